@@ -347,5 +347,5 @@ def test_an_extended_frame_header_is_passed_over() -> None:
     assert len(only(SessionBegun, server.receive(longer, 0.0))) == 1
 
 
-def test_heartbeats_say_nothing() -> None:
+def test_a_heartbeat_reports_no_event() -> None:
     assert bare_server().receive(HEARTBEAT * 3, 0.0) == []

@@ -35,7 +35,9 @@ def deliver(raw: bytes, **changes: Any) -> bytes:
 
 @given(strategies.parts, strategies.bodies)
 @settings(max_examples=60, deadline=None)
-def test_a_delivery_adds_ours_and_keeps_what_the_sender_gave(parts: dict[str, Any], body: dict[str, Any]) -> None:
+def test_a_delivery_adds_the_brokers_annotations_and_keeps_the_senders_sections(
+    parts: dict[str, Any], body: dict[str, Any]
+) -> None:
     raw = build_message(**parts, **body)
     before, after = split_sections(raw), split_sections(deliver(raw, delivery_count=3))
     header = before.header
@@ -54,7 +56,7 @@ def test_a_delivery_adds_ours_and_keeps_what_the_sender_gave(parts: dict[str, An
 
 @given(strategies.parts, strategies.bodies, st.uuids(), st.integers(0, 300))
 @settings(max_examples=100, deadline=None)
-def test_the_short_way_to_a_delivery_under_lock_gives_the_same_bytes(
+def test_the_fast_path_of_a_locked_delivery_gives_the_same_bytes(
     parts: dict[str, Any], body: dict[str, Any], token: UUID, count: int
 ) -> None:
     annotations = broker_annotations(5, 1_700_000_000_000, 1_700_000_060_000, 4, state=0)
@@ -84,7 +86,7 @@ def test_an_overlay_is_merged_into_the_application_properties(
     assert after.raw[after.body_start :] == raw[before.body_start :]
 
 
-def test_ours_wins_over_a_system_annotation_of_the_sender() -> None:
+def test_the_brokers_annotation_replaces_the_senders() -> None:
     raw = build_message(
         data=b"",
         message_annotations={"x-opt-sequence-number": Long(77), "x-opt-partition-key": "theirs", "mine": True},
@@ -95,14 +97,14 @@ def test_ours_wins_over_a_system_annotation_of_the_sender() -> None:
     assert found["mine"] is True
 
 
-def test_ours_wins_however_the_sender_wrote_the_key() -> None:
+def test_the_brokers_annotation_replaces_the_senders_in_any_encoding_of_the_key() -> None:
     key = b"\xb3" + len("x-opt-sequence-number").to_bytes(4) + b"x-opt-sequence-number"
     content = key + encode(Long(77))
     raw = b"\x00\x53\x72\xc1" + bytes((len(content) + 1, 2)) + content + b"\x00\x53\x75\xa0\x00"
     assert split_sections(deliver(raw)).message_annotations["x-opt-sequence-number"] == 5
 
 
-def test_the_header_keeps_priority_and_durable_and_takes_a_ttl() -> None:
+def test_the_header_keeps_priority_and_durable_and_gets_a_ttl() -> None:
     raw = build_message(
         data=b"", header=Header(durable=True, priority=7, ttl=10, first_acquirer=True, delivery_count=4)
     )
@@ -111,7 +113,7 @@ def test_the_header_keeps_priority_and_durable_and_takes_a_ttl() -> None:
     assert split_sections(deliver(build_message(data=b""), ttl=99)).header == Header(ttl=99, delivery_count=0)
 
 
-def test_every_header_field_is_there_by_position() -> None:
+def test_every_header_field_is_written_at_its_position() -> None:
     start = split_sections(deliver(build_message(data=b""))).spans[0x70][1]
     assert deliver(build_message(data=b""))[start + 2] == 5
 
@@ -146,5 +148,5 @@ def test_all_broker_annotations_have_their_types() -> None:
     assert all(type(key) is Symbol for key in found)
 
 
-def test_items_count_keys_and_values() -> None:
+def test_encoded_entries_count_keys_and_values() -> None:
     assert encode_annotations({"a": True, "b": None}) == EncodedEntries(4, b"\xa3\x01a\x41\xa3\x01b\x40")

@@ -143,7 +143,7 @@ def test_x1_a_limit_ends_the_connection_before_authentication_and_says_which(
     assert made.exceeded == []
 
 
-def test_x1_what_open_carries_counts() -> None:
+def test_x1_the_memory_of_open_counts() -> None:
     many = Open("c", properties={Symbol("p"): [[] for _ in range(1000)]})
     made = Connection.server("s", bare_allowed=True, limits=AFTER, limits_before=before(attach_bytes=16 * KIB))
     raw = AMQP_HEADER + performative_frame(0, many)

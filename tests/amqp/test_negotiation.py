@@ -25,7 +25,7 @@ def test_each_mechanism_opens_the_connection(credential: SaslCredential, mechani
     assert [event.remote.hostname for event in only(Opened, at_server)] == ["host"]
 
 
-def test_a_verifier_may_refuse() -> None:
+def test_a_verifier_may_refuse_a_credential() -> None:
     server = Connection.server("s", verifier=lambda mechanism, response: response == b"\0u\0right")
     joined = Joined(Connection.client("c", "h", sasl=("PLAIN", "u", "wrong")), server)
     at_client, at_server = joined.exchange()
@@ -51,7 +51,7 @@ def test_a_mechanism_that_is_not_offered_is_refused_by_both_sides() -> None:
     assert stubborn.is_closed
 
 
-def test_amqp_without_sasl_is_taken_where_it_is_allowed() -> None:
+def test_amqp_without_sasl_is_accepted_if_allowed() -> None:
     joined = Joined(Connection.client("c", "h", sasl=None), Connection.server("s", bare_allowed=True))
     at_client, at_server = joined.exchange()
     assert len(only(Opened, at_client)) == len(only(Opened, at_server)) == 1
@@ -69,7 +69,7 @@ def test_amqp_without_sasl_is_taken_where_it_is_allowed() -> None:
         bytes(8),
     ],
 )
-def test_another_protocol_header_is_answered_with_ours_and_the_end(header: bytes) -> None:
+def test_an_unknown_protocol_header_is_answered_with_ours_and_closed(header: bytes) -> None:
     server = Connection.server("s")
     error = closing_error(server.receive(header, 0.0))
     assert error is not None
@@ -79,7 +79,7 @@ def test_another_protocol_header_is_answered_with_ours_and_the_end(header: bytes
     assert server.receive(b"more", 0.0) == []
 
 
-def test_another_header_after_sasl_is_answered_with_the_amqp_header() -> None:
+def test_an_unknown_header_after_sasl_is_answered_with_the_amqp_header() -> None:
     server = Connection.server("s")
     server.receive(SASL_HEADER + performative_frame(0, SaslInit("ANONYMOUS"), SASL_FRAME), 0.0)
     server.data_to_send()
@@ -88,7 +88,7 @@ def test_another_header_after_sasl_is_answered_with_the_amqp_header() -> None:
     assert server.data_to_send() == [AMQP_HEADER]
 
 
-def test_a_client_whose_server_speaks_otherwise_ends() -> None:
+def test_a_client_ends_if_the_server_sends_another_protocol_header() -> None:
     client = Connection.client("c", "h")
     assert client.data_to_send() == [SASL_HEADER]
     assert closing_error(client.receive(b"HTTP/1.1", 0.0)) is not None
@@ -119,26 +119,26 @@ def test_a_header_may_come_byte_by_byte() -> None:
     ],
     ids=["outcome", "open", "mechanisms", "no fields", "empty", "no list", "above 512", "huge", "size zero"],
 )
-def test_nonsense_in_place_of_sasl_init_ends_the_connection(data: bytes) -> None:
+def test_any_other_frame_than_sasl_init_ends_the_connection(data: bytes) -> None:
     server = Connection.server("s")
     server.receive(SASL_HEADER, 0.0)
     assert closing_error(server.receive(data, 0.0)) is not None
     assert server.is_closed
 
 
-def test_a_second_sasl_init_is_not_taken() -> None:
+def test_a_second_sasl_init_is_refused() -> None:
     server = Connection.server("s")
     init = performative_frame(0, SaslInit("ANONYMOUS"), SASL_FRAME)
     assert closing_error(server.receive(SASL_HEADER + init + init, 0.0)) is not None
 
 
-def test_a_client_takes_no_outcome_before_its_choice() -> None:
+def test_a_client_refuses_an_outcome_before_its_choice() -> None:
     client = Connection.client("c", "h")
     outcome = performative_frame(0, SaslOutcome(0), SASL_FRAME)
     assert closing_error(client.receive(SASL_HEADER + outcome, 0.0)) is not None
 
 
-def test_closing_before_anything_was_said_says_nothing() -> None:
+def test_closing_before_any_frame_sends_nothing() -> None:
     client = Connection.client("c", "h")
     client.close()
     assert client.is_closed

@@ -86,7 +86,7 @@ def test_every_composite_round_trips(performative: Any) -> None:
 
 
 @pytest.mark.parametrize("performative", ALL, ids=lambda value: type(value).__name__)
-def test_every_field_is_written_null_where_there_is_nothing(performative: Any) -> None:
+def test_every_field_is_written_and_missing_ones_are_null(performative: Any) -> None:
     raw = encode_described(performative)
     wide = raw[3] == 0xD0
     assert int.from_bytes(raw[8:12] if wide else raw[5:6]) == len(fields(performative))
@@ -128,7 +128,7 @@ def test_a_field_of_a_wrong_type_is_a_decode_error(value: Any) -> None:
         decode_described(encode(value), 0)
 
 
-def test_a_composite_of_ours_with_a_wrong_field_is_the_callers_error() -> None:
+def test_encoding_a_wrong_field_is_the_callers_error() -> None:
     with pytest.raises(EncodeError, match="max_frame_size"):
         encode_described(Open("c", max_frame_size=2**32))
     with pytest.raises(EncodeError, match="handle"):

@@ -126,7 +126,7 @@ CLOSES: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize(("condition", "raw"), CLOSES.values(), ids=CLOSES.keys())
-def test_a_breach_of_the_connection_closes_it(condition: str, raw: bytes) -> None:
+def test_a_violation_of_the_connection_closes_it(condition: str, raw: bytes) -> None:
     server = two_links()
     error = closing_error(server.receive(raw, 0.0))
     assert error is not None
@@ -149,7 +149,7 @@ ENDS: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize(("condition", "raw"), ENDS.values(), ids=ENDS.keys())
-def test_a_breach_of_the_session_ends_it_and_the_connection_goes_on(condition: str, raw: bytes) -> None:
+def test_a_violation_of_the_session_ends_it_and_the_connection_continues(condition: str, raw: bytes) -> None:
     server = two_links()
     events = server.receive(raw, 0.0)
     [ended] = only(SessionEnded, events)
@@ -179,7 +179,7 @@ DETACHES: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize(("condition", "raw"), DETACHES.values(), ids=DETACHES.keys())
-def test_a_breach_of_the_link_detaches_it_and_the_session_goes_on(condition: str, raw: bytes) -> None:
+def test_a_violation_of_the_link_detaches_it_and_the_session_continues(condition: str, raw: bytes) -> None:
     server = two_links()
     events = server.receive(raw, 0.0)
     [gone] = only(LinkDetached, events)
@@ -218,7 +218,7 @@ def test_anything_before_open_closes_with_open_and_close(performative: Any) -> N
     ],
     ids=["frames below 512", "heartbeats every few milliseconds"],
 )
-def test_an_open_we_cannot_serve_is_closed(remote: Open, condition: str) -> None:
+def test_an_open_with_unusable_values_is_closed(remote: Open, condition: str) -> None:
     server = Connection.server("s", bare_allowed=True)
     error = closing_error(server.receive(AMQP_HEADER + on(0, remote), 0.0))
     assert error is not None
@@ -231,7 +231,7 @@ def test_an_oversized_frame_is_refused_before_it_is_kept() -> None:
     assert server.buffered_bytes == 0
 
 
-def test_attach_frames_that_are_kept_are_bounded() -> None:
+def test_the_memory_of_attach_frames_is_bounded() -> None:
     # Each attach takes the memory of the link, of its own objects, and of 1,000 characters.
     server = bare_server(limits=Limits(attach_bytes=8 * 1024))
     server.receive(on(0, BEGIN), 0.0)
@@ -251,7 +251,7 @@ def test_attach_frames_that_are_kept_are_bounded() -> None:
     assert server.buffered_bytes == 0
 
 
-def test_a_client_closes_on_a_breach_as_well() -> None:
+def test_a_client_closes_on_a_violation_as_well() -> None:
     client = Connection.client("c", "h", sasl=None)
     client.receive(AMQP_HEADER + on(0, Open("s")), 0.0)
     client.begin()
@@ -260,7 +260,7 @@ def test_a_client_closes_on_a_breach_as_well() -> None:
     assert error.condition == Condition.NOT_ALLOWED
 
 
-def test_an_answer_to_a_session_we_ended_meanwhile_is_no_breach() -> None:
+def test_an_answer_to_a_session_that_we_ended_is_no_violation() -> None:
     client = Connection.client("c", "h", sasl=None)
     client.receive(AMQP_HEADER + on(0, Open("s")), 0.0)
     session = client.begin()

@@ -10,7 +10,7 @@ from twinbus.connect.errors import MessageNotFoundError
 
 
 @given(st.sets(st.integers(0, 60)), st.integers(0, 60))
-async def test_whatever_is_refused_is_found_and_the_others_are_had(refused: set[int], count: int) -> None:
+async def test_refused_items_are_found_and_the_others_are_answered(refused: set[int], count: int) -> None:
     async def ask(part: Sequence[int]) -> list[int]:
         if refused.intersection(part):
             raise MessageNotFoundError("one of them")

@@ -53,7 +53,7 @@ def test_the_entity_path_is_read_and_empty_means_none() -> None:
         ("Endpoint=sb://h;SharedAccessSignature=SharedAccessSignature sr=x", "SharedAccessSignature is not supported"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, says: str) -> None:
+def test_the_error_names_what_is_wrong(text: str, says: str) -> None:
     with pytest.raises(ConnectionStringError, match=says):
         ConnectionString.parse(text)
 
@@ -83,7 +83,7 @@ words = st.text("abcdefghijklmnopqrstuvwxyz0123456789-+/=", min_size=1, max_size
     entity=st.none() | words.map(lambda word: word.strip("/")),
     emulator=st.booleans(),
 )
-def test_what_is_rendered_reads_back(
+def test_a_rendered_connection_string_reads_back(
     host: str, port: int, key_name: str, key: str, entity: str | None, emulator: bool
 ) -> None:
     made = ConnectionString(host, port, key_name, key, entity, emulator)

@@ -16,26 +16,26 @@ def test_every_condition_has_an_error_of_exactly_one_family(condition: Condition
     assert sum(issubclass(kind, family) for family in FAMILIES) == 1
 
 
-def test_an_error_tells_condition_description_and_entity() -> None:
+def test_the_text_of_an_error_has_condition_description_and_entity() -> None:
     error = error_for(Condition.MESSAGE_LOCK_LOST, "gone", entity="orders")
     assert type(error) is errors.MessageLockLostError
     assert (error.condition, error.description, error.entity) == ("com.microsoft:message-lock-lost", "gone", "orders")
     assert str(error) == "com.microsoft:message-lock-lost: gone (entity orders)"
 
 
-def test_a_condition_nobody_knows_may_pass_with_time() -> None:
+def test_an_unknown_condition_is_retryable() -> None:
     error = error_for("com.example:unknown", None)
     assert isinstance(error, RetryError)
     assert error.condition == "com.example:unknown"
 
 
-def test_what_the_operator_has_to_mend_comes_with_a_hint() -> None:
+def test_every_operator_error_has_a_hint() -> None:
     kinds = [kind for kind in ERRORS.values() if issubclass(kind, OperatorError)]
     assert kinds
     assert all(kind("text").hint in str(kind("text")) and kind("text").hint for kind in kinds)
 
 
-def test_an_error_is_raised_anew_for_everyone_who_waited() -> None:
+def test_every_waiter_gets_its_own_copy_of_an_error() -> None:
     error = error_for(Condition.SERVER_BUSY, "busy")
     again = error.copy("orders", failed=["one"])
     assert again is not error
@@ -53,7 +53,7 @@ def test_an_error_is_raised_anew_for_everyone_who_waited() -> None:
         (599, None, errors.ServiceBusInternalError),
     ],
 )
-def test_a_refused_request_is_judged_by_its_condition_or_else_its_status(
+def test_a_refused_request_is_mapped_by_its_condition_or_else_its_status(
     status: int, condition: str | None, kind: type[errors.ServiceBusError]
 ) -> None:
     assert type(error_for_status(status, condition, None, "orders")) is kind

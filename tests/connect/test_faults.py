@@ -27,7 +27,7 @@ def faulty(namespace: LocalNamespace) -> Iterator[LocalNamespace]:
     namespace.faults.clear()
 
 
-async def test_a_busy_namespace_says_so_and_is_asked_again(
+async def test_a_busy_namespace_raises_and_a_later_send_succeeds(
     bus: ServiceBusConnection, faulty: LocalNamespace, queue: str
 ) -> None:
     sender = await bus.sender(queue)
@@ -73,7 +73,7 @@ async def test_a_settlement_that_fails_inside_the_namespace_can_be_repeated(
     assert await receiver.peek() == []
 
 
-async def test_a_confirmation_that_is_lost_is_found_out_by_repeating(
+async def test_a_lost_confirmation_is_resolved_by_settling_again(
     bus: ServiceBusConnection, faulty: LocalNamespace, queue: str
 ) -> None:
     await (await bus.sender(queue)).send([Message("x")])

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from tests.amqp.joined import Accepting, Joined, cut
-from tests.fuzz import costs, hostile_maps, unruly
+from tests.fuzz import cpu_cost, hostile_maps, random_frames
 from twinbus.amqp import (
     ACCEPTED,
     BATCH_FORMAT,
@@ -131,7 +131,7 @@ CHAINED_KEYS = 21_845
 
 
 @dataclass
-class Tally:
+class CodecFuzzCounts:
     inputs: int = 0
     refused: int = 0  # ended in the error the standard names
     largest_kept: int = 0
@@ -242,7 +242,7 @@ ENCODED = [encode(value) for value in VALUES]
 # --- maps whose keys collide
 
 
-def try_hostile_map(chance: Random, tally: Tally) -> bool:
+def try_hostile_map(chance: Random, tally: CodecFuzzCounts) -> bool:
     """Colliding keys of any kind, in any place where a map can stand."""
     kind = chance.choice(list(hostile_maps.KEYS))
     number = chance.choice(HOSTILE_KEYS)
@@ -259,9 +259,9 @@ def try_hostile_map(chance: Random, tally: Tally) -> bool:
     if number < max(HOSTILE_KEYS):
         return read(places[place](mutated(hostile, chance, ENCODED) if chance.random() < 0.3 else hostile))
     made, peer = places[place](hostile), places[place](ordinary)
-    slower = costs.ratio(lambda: read(made), lambda: read(peer))
+    slower = cpu_cost.ratio(lambda: read(made), lambda: read(peer))
     tally.slowest = max(tally.slowest, slower)
-    if slower > costs.MOST:
+    if slower > cpu_cost.MOST:
         raise FindingError(f"{number} keys of kind {kind} in {place} take {slower:.0f} times as long as ordinary ones")
     return read(made)
 
@@ -321,7 +321,7 @@ def record() -> tuple[list[bytes], list[bytes]]:
     return joined.to_server, joined.to_client
 
 
-def try_connection(chance: Random, tally: Tally) -> bool:
+def try_connection(chance: Random, tally: CodecFuzzCounts) -> bool:
     as_server = chance.random() < 0.6
     core = (
         Connection.server("s", max_frame_size=MAX_FRAME, channel_max=15, bare_allowed=True, limits=LIMITS)
@@ -332,7 +332,11 @@ def try_connection(chance: Random, tally: Tally) -> bool:
         session = core.begin()
         session.attach("to-0", SENDER, source=Source("here"), target=Target("queue"))
         session.attach("from-1", RECEIVER, source=Source("queue"), target=Target("here"))
-    pieces = _damaged_recording(chance, as_server) if chance.random() < 0.6 else unruly.conversation(chance, as_server)
+    pieces = (
+        _damaged_recording(chance, as_server)
+        if chance.random() < 0.6
+        else random_frames.conversation(chance, as_server)
+    )
     application = Accepting(core)
     events: list[ConnectionEvent] = []
     said = 0
@@ -370,7 +374,7 @@ def _damaged(piece: bytes, chance: Random, others: list[bytes]) -> bytes:
             return (len(body) + 8).to_bytes(4) + piece[4:8] + body + piece[size:]
 
 
-def _check_bounds(core: Connection, tally: Tally) -> None:
+def _check_bounds(core: Connection, tally: CodecFuzzCounts) -> None:
     kept = core.buffered_bytes
     tally.largest_kept = max(tally.largest_kept, kept)
     if kept > MAX_KEPT:
@@ -395,8 +399,8 @@ def _check_end(core: Connection, events: list[ConnectionEvent], said: int, heard
 TO_SERVER, TO_CLIENT = record()
 
 
-def run(inputs: int, seed: int) -> Tally:
-    tally = Tally()
+def run(inputs: int, seed: int) -> CodecFuzzCounts:
+    tally = CodecFuzzCounts()
     targets: list[Callable[[Random], bool]] = [
         try_value,
         try_message,

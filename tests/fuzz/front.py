@@ -24,7 +24,7 @@ from pathlib import Path
 
 from prometheus_client import Metric
 
-from tests.fuzz import costs, hostile_maps, unruly
+from tests.fuzz import cpu_cost, hostile_maps, random_frames
 from tests.fuzz.recording import QUEUE, SESSIONS, SUBSCRIPTION, TOPIC, Recording, recordings
 from twinbus.amqp import frames as amqp_frames
 from twinbus.amqp.performatives import Begin, Open
@@ -59,7 +59,7 @@ class FuzzError(AssertionError):
 
 
 @dataclass
-class Tally:
+class FrontFuzzCounts:
     inputs: int = 0
     answered: int = 0
     rounds: int = 0
@@ -110,7 +110,7 @@ def mutate(chance: random.Random, recorded: Sequence[Recording]) -> list[bytes]:
             case 7:
                 del frames[place:]
             case 8:
-                frames.insert(place, unruly.hostile_frame(chance, chance.choice((10, 64, 200))))
+                frames.insert(place, random_frames.hostile_frame(chance, chance.choice((10, 64, 200))))
             case _:
                 frames[place] = _resized(chance, frames[place])
     return _in_pieces(chance, [frame for frame in frames if frame] or [b"\x00"])
@@ -225,7 +225,9 @@ async def converse(port: int, pieces: Sequence[bytes], turns: int) -> int:
     return len(answer)
 
 
-async def _batch(server: NamespaceServer, seed: int, numbers: range, recorded: list[Recording], tally: Tally) -> None:
+async def _batch(
+    server: NamespaceServer, seed: int, numbers: range, recorded: list[Recording], tally: FrontFuzzCounts
+) -> None:
     inputs = []
     for number in numbers:
         chance = random.Random(f"{seed}/{number}")
@@ -235,7 +237,7 @@ async def _batch(server: NamespaceServer, seed: int, numbers: range, recorded: l
     tally.answered += sum(map(bool, answers))
 
 
-async def _compare_costs(server: NamespaceServer, chance: random.Random, tally: Tally) -> None:
+async def _compare_costs(server: NamespaceServer, chance: random.Random, tally: FrontFuzzCounts) -> None:
     """A frame with colliding keys, to a server that does not know the peer, beside one with ordinary keys."""
     kind, place = chance.choice(list(hostile_maps.KEYS)), chance.choice(list(hostile_maps.PERFORMATIVES))
     made = hostile_maps.PERFORMATIVES[place]
@@ -246,12 +248,12 @@ async def _compare_costs(server: NamespaceServer, chance: random.Random, tally: 
         begin = Begin(next_outgoing_id=0, incoming_window=5, outgoing_window=5)
         opening += amqp_frames.performative_frame(0, Open("peer"))
         opening += b"" if place.startswith("begin") else amqp_frames.performative_frame(0, begin)
-    slower = await costs.ratio_of(
+    slower = await cpu_cost.ratio_of(
         lambda: converse(server.port, [opening + amqp_frames.encode_frame(0, hostile)], 1),
         lambda: converse(server.port, [opening + amqp_frames.encode_frame(0, ordinary)], 1),
     )
     tally.slowest = max(tally.slowest, slower)
-    if slower > costs.MOST:
+    if slower > cpu_cost.MOST:
         raise FuzzError(f"{_HOSTILE_KEYS} keys of kind {kind} in {place} take {slower:.0f} times as long as others")
 
 
@@ -262,7 +264,12 @@ async def _started(folder: Path, port: int = 0) -> NamespaceServer:
 
 
 async def _one_world(
-    server: NamespaceServer, recorded: list[Recording], seed: int, numbers: range, errors: Errors, tally: Tally
+    server: NamespaceServer,
+    recorded: list[Recording],
+    seed: int,
+    numbers: range,
+    errors: Errors,
+    tally: FrontFuzzCounts,
 ) -> None:
     async with connect(server.connection_string, timeout=_SECONDS) as bus:
         steady = Steady(bus)
@@ -291,8 +298,8 @@ def _operations(metric: Metric) -> int:
     return sum(int(one.value) for one in metric.samples if one.labels.get("entity", "").startswith(QUEUE))
 
 
-async def run(inputs: int, seed: int, *, with_sdk: bool = True) -> Tally:
-    tally, errors = Tally(), Errors()
+async def run(inputs: int, seed: int, *, with_sdk: bool = True) -> FrontFuzzCounts:
+    tally, errors = FrontFuzzCounts(), Errors()
     with tempfile.TemporaryDirectory() as name:
         server = await _started(Path(name))
         recorded = await recordings(server, with_sdk=with_sdk)

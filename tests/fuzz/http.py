@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tests.fuzz import costs
+from tests.fuzz import cpu_cost
 from tests.namespace.front.bare_namespace import start_runtime
 from tests.namespace.front.http_peer import TOKEN, RecordingStream, converse, handler
 from tests.namespace.front.recorded_requests import request, traffic
@@ -95,7 +95,7 @@ INTERESTING = (
 
 
 @dataclass
-class Tally:
+class HttpFuzzCounts:
     inputs: int = 0
     answered: int = 0
     silent: int = 0
@@ -148,7 +148,7 @@ async def world() -> HttpHandler:
     )
 
 
-def judge(stream: RecordingStream, tally: Tally) -> None:
+def judge(stream: RecordingStream, tally: HttpFuzzCounts) -> None:
     written = bytes(stream.written)
     if not stream.closed:
         raise FuzzError("the connection was not closed")
@@ -161,17 +161,17 @@ def judge(stream: RecordingStream, tally: Tally) -> None:
     tally.silent += not written
 
 
-async def compare_costs(http: HttpHandler, name: str, tally: Tally) -> None:
+async def compare_costs(http: HttpHandler, name: str, tally: HttpFuzzCounts) -> None:
     small, large = SLOW[name](_SMALL), SLOW[name](_LARGE)
-    grown = await costs.ratio_of(lambda: converse(http, *large), lambda: converse(http, *small), _MOST_GROWTH)
+    grown = await cpu_cost.ratio_of(lambda: converse(http, *large), lambda: converse(http, *small), _MOST_GROWTH)
     tally.slow += 1
     tally.steepest = max(tally.steepest, grown)
     if grown > _MOST_GROWTH:
         raise FuzzError(f"{name}: four times the bytes take {grown:.0f} times the CPU time")
 
 
-async def run(inputs: int, seed: int) -> Tally:
-    tally = Tally()
+async def run(inputs: int, seed: int) -> HttpFuzzCounts:
+    tally = HttpFuzzCounts()
     http = await world()
     for number in range(inputs):
         chance = random.Random(f"{seed}/{number}")

@@ -2,17 +2,18 @@
 
 import random
 
-from . import costs
+from tests.fuzz import cpu_cost
+
 from .front import mutate, run
 
 
-async def test_mutated_traffic_harms_neither_the_namespace_nor_the_client_beside_it() -> None:
+async def test_mutated_traffic_harms_neither_the_namespace_nor_another_client() -> None:
     tally = await run(500, seed=1, with_sdk=False)
     assert tally.inputs == 500
     assert tally.answered > 250, "the mutations leave enough of a conversation to be answered"
     assert tally.operations > 500, "and to be understood"
     assert tally.rounds == 50
-    assert 0 < tally.slowest <= costs.MOST
+    assert 0 < tally.slowest <= cpu_cost.MOST
 
 
 def test_an_input_is_repeated_by_its_seed() -> None:

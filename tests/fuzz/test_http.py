@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from .http import SLOW, Tally, compare_costs, mutate, run, world
+from .http import SLOW, HttpFuzzCounts, compare_costs, mutate, run, world
 
 
 async def test_mutated_requests_end_in_answers_and_a_closed_connection() -> None:
@@ -20,4 +20,4 @@ def test_an_input_is_repeated_by_its_seed() -> None:
 
 @pytest.mark.parametrize("name", SLOW)
 async def test_x1_a_request_made_to_be_slow_takes_time_in_proportion_to_its_bytes(name: str) -> None:
-    await compare_costs(await world(), name, Tally())
+    await compare_costs(await world(), name, HttpFuzzCounts())

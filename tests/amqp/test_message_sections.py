@@ -32,7 +32,7 @@ IN_ORDER = [HEADER, DELIVERY, MESSAGE, PROPERTIES, APPLICATION, DATA, FOOTER]
 
 @given(strategies.parts, strategies.bodies)
 @settings(max_examples=60, deadline=None)
-def test_what_was_composed_is_read_back(parts: dict[str, Any], body: dict[str, Any]) -> None:
+def test_a_built_message_reads_back(parts: dict[str, Any], body: dict[str, Any]) -> None:
     raw = build_message(**parts, **body)
     found = split_sections(raw)
     assert found.header == parts.get("header", Header())
@@ -48,7 +48,7 @@ def test_what_was_composed_is_read_back(parts: dict[str, Any], body: dict[str, A
     assert raw[found.body_start : found.body_end] == raw[found.body[0][0] : found.body[-1][2]]
 
 
-def test_sections_in_order_are_taken_and_each_alone() -> None:
+def test_sections_are_accepted_in_order_and_each_alone() -> None:
     assert split_sections(b"".join(IN_ORDER)).body_kind == "data"
     for section in IN_ORDER:
         read_routing_fields(section)
@@ -84,7 +84,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("raw", WRONG.values(), ids=WRONG.keys())
-def test_a_message_out_of_shape_is_a_decode_error(raw: bytes) -> None:
+def test_a_malformed_message_is_a_decode_error(raw: bytes) -> None:
     with pytest.raises(DecodeError):
         split_sections(raw)
     with pytest.raises(DecodeError):
@@ -99,7 +99,7 @@ def test_descriptors_may_be_written_long_or_as_symbols() -> None:
     assert split_sections(with_message_id(long_form, "new")).properties.message_id == "new"
 
 
-def test_the_envelope_has_what_the_engine_needs() -> None:
+def test_the_routing_fields_are_read() -> None:
     raw = build_message(
         data=b"body",
         header=Header(ttl=5000),
@@ -150,7 +150,7 @@ def test_a_footer_that_the_javascript_sdk_writes_before_the_body_is_put_in_its_p
 
 @given(strategies.parts, strategies.bodies)
 @settings(max_examples=60, deadline=None)
-def test_the_envelope_agrees_with_the_sections(parts: dict[str, Any], body: dict[str, Any]) -> None:
+def test_the_routing_fields_agree_with_the_sections(parts: dict[str, Any], body: dict[str, Any]) -> None:
     raw = build_message(**parts, **body)
     found, sections = read_routing_fields(raw), split_sections(raw)
     for name in ("message_id", "group_id", "content_type", "to", "absolute_expiry_time", "creation_time"):
@@ -181,7 +181,7 @@ BAD_FIELDS = {
 
 
 @pytest.mark.parametrize("raw", BAD_FIELDS.values(), ids=BAD_FIELDS.keys())
-def test_a_field_the_engine_reads_must_be_sound(raw: bytes) -> None:
+def test_a_malformed_routing_field_is_a_decode_error(raw: bytes) -> None:
     with pytest.raises(DecodeError):
         read_routing_fields(raw)
 
@@ -235,7 +235,7 @@ def test_a_field_of_a_wrong_type_is_the_callers_error() -> None:
         build_message(properties=Properties(to=5))  # type: ignore[arg-type]  # the wrong type is the point
 
 
-def test_asking_for_another_body_than_there_is_says_so() -> None:
+def test_reading_a_body_as_another_kind_is_a_decode_error() -> None:
     with pytest.raises(DecodeError, match="value"):
         _ = split_sections(DATA).value
     with pytest.raises(DecodeError, match="data"):
@@ -244,7 +244,7 @@ def test_asking_for_another_body_than_there_is_says_so() -> None:
         _ = split_sections(VALUE).sequences
 
 
-def test_wrong_types_show_when_a_section_is_read() -> None:
+def test_wrong_types_are_found_when_a_section_is_read() -> None:
     with pytest.raises(DecodeError):
         _ = split_sections(b"\x00\x53\x70" + encode(["durable"])).header
     with pytest.raises(DecodeError):

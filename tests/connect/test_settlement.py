@@ -36,7 +36,7 @@ def message(number: int) -> ReceivedMessage:
         (None, ACCEPTED),
     ],
 )
-def test_the_outcome_asked_for_is_a_confirmation(answer: DeliveryState | None, asked: DeliveryState) -> None:
+def test_the_requested_outcome_is_a_confirmation(answer: DeliveryState | None, asked: DeliveryState) -> None:
     assert settlement.settlement_refusal(answer, asked, "q") is None
 
 
@@ -69,7 +69,7 @@ async def test_a_settlement_is_done_when_each_message_was_answered() -> None:
     assert [held[number].is_settled for number in (1, 2, 3)] == [True, False, True]
 
 
-async def test_a_link_that_goes_fails_what_was_not_answered() -> None:
+async def test_a_lost_link_fails_the_unconfirmed_messages() -> None:
     held = {number: message(number) for number in (1, 2)}
     progress = settlement.SettlementProgress(ACCEPTED, asyncio.get_running_loop().create_future())
     progress.expect(held)
@@ -79,7 +79,7 @@ async def test_a_link_that_goes_fails_what_was_not_answered() -> None:
     assert [found.delivery_id for found, _ in progress.failures] == [2]
 
 
-def test_a_failure_names_its_messages_and_takes_the_kind_of_the_first() -> None:
+def test_the_error_names_the_failed_messages_and_has_the_class_of_the_first() -> None:
     failures = [(message(number), MessageLockLostError("lost")) for number in range(5, 20)]
     error = settlement.settlement_error("complete", failures, 100)
     assert type(error) is MessageLockLostError

@@ -81,7 +81,7 @@ def test_a_body_that_is_neither_bytes_nor_text_is_refused_as_data() -> None:
         encode_message(Message({"a": 1}), NOW)
 
 
-def test_a_life_longer_than_a_header_can_tell_is_told_by_its_end() -> None:
+def test_a_time_to_live_beyond_the_header_is_written_as_an_expiry_time() -> None:
     long = timedelta(days=100)
     got = received(Message(b"", time_to_live=long))
     assert got.header.ttl == MAX_TTL
@@ -89,12 +89,12 @@ def test_a_life_longer_than_a_header_can_tell_is_told_by_its_end() -> None:
     assert got.properties.absolute_expiry_time == NOW + long // timedelta(milliseconds=1)
 
 
-def test_a_life_that_a_header_can_tell_leaves_the_properties_alone() -> None:
+def test_a_time_to_live_within_the_header_sets_no_expiry_time() -> None:
     got = received(Message(b"", time_to_live=timedelta(days=1)))
     assert got.properties.absolute_expiry_time is None
 
 
-def test_a_life_that_is_not_positive_is_refused() -> None:
+def test_a_time_to_live_that_is_not_positive_is_refused() -> None:
     with pytest.raises(EncodeError, match="time_to_live"):
         encode_message(Message(b"", time_to_live=timedelta(0)), NOW)
 
@@ -109,7 +109,7 @@ def test_instants_survive_the_way_there_and_back(millis: int) -> None:
     assert to_millis(to_datetime(millis)) == millis
 
 
-def test_an_instant_beyond_the_calendar_is_its_last() -> None:
+def test_an_instant_beyond_datetime_is_the_largest_datetime() -> None:
     assert to_datetime(2**62) == datetime.max.replace(tzinfo=UTC)
 
 
@@ -139,7 +139,7 @@ def test_an_encoded_message_is_scheduled_and_otherwise_left_as_it_is(message: Me
     assert scheduled.raw[scheduled.body_start :] == raw[before.body_start :]
 
 
-def test_what_the_broker_says_of_a_message_is_read_from_its_annotations() -> None:
+def test_the_brokers_fields_are_read_from_the_annotations() -> None:
     raw = encode_message(
         Message(
             b"",
@@ -168,7 +168,7 @@ def test_what_the_broker_says_of_a_message_is_read_from_its_annotations() -> Non
     assert got.locked_until == datetime(1970, 1, 1, 0, 0, 3, tzinfo=UTC)
 
 
-def test_a_message_of_which_the_broker_said_nothing_has_no_number_and_no_lock() -> None:
+def test_a_message_without_annotations_has_no_number_and_no_lock() -> None:
     got = received(Message(b""))
     assert (got.sequence_number, got.enqueued_time, got.locked_until, got.lock_token) == (None, None, None, None)
     assert (got.delivery_count, got.state) == (0, MessageState.ACTIVE)

@@ -97,7 +97,7 @@ class TestMessages:
         messages = await received(await bus.receiver(queue), 500)
         assert [int(message.body) for message in messages] == list(range(500))
 
-    async def test_what_is_received_for_good_is_gone(self, bus: ServiceBusConnection, queue: str) -> None:
+    async def test_a_message_received_and_deleted_is_gone(self, bus: ServiceBusConnection, queue: str) -> None:
         await (await bus.sender(queue)).send([Message(str(number)) for number in range(3)])
         receiver = await bus.receiver(queue, mode=RECEIVE_AND_DELETE)
         assert len(await received(receiver, 2)) == 2
@@ -140,7 +140,7 @@ class TestSettlement:
         (again,) = await received(receiver, 1)
         assert again.delivery_count == 0
 
-    async def test_a_deferred_message_is_had_by_its_number_and_settled(
+    async def test_a_deferred_message_is_received_by_its_number_and_settled(
         self, bus: ServiceBusConnection, queue: str
     ) -> None:
         receiver = await filled(bus, queue, 2)
@@ -154,7 +154,7 @@ class TestSettlement:
         with pytest.raises(MessageNotFoundError):
             await receiver.receive_deferred(numbers[:1])
 
-    async def test_a_dead_letter_tells_why(self, bus: ServiceBusConnection, queue: str) -> None:
+    async def test_a_dead_letter_has_its_reason(self, bus: ServiceBusConnection, queue: str) -> None:
         receiver = await filled(bus, queue, 1)
         await receiver.dead_letter(await received(receiver, 1), "reason", "description")
         dead = await bus.receiver(queue, dead_letter=True)
@@ -174,7 +174,9 @@ class TestSettlement:
         assert caught.value.failed == (messages[1],)
         assert await receiver.peek(0, 10) == []
 
-    async def test_what_outlived_its_link_is_settled_all_the_same(self, bus: ServiceBusConnection, queue: str) -> None:
+    async def test_a_message_whose_link_is_gone_can_still_be_settled(
+        self, bus: ServiceBusConnection, queue: str
+    ) -> None:
         first = await filled(bus, queue, 1)
         messages = await received(first, 1)
         await first.close()
@@ -182,7 +184,9 @@ class TestSettlement:
         await other.complete(messages)
         assert await other.peek() == []
 
-    async def test_what_was_prefetched_is_free_again_after_closing(self, bus: ServiceBusConnection, queue: str) -> None:
+    async def test_prefetched_messages_are_available_again_after_close(
+        self, bus: ServiceBusConnection, queue: str
+    ) -> None:
         first = await filled(bus, queue, 10)
         await first.complete(await received(first, 1))
         await first.close()
@@ -210,7 +214,7 @@ class TestSettlement:
         assert await receiver.renew_those_held(messages) == lost
         assert await receiver.settle(messages[:2], settlement.COMPLETE) == []
 
-    async def test_what_is_not_settled_as_asked_is_told_with_its_reason(
+    async def test_settle_returns_each_failed_message_with_its_error(
         self, bus: ServiceBusConnection, queue: str
     ) -> None:
         receiver = await filled(bus, queue, 3)
@@ -324,7 +328,7 @@ class TestSessions:
         await (await bus.sender(session_queue)).send([Message("x", session_id=name) for name in names])
         assert set(await bus.management(session_queue).list_sessions()) == names
 
-    async def test_a_session_whose_link_is_gone_is_not_taken_for_held(
+    async def test_a_session_whose_link_is_gone_is_no_longer_held(
         self, bus: ServiceBusConnection, namespace: LocalNamespace, session_queue: str
     ) -> None:
         await (await bus.sender(session_queue)).send([Message("x", session_id="s")] * 2)
@@ -337,7 +341,7 @@ class TestSessions:
 
 
 class TestRefusals:
-    async def test_an_entity_that_is_not_there_is_named(self, bus: ServiceBusConnection) -> None:
+    async def test_the_error_names_a_missing_entity(self, bus: ServiceBusConnection) -> None:
         for attach in (bus.sender("nowhere"), bus.receiver("nowhere"), bus.management("nowhere").peek()):
             with pytest.raises(MessagingEntityNotFoundError, match="nowhere"):
                 await attach
@@ -356,7 +360,7 @@ class TestRefusals:
             with pytest.raises(ServiceBusAuthorizationError):
                 await bus.receiver(queue)
 
-    async def test_tls_is_spoken_to_a_peer_whose_authority_is_trusted(
+    async def test_tls_works_with_a_peer_whose_authority_is_trusted(
         self, namespace: LocalNamespace, queue: str
     ) -> None:
         trusting = ssl.create_default_context(cafile=str(namespace.ca))
@@ -364,7 +368,7 @@ class TestRefusals:
             await (await bus.sender(queue)).send([Message("secret")])
             assert (await received(await bus.receiver(queue), 1))[0].body == b"secret"
 
-    async def test_tls_is_refused_to_a_peer_nobody_vouches_for(self, namespace: LocalNamespace) -> None:
+    async def test_tls_is_refused_to_a_peer_with_an_untrusted_certificate(self, namespace: LocalNamespace) -> None:
         plain = ConnectionString.parse(namespace.connection_string)
         async with connect(ConnectionString(plain.host, plain.port, plain.key_name, plain.key)) as bus:
             with pytest.raises(ServiceBusCertificateError):

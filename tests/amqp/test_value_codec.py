@@ -144,7 +144,7 @@ WIDER: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("wire", "value"), WIDER, ids=lambda part: repr(part)[:40])
-def test_encodings_we_never_write_are_read_all_the_same(wire: str, value: Any) -> None:
+def test_encodings_that_we_never_write_are_read(wire: str, value: Any) -> None:
     raw = bytes.fromhex(wire)
     found, end = decode(raw)
     assert found == value
@@ -165,7 +165,7 @@ def test_any_value_round_trips_with_its_type(value: Any) -> None:
 
 @given(strategies.values, st.binary(max_size=8), st.binary(max_size=8))
 @settings(max_examples=40, deadline=None)
-def test_a_value_is_found_in_the_midst_of_other_bytes(value: Any, before: bytes, behind: bytes) -> None:
+def test_a_value_is_decoded_between_other_bytes(value: Any, before: bytes, behind: bytes) -> None:
     raw = encode(value)
     assert decode(before + raw + behind, len(before)) == (value, len(before) + len(raw))
 
@@ -287,12 +287,12 @@ UNENCODABLE: list[Any] = [
 
 
 @pytest.mark.parametrize("value", UNENCODABLE, ids=repr)
-def test_what_does_not_fit_its_type_is_the_callers_error(value: Any) -> None:
+def test_a_value_out_of_range_is_the_callers_error(value: Any) -> None:
     with pytest.raises(EncodeError):
         encode(value)
 
 
-def test_nesting_deeper_than_is_read_back_is_not_written_either() -> None:
+def test_nesting_that_cannot_be_decoded_is_not_encoded() -> None:
     value: Any = []
     for _ in range(100):
         value = [value]

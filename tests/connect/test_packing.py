@@ -40,7 +40,7 @@ def test_a_message_alone_is_sent_as_it_is() -> None:
     assert (batch.payload, batch.message_format) == (raw, 0)
 
 
-def test_a_batch_says_id_session_and_partition_of_its_first_message() -> None:
+def test_a_batch_has_id_session_and_partition_of_its_first_message() -> None:
     first = encode_message(Message(b"", message_id="m", session_id="s", partition_key="s"), 0)
     (batch,) = pack_transfers([first, encoded(1)], 1000)
     envelope = split_sections(batch.payload)

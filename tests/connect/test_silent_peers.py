@@ -42,7 +42,7 @@ async def bus(peer: Peer) -> AsyncIterator[ServiceBusConnection]:
         yield found
 
 
-async def test_a_port_that_says_nothing_ends_at_the_deadline() -> None:
+async def test_connecting_to_a_silent_port_ends_at_the_deadline() -> None:
     async with silent() as endpoint, connect(endpoint, timeout=SHORT) as bus:
         with pytest.raises(OperationTimeoutError, match=r"attach: no answer in 0\.05 s"):
             await bus.sender("q")
@@ -58,7 +58,7 @@ async def test_a_port_nobody_listens_on_is_a_communication_error(unused_tcp_port
             await bus.sender("q")
 
 
-async def test_a_peer_that_speaks_no_amqp_is_told_from_a_silent_one() -> None:
+async def test_a_peer_without_amqp_is_distinguished_from_a_silent_one() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -72,7 +72,7 @@ async def test_a_peer_that_speaks_no_amqp_is_told_from_a_silent_one() -> None:
             await bus.open()
 
 
-async def test_a_peer_that_falls_silent_is_found_dead_by_its_heartbeats(peer: Peer) -> None:
+async def test_a_peer_that_falls_silent_is_detected_by_missing_heartbeats(peer: Peer) -> None:
     async with connect(peer.endpoint, idle_timeout=0.1) as bus:
         receiver = await bus.receiver("q")
         peer.line.is_frozen = True
@@ -158,7 +158,7 @@ def detach_links(peer: Peer) -> None:
 
 @pytest.mark.parametrize("blow", [abort, close, end_sessions, detach_links])
 @pytest.mark.parametrize("operation", UNDER_WAY)
-async def test_whatever_ends_the_link_fails_what_is_under_way(
+async def test_any_end_of_the_link_fails_operations_in_flight(
     operation: Operation, blow: Callable[[Peer], None], bus: ServiceBusConnection, peer: Peer
 ) -> None:
     task = asyncio.ensure_future(operation(bus, peer, 20))
@@ -168,7 +168,7 @@ async def test_whatever_ends_the_link_fails_what_is_under_way(
         await task
 
 
-async def test_a_receive_under_way_fails_when_the_connection_breaks(bus: ServiceBusConnection, peer: Peer) -> None:
+async def test_a_receive_in_flight_fails_when_the_connection_breaks(bus: ServiceBusConnection, peer: Peer) -> None:
     receiver = await bus.receiver("q")
     task = asyncio.ensure_future(receiver.receive(1, 20))
     await peer.until(lambda: peer.line.link("q").credit)
@@ -177,7 +177,7 @@ async def test_a_receive_under_way_fails_when_the_connection_breaks(bus: Service
         await task
 
 
-async def test_a_link_that_is_refused_says_why_and_leaves_the_connection_usable(
+async def test_a_refused_link_raises_the_reason_and_leaves_the_connection_usable(
     bus: ServiceBusConnection, peer: Peer
 ) -> None:
     peer.attach_error = Error("amqp:not-found", "no such queue")
@@ -199,9 +199,7 @@ async def test_a_refused_token_is_an_authentication_error(bus: ServiceBusConnect
     await bus.sender("q")
 
 
-async def test_closing_under_a_waiting_call_ends_it_and_the_next_is_refused(
-    bus: ServiceBusConnection, peer: Peer
-) -> None:
+async def test_closing_ends_a_waiting_call_and_refuses_the_next(bus: ServiceBusConnection, peer: Peer) -> None:
     sender, receiver = await bus.sender("q"), await bus.receiver("q")
     peer.answers = False
     sending = asyncio.ensure_future(sender.send([Message(b"")]))
@@ -216,7 +214,7 @@ async def test_closing_under_a_waiting_call_ends_it_and_the_next_is_refused(
             await call
 
 
-async def test_closing_is_bounded_though_the_peer_answers_nothing(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_is_bounded_if_the_peer_does_not_answer(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twinbus.connect.reconnection._CLOSE_SECONDS", SHORT)
     monkeypatch.setattr("twinbus.connect.receiver._DRAIN_SECONDS", SHORT)
     bus = connect(peer.endpoint)
@@ -257,7 +255,7 @@ async def test_a_peer_that_does_not_read_holds_back_the_sender_until_it_does(
     assert len(peer.received) < 30
 
 
-async def test_a_last_answer_that_comes_with_the_end_of_the_time_is_an_answer(
+async def test_an_answer_that_arrives_together_with_the_timeout_counts(
     peer: Peer, bus: ServiceBusConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both in one turn of the loop: the time-out is heard first, and finds nothing that is not accepted."""

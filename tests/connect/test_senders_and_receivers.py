@@ -91,7 +91,7 @@ class TestSending:
         assert event.message_format == 0
         assert split_sections(event.payload).data == [b"body"]
 
-    async def test_nothing_sends_nothing(self, sender: Sender, peer: Peer) -> None:
+    async def test_an_empty_send_sends_nothing(self, sender: Sender, peer: Peer) -> None:
         await sender.send([])
         assert peer.received == []
 
@@ -146,7 +146,7 @@ class TestSending:
         await asyncio.gather(*futures)
         assert [split_sections(event.payload).data for event in peer.received] == [[str(n).encode()] for n in range(8)]
 
-    async def test_an_outcome_told_unsettled_is_settled_by_the_sender(self, sender: Sender, peer: Peer) -> None:
+    async def test_an_unsettled_outcome_is_settled_by_the_sender(self, sender: Sender, peer: Peer) -> None:
         peer.answers = False
         task = asyncio.ensure_future(sender.send([Message(b"")]))
         await peer.until(lambda: peer.received)
@@ -170,7 +170,7 @@ class TestSending:
         assert len(peer.lines) == 2
 
     @pytest.mark.parametrize("end", ["link", "session", "connection"])
-    async def test_what_ends_a_link_answers_nothing_that_was_under_way(
+    async def test_an_error_that_ends_a_link_is_no_answer_to_operations_in_flight(
         self, sender: Sender, peer: Peer, end: str
     ) -> None:
         peer.answers = False
@@ -218,17 +218,17 @@ class TestSending:
 
 
 class TestReceiving:
-    async def test_what_is_there_is_returned_up_to_the_number_asked_for(self, receiver: Receiver, peer: Peer) -> None:
+    async def test_receive_returns_what_is_there_up_to_max_messages(self, receiver: Receiver, peer: Peer) -> None:
         peer.line.deliver("q", *map(numbered, range(5)))
         first = await receiver.receive(3, 5)
         assert [message.sequence_number for message in first] == [0, 1, 2]
         assert [message.body for message in await receiver.receive(3, 5)] == [b"3", b"4"]
 
-    async def test_nothing_in_time_is_an_empty_list(self, receiver: Receiver) -> None:
+    async def test_receive_returns_an_empty_list_after_max_wait(self, receiver: Receiver) -> None:
         assert await receiver.receive(1, 0.02) == []
         assert await receiver.receive(1, 0) == []
 
-    async def test_no_messages_cannot_be_asked_for(self, receiver: Receiver) -> None:
+    async def test_max_messages_must_be_positive(self, receiver: Receiver) -> None:
         with pytest.raises(ServiceBusArgumentError):
             await receiver.receive(0, 1)
 
@@ -254,7 +254,7 @@ class TestReceiving:
         assert await receiver.receive(5, 0.02) == []
         assert link.credit == 0
 
-    async def test_what_was_prefetched_is_released_on_closing(self, receiver: Receiver, peer: Peer) -> None:
+    async def test_prefetched_messages_are_released_on_close(self, receiver: Receiver, peer: Peer) -> None:
         peer.line.deliver("q", *map(numbered, range(5)))
         taken = await receiver.receive(2, 5)
         await receiver.close()
@@ -262,7 +262,9 @@ class TestReceiving:
         assert (released.settled, released.state) == (True, Released())
         assert released.delivery_ids == [taken[-1].delivery_id + step for step in (1, 2, 3)]
 
-    async def test_what_was_deleted_on_arrival_outlives_its_link(self, bus: ServiceBusConnection, peer: Peer) -> None:
+    async def test_messages_deleted_on_the_server_survive_the_loss_of_their_link(
+        self, bus: ServiceBusConnection, peer: Peer
+    ) -> None:
         receiver = await bus.receiver("q", mode=RECEIVE_AND_DELETE, prefetch=10)
         await peer.until(lambda: peer.line.link("q").credit)
         link = peer.line.link("q")
@@ -284,7 +286,7 @@ class TestReceiving:
 
 
 class TestSettling:
-    async def test_neighbours_are_settled_in_one_disposition(self, receiver: Receiver, peer: Peer) -> None:
+    async def test_consecutive_deliveries_are_settled_in_one_disposition(self, receiver: Receiver, peer: Peer) -> None:
         peer.line.deliver("q", *map(numbered, range(6)))
         messages = await receiver.receive(6, 5)
         await receiver.complete([messages[4], messages[0], messages[1], messages[5], messages[2]])
@@ -336,7 +338,9 @@ class TestSettling:
         peer.line.flush()
         await task
 
-    async def test_what_outlived_its_link_is_settled_by_its_lock_token(self, receiver: Receiver, peer: Peer) -> None:
+    async def test_a_message_whose_link_is_gone_is_settled_by_its_lock_token(
+        self, receiver: Receiver, peer: Peer
+    ) -> None:
         peer.line.deliver("q", numbered(1), numbered(2))
         messages = await receiver.receive(2, 5)
         peer.line.link("q").detach(error=Error("amqp:link:detach-forced", "idle"))

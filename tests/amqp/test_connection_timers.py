@@ -15,7 +15,7 @@ def pair(client_idle: float | None, server_idle: float | None) -> Joined:
     )
 
 
-def test_heartbeats_leave_at_half_the_peers_time_out() -> None:
+def test_heartbeats_are_sent_at_half_the_peers_time_out() -> None:
     joined = pair(client_idle=60.0, server_idle=None)
     assert joined.server.next_timer() == 30.0
     assert joined.server.handle_timer(29.9) == []
@@ -32,7 +32,7 @@ def test_no_time_out_means_no_heartbeats() -> None:
     assert joined.server.handle_timer(1e9) == []
 
 
-def test_a_silent_peer_is_closed_after_twice_what_it_was_told() -> None:
+def test_a_silent_peer_is_closed_after_twice_the_announced_time_out() -> None:
     joined = pair(client_idle=None, server_idle=10.0)
     assert joined.server.next_timer() == 20.0
     assert joined.server.handle_timer(19.9) == []
@@ -56,7 +56,7 @@ def test_five_idle_minutes_are_survived_on_heartbeats_alone() -> None:
     assert not joined.server.is_closed
 
 
-def test_any_byte_counts_as_life() -> None:
+def test_any_byte_from_the_peer_resets_the_silence_timer() -> None:
     joined = pair(client_idle=None, server_idle=10.0)
     joined.server.receive(HEARTBEAT[:3], 15.0)
     assert joined.server.next_timer() == 35.0
@@ -72,7 +72,7 @@ def test_a_peer_that_does_not_open_is_closed(said: bytes) -> None:
     assert server.is_closed
 
 
-def test_an_unanswered_close_ends_all_the_same() -> None:
+def test_an_unanswered_close_ends_the_connection_in_time() -> None:
     server = Connection.server("s", bare_allowed=True, limits=Limits(closing_seconds=3.0))
     server.receive(AMQP_HEADER + performative_frame(0, Open("c", idle_time_out=10_000)), 50.0)
     server.close()

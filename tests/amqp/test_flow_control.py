@@ -26,7 +26,7 @@ from twinbus.amqp.serial_numbers import MASK
 from twinbus.values import Condition
 
 
-def test_a_sender_sends_as_far_as_its_credit() -> None:
+def test_a_sender_sends_no_more_than_its_credit() -> None:
     joined = opened()
     session, _ = joined.begin()
     sender, receiver = joined.sender(session, credit=2)
@@ -77,7 +77,7 @@ def test_a_drained_sender_gives_its_credit_back() -> None:
     assert (sender.credit, sender.drain) == (1, False)
 
 
-def test_drained_says_nothing_when_nobody_drains() -> None:
+def test_drained_sends_nothing_without_a_drain_request() -> None:
     joined = opened()
     session, _ = joined.begin()
     _, sender = joined.receiver(session, credit=5)
@@ -128,7 +128,7 @@ def test_a_closed_window_holds_frames_back_in_order() -> None:
     assert one.pending_bytes == two.pending_bytes == 0
 
 
-def test_a_detach_waits_behind_the_links_own_frames() -> None:
+def test_a_detach_is_sent_after_the_links_waiting_frames() -> None:
     server = Connection.server("s", limits=Limits(incoming_window=2))
     joined = opened(server=server)
     session, remote_session = joined.begin()
@@ -142,7 +142,7 @@ def test_a_detach_waits_behind_the_links_own_frames() -> None:
     assert session.links == remote_session.links == []
 
 
-def test_a_peer_that_detaches_gets_its_answer_behind_frames_that_wait() -> None:
+def test_the_answer_to_a_detach_is_sent_after_the_links_waiting_frames() -> None:
     client = Connection.client("c", "h", limits=Limits(incoming_window=2))
     joined = opened(client=client)
     session, remote_session = joined.begin()
@@ -188,7 +188,7 @@ def test_a_delivery_without_credit_detaches_the_link_where_credit_is_enforced() 
     assert at_server == []
 
 
-def test_the_python_sdks_own_credit_is_let_through_by_default() -> None:
+def test_a_server_accepts_deliveries_beyond_the_credit_by_default() -> None:
     joined = opened()
     session, _ = joined.begin()
     sender, receiver = joined.sender(session, credit=1)
@@ -255,7 +255,7 @@ def test_a_resumed_delivery_is_ignored() -> None:
     assert receiver.credit == 4
 
 
-def test_settled_on_any_frame_settles_the_delivery() -> None:
+def test_a_settled_flag_on_any_frame_settles_the_delivery() -> None:
     joined = opened()
     session, remote_session = joined.begin()
     sender, _ = joined.sender(session)
@@ -300,7 +300,7 @@ def test_unfinished_deliveries_of_all_links_together_are_bounded() -> None:
     assert joined.server.partial_bytes == 2000
 
 
-def test_deliveries_nobody_settles_are_bounded() -> None:
+def test_the_number_of_unsettled_deliveries_is_bounded() -> None:
     joined = opened(server=Connection.server("s", limits=Limits(max_unsettled=3)))
     session, remote_session = joined.begin()
     sender, _ = joined.sender(session)
@@ -357,7 +357,7 @@ def test_each_outcome_arrives_in_both_directions(state: Any) -> None:
     assert list(remote_session.unsettled_out) == list(session.unsettled_in) == ids[2:]
 
 
-def test_a_range_as_wide_as_all_numbers_costs_what_is_unsettled() -> None:
+def test_the_cost_of_a_wide_disposition_is_bounded_by_the_unsettled_deliveries() -> None:
     joined = opened()
     session, _ = joined.begin()
     _, sender = joined.receiver(session)
@@ -372,7 +372,7 @@ def test_a_range_as_wide_as_all_numbers_costs_what_is_unsettled() -> None:
 
 
 @pytest.mark.parametrize("start", [2**32 - 3, 2**31 - 3, 2**32 - 1])
-def test_numbers_wrap_around(start: int) -> None:
+def test_delivery_numbers_wrap_around(start: int) -> None:
     client = Connection.client("c", "h", first_outgoing_id=start, limits=Limits(incoming_window=8))
     server = Connection.server("s", first_outgoing_id=start, limits=Limits(incoming_window=8))
     joined = opened(client=client, server=server)
@@ -401,7 +401,7 @@ def test_numbers_wrap_around(start: int) -> None:
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3000)), max_size=25), st.integers(512, 2000), st.integers(1, 9)
 )
 @settings(max_examples=40, deadline=None)
-def test_every_message_arrives_whole_whatever_the_frames_and_windows(
+def test_every_message_arrives_complete_for_any_frame_size_and_window(
     sizes: list[tuple[int, int]], frame_size: int, window: int
 ) -> None:
     server = Connection.server("s", max_frame_size=frame_size, limits=Limits(incoming_window=window))
