@@ -2,9 +2,9 @@ import pytest
 
 from tests.amqp.joined import Joined, closing_error, only
 from twinbus.amqp.connection import Connection
-from twinbus.amqp.events import Opened, SaslReceived
+from twinbus.amqp.events import Opened
 from twinbus.amqp.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, TLS_HEADER, encode_frame, performative_frame
-from twinbus.amqp.negotiation import SaslCredential
+from twinbus.amqp.negotiation import SaslCredential, SaslReceived
 from twinbus.amqp.performatives import Open, SaslInit, SaslMechanisms, SaslOutcome
 
 

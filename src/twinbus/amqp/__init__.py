@@ -38,7 +38,6 @@ from twinbus.amqp.events import (
     LinkDetached,
     LinkFlowed,
     Opened,
-    SaslReceived,
     SessionBegun,
     SessionEnded,
 )
@@ -61,6 +60,7 @@ from twinbus.amqp.message_sections import (
     section_at,
     split_sections,
 )
+from twinbus.amqp.negotiation import SaslReceived
 from twinbus.amqp.performatives import (
     ACCEPTED,
     RCV_FIRST,

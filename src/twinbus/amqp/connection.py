@@ -316,7 +316,7 @@ class Connection:
     def _consume(self, buf: bytes) -> int:
         pos = 0
         if not self._negotiation.is_done:
-            pos, self._needed = self._negotiation.receive(buf, pos, self._events)
+            pos, self._needed = self._negotiation.receive(buf, pos, self.report)
             self._open_if_possible()
             if not self._negotiation.is_done:
                 return pos

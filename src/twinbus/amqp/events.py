@@ -5,20 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from twinbus.amqp.negotiation import SaslReceived
 from twinbus.amqp.performatives import DeliveryState, Error, Open
 
 if TYPE_CHECKING:
     from twinbus.amqp.link import Link
     from twinbus.amqp.session import Session
-
-
-@dataclass(slots=True)
-class SaslReceived:
-    """The client chose a SASL mechanism. The outcome is not decided yet."""
-
-    mechanism: str
-    response: bytes
-    hostname: str | None
 
 
 @dataclass(slots=True)

@@ -16,12 +16,12 @@ response.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Literal
 
 from twinbus.amqp.described_types import decode_described
 from twinbus.amqp.errors import AmqpError, DecodeError
-from twinbus.amqp.events import ConnectionEvent, SaslReceived
 from twinbus.amqp.frames import (
     AMQP_HEADER,
     MIN_MAX_FRAME_SIZE,
@@ -39,6 +39,15 @@ SaslCredential = Literal["ANONYMOUS", "EXTERNAL", "MSSBCBS"] | tuple[Literal["PL
 
 MECHANISMS = ("ANONYMOUS", "PLAIN", "EXTERNAL", "MSSBCBS")
 OUTCOME_OK, OUTCOME_AUTH = 0, 1
+
+
+@dataclass(slots=True)
+class SaslReceived:
+    """The client chose a SASL mechanism. The outcome is not decided yet."""
+
+    mechanism: str
+    response: bytes
+    hostname: str | None
 
 
 class NegotiationPhase(Enum):
@@ -88,8 +97,11 @@ class Negotiation:
             self._header_sent = True
             self.output.append(AMQP_HEADER)
 
-    def receive(self, buf: bytes, pos: int, events: list[ConnectionEvent]) -> tuple[int, int]:
-        """Consume bytes from `pos` on. Returns the new position and the number of bytes needed to continue."""
+    def receive(self, buf: bytes, pos: int, report: Callable[[SaslReceived], None]) -> tuple[int, int]:
+        """Consume bytes from `pos` on. Returns the new position and the number of bytes needed to continue.
+
+        `report` gets the client's choice, before a refusal raises PeerRefusedError.
+        """
         while self.phase not in (NegotiationPhase.DONE, NegotiationPhase.REFUSED):
             available = len(buf) - pos
             if self.phase is NegotiationPhase.SASL:
@@ -98,7 +110,7 @@ class Negotiation:
                 size = frame_size(buf, pos, MIN_MAX_FRAME_SIZE)
                 if available < size:
                     return pos, size
-                self._on_sasl_frame(buf, pos, size, events)
+                self._on_sasl_frame(buf, pos, size, report)
                 pos += size
             else:
                 if available < 8:
@@ -128,7 +140,7 @@ class Negotiation:
         self.phase = NegotiationPhase.REFUSED
         raise PeerRefusedError(Condition.FRAMING_ERROR, f"the peer's protocol header is {header!r}")
 
-    def _on_sasl_frame(self, buf: bytes, pos: int, size: int, events: list[ConnectionEvent]) -> None:
+    def _on_sasl_frame(self, buf: bytes, pos: int, size: int, report: Callable[[SaslReceived], None]) -> None:
         _, start = frame_body(buf, pos, size, SASL_FRAME)
         performative, end = decode_described(buf, start)
         if end != pos + size:
@@ -137,7 +149,7 @@ class Negotiation:
         assert sasl is not None
         if isinstance(sasl, ServerSasl):
             received, outcome = sasl.receive(performative)
-            events.append(received)
+            report(received)
             self.output.append(performative_frame(0, outcome, SASL_FRAME))
             if not sasl.outcome:
                 self.phase = NegotiationPhase.REFUSED
