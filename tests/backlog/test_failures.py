@@ -33,7 +33,7 @@ from twinbus.backlog.failures import (
     was_refused,
 )
 from twinbus.connect import errors as ours
-from twinbus.pairing.calls import NoTurnError
+from twinbus.pairing.call_errors import NoTurnError
 from twinbus.values import Condition
 
 K = FailureKind

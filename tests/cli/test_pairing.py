@@ -148,7 +148,7 @@ def test_s11_a_drill_may_wait_for_a_ping_and_leave_what_was_diverted(strings: di
     assert any("forced=False" in moment["what"] for moment in told["moments"])
     with Administration.from_connection_string(strings["TWINBUS_SECONDARY_CONNECTION_STRING"]) as administration:
         path = f"{strings['TWINBUS_PRIMARY_NAME']}/x-servicebus-transfer/0"
-        left = administration.ask(administration.client.get_queue_runtime_properties, path)
+        left = administration.request(administration.client.get_queue_runtime_properties, path)
     assert left.active_message_count == 1
 
 

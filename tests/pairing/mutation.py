@@ -37,7 +37,9 @@ PARTS = {
     "pairing/decide/rotation.py": ("pairing/decide/test_rotation.py",),
     "backlog/message_format.py": ("backlog/test_message_format.py",),
     "backlog/body_compression.py": ("backlog/test_body_compression.py",),
-    "pairing/calls.py": ("pairing/decide/test_send_flow.py",),
+    "pairing/decide/batch_split.py": ("pairing/decide/test_batch_split.py",),
+    "pairing/decide/send_flow.py": ("pairing/decide/test_send_flow.py",),
+    "pairing/decide/backlog_watch.py": ("pairing/decide/test_backlog_watch.py",),
 }
 """Each pure part, and the tests that must notice a mutant of it. Paths start in `src/twinbus` and in `tests`."""
 
@@ -59,7 +61,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mult: ast.Add,
     ast.FloorDiv: ast.Mult,
 }
-ENUMS = {"Trigger", "Mode", "Action", "SendRoute", "_T", "_A"}
+ENUMS = {"Trigger", "EntityMode", "Action", "SendRoute", "_T", "_A"}
 
 
 class Mutant(NamedTuple):

@@ -75,8 +75,8 @@ def test_p1_p5_missing_queues_are_there_afterwards_as_the_clause_says(
 ) -> None:
     assert provision(secondary.connection_string, paths) == Provisioned(found=paths, created=paths)
     with Administration.from_connection_string(secondary.connection_string) as administration:
-        made = administration.ask(administration.client.get_queue, paths[0])
-        plain = administration.ask(administration.client.create_queue, f"{paths[0]}-plain")
+        made = administration.request(administration.client.get_queue, paths[0])
+        plain = administration.request(administration.client.create_queue, f"{paths[0]}-plain")
     longest = timedelta(days=10675199, hours=2, minutes=48, seconds=5, microseconds=477581)
     ours = {
         "max_size_in_megabytes": 5120,
@@ -98,12 +98,12 @@ def test_p6_an_existing_queue_is_used_as_it_is_and_extras_are_left_alone(
 ) -> None:
     extra = backlog_queue_paths(paths[0].partition("/")[0], 9)[8]
     with Administration.from_connection_string(secondary.connection_string) as administration:
-        administration.ask(administration.client.create_queue, paths[1], max_delivery_count=7)
-        administration.ask(administration.client.create_queue, extra)
+        administration.request(administration.client.create_queue, paths[1], max_delivery_count=7)
+        administration.request(administration.client.create_queue, extra)
         done = provision(secondary.connection_string, paths)
         assert done == Provisioned(found=paths, created=(paths[0], paths[2]))
-        assert administration.ask(administration.client.get_queue, paths[1]).max_delivery_count == 7
-        assert administration.ask(administration.client.get_queue, extra).name == extra
+        assert administration.request(administration.client.get_queue, paths[1]).max_delivery_count == 7
+        assert administration.request(administration.client.get_queue, extra).name == extra
 
 
 @both

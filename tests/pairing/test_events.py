@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry, generate_latest
 
 from twinbus.backlog import FailureKind
-from twinbus.pairing.decide.backlog_watch import BacklogUnattended, Watch
+from twinbus.pairing.decide.backlog_watch import QueueStatus
 from twinbus.pairing.decide.failover import (
     DrillCause,
     Entity,
@@ -32,6 +32,7 @@ from twinbus.pairing.decide.rotation import QueueLeft, QueueReturned, Rotation
 from twinbus.pairing.events import (
     EVENTS,
     BacklogDrained,
+    BacklogUnattended,
     EventPublisher,
     Notice,
     SideClosed,
@@ -251,7 +252,7 @@ def test_gauges_show_the_pair_as_it_is_now_and_nothing_once_it_is_closed(
 ) -> None:
     entities = [Entity("orders", FailoverPolicy(), 0.0)]
     rotation = Rotation(("a", "b"), 30.0)
-    watches = [Watch("a", oldest=75.0, unattended=True), Watch("b", empty=True)]
+    watches = [QueueStatus("a", oldest_age=75.0, unattended=True), QueueStatus("b", empty=True)]
     events.watch(lambda: entities, lambda: rotation, lambda: watches)
     state = 'twinbus_pair_entity_state{entity="orders",pair="contoso",state="%s"} %.1f'
     assert state % ("healthy", 1) in shown(registry)

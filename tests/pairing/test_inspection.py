@@ -106,7 +106,7 @@ def test_p6_differing_properties_are_told_with_what_was_wanted(administration: A
         "max_delivery_count": 10,
         "auto_delete_on_idle": timedelta(days=1),
     }
-    administration.ask(administration.client.create_queue, paths(name, 1)[0], **unlike, requires_session=True)
+    administration.request(administration.client.create_queue, paths(name, 1)[0], **unlike, requires_session=True)
     (queue,) = inspect_backlog(administration, name, 1).queues
     assert set(queue.differences) == {
         PropertyDifference("lock_duration", "PT1M", "0:00:30"),
@@ -145,11 +145,11 @@ def test_p6_a_message_that_comes_between_looking_and_removing_is_kept(
     class Raced(Administration):
         """A sender is quicker: it sends right before the queue takes no more."""
 
-        def ask(self, method, *arguments, **keywords):  # type: ignore[no-untyped-def]  # as Administration's
+        def request(self, method, *arguments, **keywords):  # type: ignore[no-untyped-def]  # as Administration's
             if method == self.client.update_queue and not raced:
                 raced.append(True)
                 put(secondary, extra)
-            return super().ask(method, *arguments, **keywords)
+            return super().request(method, *arguments, **keywords)
 
     raced: list[bool] = []
     with Raced.from_connection_string(secondary.connection_string) as racing:
@@ -177,13 +177,13 @@ async def test_g3_doctor_finds_that_a_twinbus_namespace_hides_pings_and_leaves_n
         found = await check_pings(client, administration, entity=None)
     assert found.visibility is Visibility.HIDDEN, found.detail
     with Administration.from_connection_string(text) as sync:
-        assert not [queue.name for queue in sync.ask(sync.client.list_queues) if queue.name.startswith(SCRATCH)]
+        assert not [queue.name for queue in sync.request(sync.client.list_queues) if queue.name.startswith(SCRATCH)]
 
 
 async def test_g3_in_a_queue_with_receivers_nothing_is_proved(namespaces: LocalNamespaces) -> None:
     text = namespaces["primary"].connection_string
     with Administration.from_connection_string(text) as sync:
-        sync.ask(sync.client.create_queue, "named")
+        sync.request(sync.client.create_queue, "named")
     async with (
         AioServiceBusClient.from_connection_string(text) as client,
         AioAdministration.from_connection_string(text) as administration,

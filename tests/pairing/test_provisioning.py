@@ -14,10 +14,10 @@ from twinbus.pairing.provisioning import (
     Pause,
     Provisioned,
     ProvisioningError,
+    ProvisioningRequest,
+    ProvisioningSteps,
     QueueAnswer,
     QueueFailure,
-    Request,
-    Steps,
     background_pause,
     provisioning_again,
     provisioning_steps,
@@ -33,11 +33,11 @@ class Secondary:
     """Answers from a script, per queue in its order; the last answer goes on. It keeps what it was asked."""
 
     def __init__(self, looks: Scripted, creates: Scripted | None = None) -> None:
-        self.asked: list[Request] = []
+        self.asked: list[ProvisioningRequest] = []
         self._looks = {path: list(answers) for path, answers in looks.items()}
         self._creates = {path: list(answers) for path, answers in (creates or {}).items()}
 
-    def run(self, steps: Steps) -> Provisioned:
+    def run(self, steps: ProvisioningSteps) -> Provisioned:
         outcomes = None
         while True:
             try:
@@ -47,7 +47,7 @@ class Secondary:
             self.asked.append(request)
             outcomes = {} if isinstance(request, Pause) else self._answers(request)
 
-    def count(self, kind: type[Request], path: str) -> int:
+    def count(self, kind: type[ProvisioningRequest], path: str) -> int:
         return sum(1 for request in self.asked if isinstance(request, kind) and path in getattr(request, "paths", ()))
 
     def _answers(self, request: GetQueues | CreateQueues) -> dict[str, QueueAnswer | QueueFailure]:

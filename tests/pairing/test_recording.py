@@ -30,7 +30,7 @@ from twinbus.ledger import (
     read_ledger,
 )
 from twinbus.ledger.running_operation import NOTIFY_EVERY
-from twinbus.pairing.recording import OperationRecorder, aio_sent, sent
+from twinbus.pairing.recording import OperationRecorder
 from twinbus.sdk import encoded_size, outgoing_message
 
 HUGE = 64 * 1024
@@ -48,7 +48,7 @@ def annotated(**sections: Any) -> ServiceBusMessage:
     return outgoing_message(AmqpAnnotatedMessage(properties={"message_id": "a"}, **sections))
 
 
-PLACE = OperationRecorder(None, "contoso").place(Stage.SEND_PRIMARY, "orders")
+PREFIX = OperationRecorder(None, "contoso").prefix(Stage.SEND_PRIMARY, "orders")
 
 
 class Sender:
@@ -70,7 +70,8 @@ class AioSender:
 
 
 def send(ledger: Ledger, message: Any, act: Callable[[], object] = lambda: None) -> None:
-    sent(ledger, PLACE, message, {}, Sender(act), None)
+    recorder = OperationRecorder(ledger, "contoso")
+    recorder.recorded(PREFIX, message, lambda sender, _: sender.send_messages(message))(Sender(act), None)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,10 @@ def test_m1_operations_of_many_threads_are_each_there_once_whenever_the_writer_l
 
 async def test_m1_a_send_of_asyncio_that_outlasts_its_group_is_an_intent_and_an_outcome(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
-        await aio_sent(ledger, PLACE, plain(), {}, AioSender(ledger.flushed))
+        recorder, message = OperationRecorder(ledger, "contoso"), plain()
+        await recorder.aio_recorded(PREFIX, message, lambda sender: sender.send_messages(message))(
+            AioSender(ledger.flushed)
+        )
     intent, outcome = (entry for entry in read_ledger(tmp_path) if isinstance(entry, Operation | Intent | Outcome))
     assert isinstance(intent, Intent)
     assert isinstance(outcome, Outcome)
@@ -211,8 +215,8 @@ def test_m1_a_ledger_that_stops_is_asked_before_every_try(tmp_path: Path) -> Non
     assert tries == {"before": 1}
 
 
-async def test_m1_a_ledger_that_stops_is_asked_before_every_try_of_asyncio(tmp_path: Path) -> None:
+def test_m1_a_ledger_that_stops_is_asked_before_every_try_of_asyncio(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, options=LedgerOptions(on_error="stop"))
     ledger.close()
     with pytest.raises(LedgerUnavailableError, match="closed"):
-        await aio_sent(ledger, PLACE, plain(), {}, AioSender(lambda: pytest.fail("it was tried")))
+        OperationRecorder(ledger, "contoso").aio_recorded(PREFIX, plain(), lambda _: pytest.fail("it was tried"))

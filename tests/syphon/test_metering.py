@@ -177,7 +177,7 @@ async def syphon(sides: Sides, **given: Any) -> AsyncIterator[Syphon]:
 
 def discovery(sides: Sides, transport: Transport, ledger: Ledger) -> Discovery:
     administration = AioAdministration.from_connection_string(sides.secondary.text)
-    administration.recording = OperationRecorder(ledger, sides.secondary.name)
+    administration.recorder = OperationRecorder(ledger, sides.secondary.name)
     return ListedOrSearchedDiscovery(
         ListedDiscovery(sides.primary.name, administration), SearchedDiscovery(sides.primary.name, transport)
     )
@@ -185,9 +185,9 @@ def discovery(sides: Sides, transport: Transport, ledger: Ledger) -> Discovery:
 
 async def enable(sides: Sides, queue: str) -> None:
     async with AioAdministration.from_connection_string(sides.primary.text) as administration:
-        found = await administration.ask(administration.client.get_queue, queue)
+        found = await administration.request(administration.client.get_queue, queue)
         found.status = "Active"
-        await administration.ask(administration.client.update_queue, found)
+        await administration.request(administration.client.update_queue, found)
 
 
 async def received(receiver: Any, count: int) -> list[Any]:
@@ -296,7 +296,7 @@ async def test_y2_an_idle_syphon_costs_its_receives_and_nothing_else(sides: Side
     queues = [f"{sides.primary.name}/x-servicebus-transfer/{index}" for index in range(2)]
     async with AioAdministration.from_connection_string(sides.secondary.text) as administration:
         for queue in queues:
-            await administration.ask(administration.client.create_queue, queue)
+            await administration.request(administration.client.create_queue, queue)
     listening = sides.secondary.text.replace("RootManageSharedAccessKey", "listener")
     async with AsyncExitStack() as stack:
         ledger = stack.enter_context(Ledger(sides.ledger, Role.SYPHON))

@@ -70,7 +70,7 @@ async def test_y2_queues_beyond_the_count_are_found_by_listing_and_by_searching(
     wanted = [f"{name}/x-servicebus-transfer/{index}" for index in (0, 1, 3, 12)]
     administration = AioAdministration.from_connection_string(ground.secondary)
     for path in (*wanted, f"{name}/other", f"{name}x/x-servicebus-transfer/0"):
-        await administration.ask(administration.client.create_queue, path)
+        await administration.request(administration.client.create_queue, path)
     listed = ListedDiscovery(name, administration)
     assert await listed.queues() == wanted
     assert await listed.remaining() == 0
@@ -287,7 +287,7 @@ async def test_y6_a_destination_that_stays_gone_has_its_messages_dead_lettered_o
     ) as syphon:
         running = asyncio.create_task(syphon.run())
         await until(lambda: syphon.progress().aside == 100)
-        await administration.ask(administration.client.create_queue, "made-late")
+        await administration.request(administration.client.create_queue, "made-late")
         await running
     await administration.close()
     dead = await ground.dead_lettered()

@@ -42,7 +42,7 @@ from twinbus.backlog import (
     SESSION_ID_PROPERTY,
     TIME_TO_LIVE_PROPERTY,
 )
-from twinbus.pairing.message_copies import diverted
+from twinbus.pairing.message_copies import copy_for_backlog
 from twinbus.syphon.translation import DeadLetterReason, destination_of, resubmittable, translate
 from twinbus.syphon.transport import NeverDeliverableError
 from twinbus.values import Described, Int, Long, Symbol, Timestamp, UInt
@@ -174,7 +174,7 @@ def test_y3_what_the_sdk_diverted_reaches_the_primary_as_the_sdk_would_have_sent
     sent: AmqpAnnotatedMessage, packed: bool, broker_ttl: int | None
 ) -> None:
     meant = shape(encoded(sent))
-    path, raw = translate(received(encoded(diverted(sent, "orders", packed=packed)), ttl=broker_ttl), NOW)
+    path, raw = translate(received(encoded(copy_for_backlog(sent, "orders", compress=packed)), ttl=broker_ttl), NOW)
     found = shape(raw)
     assert path == "orders"
     if sent.header is not None and sent.header.time_to_live is not None:

@@ -114,7 +114,7 @@ def discovery(
     from twinbus.syphon import ListedDiscovery, ListedOrSearchedDiscovery, SearchedDiscovery  # noqa: PLC0415
 
     administration = aio_administration(secondary, seconds)
-    administration.recording = OperationRecorder(ledger, primary_name(endpoint("secondary", secondary)))
+    administration.recorder = OperationRecorder(ledger, primary_name(endpoint("secondary", secondary)))
     return ListedOrSearchedDiscovery(ListedDiscovery(name, administration), SearchedDiscovery(name, transport))
 
 

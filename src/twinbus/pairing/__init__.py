@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from twinbus.pairing.aio.pair import pair_connection_strings as aio_pair_connection_strings
     from twinbus.pairing.aio.pair import pair_namespaces as aio_pair_namespaces
     from twinbus.pairing.aio.sender import PairedSender as AioPairedSender
-    from twinbus.pairing.calls import BacklogHandle
+    from twinbus.pairing.decide.batch_split import LONG_SECTION_BYTES, split_batch
     from twinbus.pairing.decide.failover import EntityMode, FailoverEngaged, Restored
+    from twinbus.pairing.decide.send_flow import BacklogHandle
     from twinbus.pairing.drill import Drill, DrillMoment, run_drill
     from twinbus.pairing.errors import (
         BacklogUnavailableError,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     )
     from twinbus.pairing.events import EVENTS, BacklogDrained
     from twinbus.pairing.inspection import FoundQueue, Inspection, PingCheck, check_pings, clean_extra, inspect_backlog
-    from twinbus.pairing.message_copies import BATCH_ENVELOPE_BYTES, LONG_SECTION_BYTES, split_batch
+    from twinbus.pairing.message_copies import BATCH_ENVELOPE_BYTES
     from twinbus.pairing.metrics import PING_SUCCEEDED
     from twinbus.pairing.options import CHOICES, RANGES, SendAvailabilityOptions
     from twinbus.pairing.pair_sides import (
@@ -127,8 +128,9 @@ _NAMES_BY_MODULE: Final = {
         "pair_namespaces:aio_pair_namespaces"
     ),
     "aio.sender": "PairedSender:AioPairedSender",
-    "calls": "BacklogHandle",
+    "decide.batch_split": "LONG_SECTION_BYTES split_batch",
     "decide.failover": "EntityMode FailoverEngaged Restored",
+    "decide.send_flow": "BacklogHandle",
     "drill": "Drill DrillMoment run_drill",
     "errors": (
         "BacklogUnavailableError MessageTooLargeForBacklogError PartialSendError PrimaryUnusableError "
@@ -136,7 +138,7 @@ _NAMES_BY_MODULE: Final = {
     ),
     "events": "EVENTS BacklogDrained",
     "inspection": "FoundQueue Inspection PingCheck check_pings clean_extra inspect_backlog",
-    "message_copies": "BATCH_ENVELOPE_BYTES LONG_SECTION_BYTES split_batch",
+    "message_copies": "BATCH_ENVELOPE_BYTES",
     "metrics": "PING_SUCCEEDED",
     "options": "CHOICES RANGES SendAvailabilityOptions",
     "pair_sides": "NotPairedError PairClosedError PairFaultedError PairForkedError PairLoopError PairingRefusedError",

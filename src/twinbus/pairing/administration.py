@@ -1,6 +1,10 @@
-"""Runs provisioning with the SDK's administration clients, sync and aio, and tells their errors apart.
+"""Manage the secondary with the SDK's administration clients, sync and asyncio: provisioning and its errors.
 
-What is asked and when it is given up is decided in `provisioning_steps`; every request ends within the time given here.
+`provisioning` decides which requests are made. Every request ends within the time given here and is recorded.
+
+A local namespace (on this machine) has a certificate that no public authority signed. It offers the certificate of its
+own authority beside its plain AMQP. `LocalAuthority` fetches that certificate, and the administration client trusts it
+for this one client. No other host is asked for one, and verification is never switched off.
 """
 
 from __future__ import annotations
@@ -33,28 +37,28 @@ from twinbus.pairing.provisioning import (
     Outcomes,
     Pause,
     Provisioned,
+    ProvisioningSteps,
     QueueAnswer,
     QueueFailure,
-    Steps,
     provisioning_again,
     provisioning_steps,
 )
-from twinbus.pairing.recording import UNRECORDED
+from twinbus.pairing.recording import NO_RECORDER
 from twinbus.sdk import admin_credential
 
 T = TypeVar("T")
 
-# Queues are asked about side by side, so that ten silent ones cost one time-out.
+# Requests for several queues run at the same time, so that ten silent ones cost one timeout.
 _AT_ONCE: Final = 32
 _LONGEST_DETAIL: Final = 200
 ALL_ENTITIES: Final = "$Resources"
-"""The entity, in a ledger, of requests about all of them."""
+"""The entity in the ledger of a request that lists all entities."""
 
 
 class Administration:
-    """The secondary's management, for one pair. A client that was given is not closed with it.
+    """The management of one secondary. `close` closes the client only if it is `owned`.
 
-    Its requests are put down in the `recording`, which may be set.
+    `recorder` records the requests; it may be replaced.
     """
 
     def __init__(
@@ -70,13 +74,13 @@ class Administration:
         self._owned = owned
         self._seconds = seconds
         self._authority = LocalAuthority(self.namespace, seconds / 2)
-        self.recording = UNRECORDED
+        self.recorder = NO_RECORDER
 
     @classmethod
     def of(
         cls, client: ServiceBusClient, admin: ServiceBusAdministrationClient | None = None, *, seconds: float = 10.0
     ) -> Self:
-        """With the admin client given, or one made from the credential of the client."""
+        """Use the given admin client, or make one from the credential of the client."""
         if admin is not None:
             return cls(admin.fully_qualified_namespace, lambda: admin, seconds=seconds, owned=False)
         name = client.fully_qualified_namespace
@@ -89,18 +93,18 @@ class Administration:
 
     @cached_property
     def client(self) -> ServiceBusAdministrationClient:
-        """Made when it is first wanted: provision="assume" never does (P8)."""
+        """The SDK's client. Made at the first use: provision="assume" never uses it (P8)."""
         return self._make()
 
     def provision(self, paths: Iterable[str], options: SendAvailabilityOptions) -> Provisioned:
-        """Found or created, or ProvisioningError with each cause (P7). Asks nobody with provision="assume" (P8)."""
+        """Find or create the queues. Raises ProvisioningError with each cause (P7). No requests with "assume" (P8)."""
         return self.run(_begin(paths, options))
 
     def provision_again(self, paths: Iterable[str]) -> Provisioned:
-        """One try for those that failed, for on_secondary_down="background". Never raises."""
+        """Try the queues that failed once more, for on_secondary_down="background". Never raises."""
         return self.run(provisioning_again(paths))
 
-    def run(self, steps: Steps, pause: Callable[[float], None] = time.sleep) -> Provisioned:
+    def run(self, steps: ProvisioningSteps, pause: Callable[[float], None] = time.sleep) -> Provisioned:
         outcomes: Any = None
         while True:
             try:
@@ -112,21 +116,21 @@ class Administration:
                     pause(seconds)
                     outcomes = {}
                 case GetQueues(paths):
-                    outcomes = self._each(paths, self._look)
+                    outcomes = self._each(paths, self._look_up)
                 case CreateQueues(paths):
                     outcomes = self._each(paths, self._create)
                 case _:
                     assert_never(request)
 
-    def ask(self, method: Callable[..., T], *arguments: object, **keywords: object) -> T:
-        """A call of the client's, in our own time, trusting a local namespace."""
-        began = time.monotonic()
+    def request(self, method: Callable[..., T], *arguments: object, **keywords: object) -> T:
+        """Call a method of the client within our timeout, trusting a local namespace. Records the request."""
+        started = time.monotonic()
         try:
             found = method(*arguments, **request_keywords(self._seconds, self._authority.file()), **keywords)
         except Exception as error:
-            _not_done(self, arguments, began, error)
+            _record_failure(self, arguments, started, error)
             raise
-        self.recording.managed(_about(arguments), began)
+        self.recorder.management(_about(arguments), started)
         return found
 
     def close(self) -> None:
@@ -147,23 +151,23 @@ class Administration:
         with ThreadPoolExecutor(min(len(paths), _AT_ONCE), thread_name_prefix="twinbus-provision") as pool:
             return dict(zip(paths, pool.map(partial(one, client), paths), strict=True))
 
-    def _look(self, client: ServiceBusAdministrationClient, path: str) -> QueueAnswer | QueueFailure:
+    def _look_up(self, client: ServiceBusAdministrationClient, path: str) -> QueueAnswer | QueueFailure:
         try:
-            self.ask(client.get_queue, path)
+            self.request(client.get_queue, path)
         except Exception as error:
-            return looked(error)
+            return lookup_result(error)
         return QueueAnswer.FOUND
 
     def _create(self, client: ServiceBusAdministrationClient, path: str) -> QueueAnswer | QueueFailure:
         try:
-            self.ask(client.create_queue, path, **PROPERTIES)
+            self.request(client.create_queue, path, **PROPERTIES)
         except Exception as error:
-            return created(error)
+            return creation_result(error)
         return QueueAnswer.CREATED
 
 
 class AioAdministration:
-    """The same for asyncio."""
+    """`Administration`, for asyncio."""
 
     def __init__(
         self,
@@ -178,7 +182,7 @@ class AioAdministration:
         self._owned = owned
         self._seconds = seconds
         self._authority = LocalAuthority(self.namespace, seconds / 2)
-        self.recording = UNRECORDED
+        self.recorder = NO_RECORDER
 
     @classmethod
     def of(
@@ -188,7 +192,7 @@ class AioAdministration:
         *,
         seconds: float = 10.0,
     ) -> Self:
-        """With the admin client given, or one made from the credential of the client."""
+        """Use the given admin client, or make one from the credential of the client."""
         if admin is not None:
             return cls(admin.fully_qualified_namespace, lambda: admin, seconds=seconds, owned=False)
         name = client.fully_qualified_namespace
@@ -203,18 +207,20 @@ class AioAdministration:
 
     @cached_property
     def client(self) -> AioServiceBusAdministrationClient:
-        """Made when it is first wanted: provision="assume" never does (P8)."""
+        """The SDK's client. Made at the first use: provision="assume" never uses it (P8)."""
         return self._make()
 
     async def provision(self, paths: Iterable[str], options: SendAvailabilityOptions) -> Provisioned:
-        """Found or created, or ProvisioningError with each cause (P7). Asks nobody with provision="assume" (P8)."""
+        """Find or create the queues. Raises ProvisioningError with each cause (P7). No requests with "assume" (P8)."""
         return await self.run(_begin(paths, options))
 
     async def provision_again(self, paths: Iterable[str]) -> Provisioned:
-        """One try for those that failed, for on_secondary_down="background". Never raises."""
+        """Try the queues that failed once more, for on_secondary_down="background". Never raises."""
         return await self.run(provisioning_again(paths))
 
-    async def run(self, steps: Steps, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> Provisioned:
+    async def run(
+        self, steps: ProvisioningSteps, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> Provisioned:
         outcomes: Any = None
         while True:
             try:
@@ -226,24 +232,24 @@ class AioAdministration:
                     await pause(seconds)
                     outcomes = {}
                 case GetQueues(paths):
-                    outcomes = await self._each(paths, self._look)
+                    outcomes = await self._each(paths, self._look_up)
                 case CreateQueues(paths):
                     outcomes = await self._each(paths, self._create)
                 case _:
                     assert_never(request)
 
-    async def ask(self, method: Callable[..., Awaitable[T]], *arguments: object, **keywords: object) -> T:
-        """A call of the client's, in our own time, trusting a local namespace."""
-        began = time.monotonic()
+    async def request(self, method: Callable[..., Awaitable[T]], *arguments: object, **keywords: object) -> T:
+        """Call a method of the client within our timeout, trusting a local namespace. Records the request."""
+        started = time.monotonic()
         try:
             async with asyncio.timeout(self._seconds):
-                # Only a local namespace is ever asked for its authority: no other costs a thread.
+                # Fetching blocks, so it runs in a thread. Only a local namespace needs it.
                 authority = await asyncio.to_thread(self._authority.file) if self._authority.is_for else None
                 found = await method(*arguments, **request_keywords(self._seconds, authority), **keywords)
         except Exception as error:
-            _not_done(self, arguments, began, error)
+            _record_failure(self, arguments, started, error)
             raise
-        self.recording.managed(_about(arguments), began)
+        self.recorder.management(_about(arguments), started)
         return found
 
     async def close(self) -> None:
@@ -270,18 +276,18 @@ class AioAdministration:
 
         return dict(zip(paths, await asyncio.gather(*map(permitted, paths)), strict=True))
 
-    async def _look(self, client: AioServiceBusAdministrationClient, path: str) -> QueueAnswer | QueueFailure:
+    async def _look_up(self, client: AioServiceBusAdministrationClient, path: str) -> QueueAnswer | QueueFailure:
         try:
-            await self.ask(client.get_queue, path)
+            await self.request(client.get_queue, path)
         except Exception as error:
-            return looked(error)
+            return lookup_result(error)
         return QueueAnswer.FOUND
 
     async def _create(self, client: AioServiceBusAdministrationClient, path: str) -> QueueAnswer | QueueFailure:
         try:
-            await self.ask(client.create_queue, path, **PROPERTIES)
+            await self.request(client.create_queue, path, **PROPERTIES)
         except Exception as error:
-            return created(error)
+            return creation_result(error)
         return QueueAnswer.CREATED
 
 
@@ -289,27 +295,27 @@ class AioAdministration:
 
 
 def _about(arguments: Sequence[object]) -> str:
-    """The entity that is asked about; a listing is about all."""
+    """Return the entity of a request; a listing is about all."""
     return arguments[0] if arguments and isinstance(arguments[0], str) else ALL_ENTITIES
 
 
-def _not_done(
-    asked: Administration | AioAdministration, arguments: Sequence[object], began: float, error: Exception
+def _record_failure(
+    administration: Administration | AioAdministration, arguments: Sequence[object], started: float, error: Exception
 ) -> None:
     kind = management_failure(error).kind
-    asked.recording.managed(_about(arguments), began, failure=kind)
+    administration.recorder.management(_about(arguments), started, failure=kind)
     if kind is FailureKind.CERTIFICATE:
-        asked._authority.forget()
+        administration._authority.forget()
 
 
-def _begin(paths: Iterable[str], options: SendAvailabilityOptions) -> Steps:
+def _begin(paths: Iterable[str], options: SendAvailabilityOptions) -> ProvisioningSteps:
     return provisioning_steps(
         paths, assume=options.provision == "assume", background=options.on_secondary_down == "background"
     )
 
 
 def request_keywords(seconds: float, authority: str | None) -> dict[str, Any]:
-    """One attempt per request, ours to repeat; connecting and reading together take no longer than `seconds`."""
+    """Return the options of one request: no retries of the client, and at most `seconds` to connect and read."""
     keywords: dict[str, Any] = {
         "retry_total": 0,
         "connection_timeout": seconds / 2,
@@ -321,23 +327,23 @@ def request_keywords(seconds: float, authority: str | None) -> dict[str, Any]:
 
 
 def management_credential(client: ServiceBusClient | AioServiceBusClient) -> Any:
-    """The credential a client was made with, as an administration client takes it."""
+    """Return the credential of a client as an administration client takes it. Raises OperatorError if there is none."""
     credential = admin_credential(client)
     if credential is None:
         raise OperatorError(
-            "the secondary's client has a shared access signature, which its management does not take",
+            "the secondary's client has a shared access signature, which the management API does not accept",
             'Give secondary_admin=, or let an operator run `twinbus provision` and pair with provision="assume".',
         )
     return credential
 
 
-def looked(error: Exception) -> QueueAnswer | QueueFailure:
+def lookup_result(error: Exception) -> QueueAnswer | QueueFailure:
     failure = management_failure(error)
     return QueueAnswer.MISSING if failure.kind is FailureKind.ENTITY_NOT_FOUND else failure
 
 
-def created(error: Exception) -> QueueAnswer | QueueFailure:
-    # 40901 is a conflict with an operation under way, not with a queue that exists.
+def creation_result(error: Exception) -> QueueAnswer | QueueFailure:
+    # 40901 is a conflict with another operation in progress, not with an existing queue.
     if getattr(error, "status_code", None) == 409 and "40901" not in str(error):
         return QueueAnswer.EXISTS
     return management_failure(error)
@@ -376,7 +382,7 @@ _NAMES: Final = (
 
 
 def management_failure(error: BaseException) -> QueueFailure:
-    """What an error of an administration client is called: by its status, or by how the service was not reached."""
+    """Classify an error of an administration client by its status, or by how reaching the service failed."""
     return QueueFailure(_kind_of(error), " ".join(str(error).split())[:_LONGEST_DETAIL])
 
 
@@ -384,7 +390,7 @@ def _kind_of(error: BaseException) -> FailureKind:
     text = str(error)
     status = error.status_code if isinstance(error, HttpResponseError) else None
     if status == 403:
-        # The service says 403 when the namespace is full; what stands before it says so when it lets nobody in.
+        # The service answers 403 if the namespace is full; a proxy before it answers 403 if it refuses the client.
         return FailureKind.QUOTA_EXCEEDED if "quota" in text.lower() else FailureKind.UNAUTHORIZED
     if status is not None:
         return _STATUSES.get(status, FailureKind.INTERNAL)
@@ -401,7 +407,7 @@ _MOST_BYTES: Final = 64 * 1024
 
 
 class LocalAuthority:
-    """The certificate file for `connection_verify=`, fetched when it is first wanted, removed on close."""
+    """The certificate file for `connection_verify=`. Fetched at the first use, removed on close."""
 
     def __init__(self, namespace: str, seconds: float) -> None:
         self._host, self._port = split_namespace(namespace)
@@ -412,14 +418,14 @@ class LocalAuthority:
 
     @property
     def is_for(self) -> bool:
-        """Whether the namespace is one on this machine."""
+        """Whether the namespace is on this machine."""
         return is_loopback(self._host)
 
     def file(self) -> str | None:
-        """None where nothing is offered: then the client verifies as it always does. Blocks."""
+        """Return the path of the file, or None if the namespace offers no certificate. Blocks."""
         before = self._fetches
         with self._lock:
-            # Whoever waited here for another's fetch takes what came of it: ten queues ask a silent namespace once.
+            # A caller that waited for the fetch of another uses its result: ten queues ask a silent namespace once.
             if self._file is None and self.is_for and self._fetches == before:
                 self._fetches += 1
                 offered = fetch_authority(self._host, self._port, self._seconds)
@@ -431,7 +437,7 @@ class LocalAuthority:
             return None if self._file is None else self._file.name
 
     def forget(self) -> None:
-        """A namespace that was started anew may have another authority."""
+        """Remove the file: a namespace that was restarted may have another authority."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -441,7 +447,7 @@ class LocalAuthority:
 
 
 def split_namespace(namespace: str) -> tuple[str, int]:
-    """Host and port of a `fully_qualified_namespace`."""
+    """Return host and port of a `fully_qualified_namespace`."""
     host, colon, port = namespace.rpartition(":")
     if colon and port.isdigit() and not host.endswith(":") and (":" not in host or host.startswith("[")):
         return host.strip("[]"), int(port)
@@ -459,11 +465,11 @@ def is_loopback(host: str) -> bool:
 
 
 def fetch_authority(host: str, port: int, seconds: float) -> str | None:
-    """The PEM text that a local namespace offers; None if nobody there offers one."""
+    """Return the PEM text that a local namespace offers, or None."""
     connection = http.client.HTTPConnection(host, port, timeout=seconds)
     try:
         connection.connect()
-        # Whatever the machine's resolver makes of the name: the certificate comes from this machine or not at all.
+        # Whatever address the name resolves to: the certificate must come from this machine.
         if not is_loopback(str(connection.sock.getpeername()[0])):
             return None
         connection.request("GET", AUTHORITY_PATH)
@@ -474,7 +480,7 @@ def fetch_authority(host: str, port: int, seconds: float) -> str | None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
         return text
     except (OSError, http.client.HTTPException, ValueError):
-        # ssl.SSLError is an OSError: what is no certificate is not trusted.
+        # ssl.SSLError is an OSError: a text that is no certificate is not trusted.
         return None
     finally:
         connection.close()

@@ -1,6 +1,6 @@
-"""A drill (S11): one entity is failed over and restored on purpose, with messages before, meanwhile and after.
+"""Run a drill (S11): fail one entity over and restore it on purpose, with messages before, during and after.
 
-It goes through an ordinary pair of its own, so that nothing is shown that applications would not see.
+The drill uses an ordinary pair of its own, so it shows exactly what applications would see.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from twinbus.pairing.events import Notice, facts
 from twinbus.pairing.options import SendAvailabilityOptions
 
 MARK: Final = "twinbus-drill"
-# As many of others' messages are held, at most, while the drill's own are looked for.
+# At most this many messages of others are held while the drill looks for its own.
 _MOST_HELD: Final = 500
 _PAGE: Final = 100
 
 
 class DrillMoment(NamedTuple):
-    """So many seconds after the drill began."""
+    """What happened, `after` seconds."""
 
     after: float
     what: str
@@ -35,7 +35,7 @@ class DrillMoment(NamedTuple):
 
 @dataclass(slots=True)
 class Drill:
-    """What happened. `as_meant`: everything went where its clause says."""
+    """The course of a drill. `as_meant` is False if anything went otherwise than the clauses demand."""
 
     entity: str
     token: str = field(default_factory=lambda: uuid4().hex)
@@ -43,13 +43,15 @@ class Drill:
     as_meant: bool = True
 
 
-class _Teller:
+class _Log:
+    """Adds moments to the drill, and reports each."""
+
     def __init__(self, drill: Drill, tell: Callable[[DrillMoment], None]) -> None:
         self.drill = drill
         self._tell = tell
         self._begun = time.monotonic()
 
-    def say(self, what: str, *, wrong: bool = False) -> None:
+    def add(self, what: str, *, wrong: bool = False) -> None:
         moment = DrillMoment(time.monotonic() - self._begun, what)
         self.drill.moments.append(moment)
         self.drill.as_meant = self.drill.as_meant and not wrong
@@ -66,24 +68,27 @@ async def run_drill(
     leave: bool,
     tell: Callable[[DrillMoment], None],
 ) -> Drill:
-    """Raises what pairing raises; what goes wrong later is told as a moment."""
-    teller = _Teller(Drill(entity), tell)
+    """Run a drill. `tell` gets every moment. Raises what pairing raises; later errors become moments.
+
+    With `leave`, diverted messages stay in the backlog for a syphon; otherwise the drill takes its own back.
+    """
+    log = _Log(Drill(entity), tell)
     async with pair_namespaces(primary, secondary, options=options) as pair:
-        teller.say(f"paired; {len(pair.backlog_queues)} of {options.backlog_queue_count} backlog queues are usable")
+        log.add(f"paired; {len(pair.backlog_queues)} of {options.backlog_queue_count} backlog queues are usable")
         restored = asyncio.Event()
-        pair.on("*", lambda notice: teller.say(_spoken(notice)))
+        pair.on("*", lambda notice: log.add(_text_of(notice)))
         pair.on("restored", lambda _: restored.set())
-        await _phases(pair, entity, messages, options, teller, restored)
+        await _phases(pair, entity, messages, options, log, restored)
         if leave:
-            teller.say("what was diverted is left in the backlog, for the syphon")
+            log.add("what was diverted is left in the backlog, for the syphon")
         else:
-            await _take_back(secondary, pair.backlog_queues, messages, teller)
-    teller.say("the pair is closed")
-    return teller.drill
+            await _take_back(secondary, pair.backlog_queues, messages, log)
+    log.add("the pair is closed")
+    return log.drill
 
 
 async def _phases(
-    pair: Pair, entity: str, messages: int, options: SendAvailabilityOptions, teller: _Teller, restored: asyncio.Event
+    pair: Pair, entity: str, messages: int, options: SendAvailabilityOptions, log: _Log, restored: asyncio.Event
 ) -> None:
     try:
         sender = await pair.get_queue_sender(entity).__aenter__()
@@ -92,25 +97,25 @@ async def _phases(
             f"{entity} cannot be opened on the primary: {error}", "A drill needs an entity that works."
         ) from error
     async with sender:
-        await _send(pair, sender, messages, teller, "before", diverts=False)
+        await _send(pair, sender, messages, log, "before", diverts=False)
         pair.force_failover(entity)
-        await _send(pair, sender, messages, teller, "meanwhile", diverts=True)
+        await _send(pair, sender, messages, log, "meanwhile", diverts=True)
         if options.ping_interval.total_seconds() <= 1:
             try:
                 await asyncio.wait_for(restored.wait(), options.try_timeout.total_seconds() + 2)
             except TimeoutError:
-                teller.say("no ping has restored it", wrong=True)
+                log.add("no ping has restored it", wrong=True)
         if not restored.is_set():
             pair.force_restore(entity)
-        await _send(pair, sender, messages, teller, "after", diverts=False)
+        await _send(pair, sender, messages, log, "after", diverts=False)
 
 
-async def _send(pair: Pair, sender: Any, messages: int, teller: _Teller, when: str, *, diverts: bool) -> None:
-    """One by one; the pair's own count says where they went."""
+async def _send(pair: Pair, sender: Any, messages: int, log: _Log, when: str, *, diverts: bool) -> None:
+    """Send messages one by one. The pair's own count tells where they went."""
     before, failed = _diverted(pair), 0
     begun = time.monotonic()
     for number in range(messages):
-        token = teller.drill.token
+        token = log.drill.token
         message = ServiceBusMessage(
             f"drill, {when}", message_id=f"{token}-{when}-{number}", application_properties={MARK: token}
         )
@@ -118,12 +123,12 @@ async def _send(pair: Pair, sender: Any, messages: int, teller: _Teller, when: s
             await sender.send_messages(message)
         except Exception as error:
             failed += 1
-            teller.say(f"send failed: {type(error).__name__}: {error}", wrong=True)
+            log.add(f"send failed: {type(error).__name__}: {error}", wrong=True)
     took = (time.monotonic() - begun) / messages
-    # A failover starts its count anew.
+    # A failover resets the pair's count.
     diverted = _diverted(pair) - (0 if diverts else before)
     wrong = bool(failed) or diverted != (messages if diverts else 0)
-    teller.say(
+    log.add(
         f"{when}: {messages - failed - diverted} sent to the primary, {diverted} diverted, {took * 1000:.0f} ms each",
         wrong=wrong,
     )
@@ -133,30 +138,30 @@ def _diverted(pair: Pair) -> int:
     return sum(entity.diverted for entity in pair.entities())
 
 
-def _spoken(notice: Notice) -> str:
-    said = " ".join(f"{name}={value}" for name, value in facts(notice).items())
-    return f"{notice.name} {said}"
+def _text_of(notice: Notice) -> str:
+    values = " ".join(f"{name}={value}" for name, value in facts(notice).items())
+    return f"{notice.name} {values}"
 
 
 # --- taking back -----------------------------------------------------------------------------------------------------
 
 
-async def _take_back(secondary: ServiceBusClient, queues: tuple[str, ...], messages: int, teller: _Teller) -> None:
-    taken = sum(await asyncio.gather(*(_from_queue(secondary, queue, messages, teller) for queue in queues)))
+async def _take_back(secondary: ServiceBusClient, queues: tuple[str, ...], messages: int, log: _Log) -> None:
+    taken = sum(await asyncio.gather(*(_from_queue(secondary, queue, messages, log) for queue in queues)))
     left = messages - taken
-    teller.say(
+    log.add(
         f"{taken} of {messages} diverted messages taken back out of the backlog"
         + (f"; {left} are left to the syphon, or it was quicker" if left else "")
     )
 
 
-async def _from_queue(secondary: ServiceBusClient, queue: str, most: int, teller: _Teller) -> int:
+async def _from_queue(secondary: ServiceBusClient, queue: str, most: int, log: _Log) -> int:
     try:
         async with secondary.get_queue_receiver(queue) as receiver:
-            ours = await _holds_ours(receiver, teller.drill.token)
-            return await _take(receiver, most, teller.drill.token) if ours else 0
+            ours = await _holds_ours(receiver, log.drill.token)
+            return await _take(receiver, most, log.drill.token) if ours else 0
     except Exception as error:
-        teller.say(f"{queue} could not be looked into: {type(error).__name__}: {error}")
+        log.add(f"{queue} could not be looked into: {type(error).__name__}: {error}")
         return 0
 
 
@@ -173,7 +178,7 @@ async def _holds_ours(receiver: ServiceBusReceiver, token: str) -> bool:
 
 
 async def _take(receiver: ServiceBusReceiver, wanted: int, token: str) -> int:
-    """Complete the drill's own; the others are held until then, so that they do not come again, and given back."""
+    """Complete the drill's own messages. Messages of others are held, so that they do not return, then abandoned."""
     others: list[Any] = []
     taken = 0
     while taken < wanted and len(others) < _MOST_HELD:

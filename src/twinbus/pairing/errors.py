@@ -1,4 +1,7 @@
-"""What a pair raises, in families by who acts next. When one is raised is decided elsewhere."""
+"""The errors of a pair, in families by who acts next: the caller, time (retry), the operator.
+
+This module loads no SDK. Errors that are types of azure-servicebus: `call_errors`; errors of a side: `pair_sides`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from twinbus.errors import CallerError, OperatorError, RetryError
 
 
 class TimeToLiveError(CallerError, ValueError):
-    """The time to live does not fit an AMQP header: the primary's link could not carry it, so nobody takes it."""
+    """The time to live does not fit an AMQP header, so no namespace can take the message."""
 
     def __init__(self, message_id: object, milliseconds: int, longest: int) -> None:
         days = longest // 86_400_000
@@ -32,7 +35,7 @@ class QueueCause(NamedTuple):
 
 
 class BacklogUnavailableError(RetryError):
-    """No backlog queue is left; the message stays the caller's (S6)."""
+    """No backlog queue is left. The caller keeps the message (S6)."""
 
     def __init__(self, entity: str, causes: Sequence[QueueCause]) -> None:
         listed = "; ".join(f"{queue}: {kind}{f' ({detail})' if detail else ''}" for queue, kind, detail in causes)
@@ -67,7 +70,7 @@ class MessageTooLargeForBacklogError(CallerError, ValueError):
 
 
 class PartialSendError(RetryError):
-    """A batch was split and only some of it is safe (S9)."""
+    """A batch was split, and the backlog accepted only some of its messages (S9)."""
 
     def __init__(self, safe: Sequence[object], unsafe: Sequence[object], cause: BaseException) -> None:
         super().__init__(
@@ -79,7 +82,7 @@ class PartialSendError(RetryError):
 
 
 class ScheduledInBacklogError(RetryError):
-    """A scheduled message waits in the backlog and cannot provably be cancelled there (S10)."""
+    """A scheduled message waits in the backlog, where it cannot be cancelled reliably (S10)."""
 
     def __init__(self, handles: Sequence[int]) -> None:
         super().__init__(

@@ -1,6 +1,6 @@
-"""What a pair tells the world (S11): callbacks, log, Prometheus, OpenTelemetry and ledger, from one call each.
+"""Publish what happens to a pair (S11): callbacks, log, Prometheus, OpenTelemetry and ledger, with one call each.
 
-Nothing here decides anything, and nothing that goes wrong here reaches a send. On the healthy path nothing is called.
+An error here never reaches a send. The usual send calls nothing of this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from twinbus.backlog import FailureKind
 from twinbus.errors import CallerError
 from twinbus.ledger import Ledger
-from twinbus.pairing.decide.backlog_watch import BacklogUnattended, Watch
+from twinbus.pairing.decide.backlog_watch import QueueStatus
 from twinbus.pairing.decide.failover import Entity, FailoverEngaged, PrimaryUnusable, Restored
 from twinbus.pairing.decide.rotation import QueueLeft, QueueReturned, Rotation
 from twinbus.pairing.metrics import PairMetrics
@@ -28,9 +28,12 @@ from twinbus.pairing.telemetry import Telemetry
 _log = logging.getLogger("twinbus.pairing")
 
 ALL: Final = "*"
-# How long closing waits for callbacks that are still under way.
-_PATIENCE: Final = 5.0
+# How long closing waits for callbacks that still run.
+_CALLBACK_SECONDS: Final = 5.0
 _IDLE_SECONDS: Final = 1.0
+
+
+# --- notices ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,22 @@ class BacklogDrained:
 
 
 @dataclass(frozen=True, slots=True)
+class BacklogUnattended:
+    """The oldest message of a backlog queue waits, its entity is not failed over, and nobody moves it (Y1).
+
+    `oldest` is its age in seconds.
+    """
+
+    name: ClassVar[str] = "backlog_unattended"
+    queue: str
+    at: float
+    entity: str
+    oldest: float
+
+
+@dataclass(frozen=True, slots=True)
 class SideFaulted:
-    """`side` is "primary" or "secondary" (C1)."""
+    """A side faulted (C1). `side` is "primary" or "secondary"."""
 
     name: ClassVar[str] = "faulted"
     side: str
@@ -55,6 +72,8 @@ class SideFaulted:
 
 @dataclass(frozen=True, slots=True)
 class SideClosed:
+    """A side was closed (C1). `side` is "primary" or "secondary"."""
+
     name: ClassVar[str] = "closed"
     side: str
     at: float
@@ -84,21 +103,37 @@ LEVELS: Final[Mapping[str, int]] = {
     SideFaulted.name: logging.ERROR,
     SideClosed.name: logging.INFO,
 }
+"""The log level of each event."""
 EVENTS: Final = tuple(LEVELS)
 
 
+def facts(notice: Notice) -> dict[str, str | int | float | bool]:
+    """Return the fields of a notice as plain values, without its name and its time."""
+    values = {field.name: getattr(notice, field.name) for field in fields(notice) if field.name != "at"}
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> str | int | float | bool:
+    return round(value, 3) if isinstance(value, float) else value if type(value) in (str, int, bool) else str(value)
+
+
 class UnknownEventError(CallerError, ValueError):
+    """A callback was registered for an event that does not exist."""
+
     def __init__(self, event: str) -> None:
         super().__init__(f"there is no event {event!r}; events are {', '.join(EVENTS)}, and {ALL!r} for all of them")
         self.event = event
 
 
-class EventPublisher:
-    """The voice of one pair. `pair` is the primary's name.
+# --- publishing ------------------------------------------------------------------------------------------------------
 
-    With `threaded`, callbacks run one after the other in a thread of their own, so that one that waits, or that uses
-    the pair, holds up no send; it ends when there has been nothing to say for a while. Without, they run in the event
-    loop, where they may be coroutine functions.
+
+class EventPublisher:
+    """Publishes the events of one pair. `pair` is the primary's name.
+
+    With `threaded`, callbacks run one after the other in a thread of their own, so that a callback that blocks, or that
+    uses the pair, delays no send. The thread ends when it has been idle for a while. Without, callbacks run in the
+    event loop and may be coroutine functions.
     """
 
     def __init__(
@@ -110,13 +145,13 @@ class EventPublisher:
         self._metrics = PairMetrics.of(registry)
         self._telemetry = Telemetry(pair)
         self._unwatch: Callable[[], None] = lambda: None
-        self._speaker: _Thread | _Loop = _Thread(pair) if threaded else _Loop()
+        self._runner: _CallbackThread | _CallbackLoop = _CallbackThread(pair) if threaded else _CallbackLoop()
 
     def on(self, event: str, callback: Callback) -> Callable[[], None]:
-        """Call it with the notice at every such event; what is returned takes it off again."""
+        """Call `callback` with the notice at every such event. Returns a function that removes the callback."""
         if event != ALL and event not in EVENTS:
             raise UnknownEventError(event)
-        if not self._speaker.awaits and inspect.iscoroutinefunction(callback):
+        if not self._runner.takes_coroutines and inspect.iscoroutinefunction(callback):
             raise TypeError("a coroutine function can be called only by a pair of twinbus.aio")
         self._callbacks[event] = (*self._callbacks.get(event, ()), callback)
 
@@ -129,22 +164,22 @@ class EventPublisher:
         return off
 
     def emit(self, notice: Notice) -> None:
-        """Never raises."""
+        """Publish a notice. Never raises."""
         try:
-            said = facts(notice)
+            values = facts(notice)
             if self._ledger is not None:
-                self._ledger.state(notice.name, said, pair=self._pair)
-            told = " ".join(f"{name}={value}" for name, value in said.items())
-            _log.log(LEVELS[notice.name], "%s %s", notice.name, told, extra={"pair": self._pair, **said})
-            self._metrics.told(self._pair, notice)
-            self._telemetry.told(notice.name, said)
+                self._ledger.state(notice.name, values, pair=self._pair)
+            text = " ".join(f"{name}={value}" for name, value in values.items())
+            _log.log(LEVELS[notice.name], "%s %s", notice.name, text, extra={"pair": self._pair, **values})
+            self._metrics.count_notice(self._pair, notice)
+            self._telemetry.notice(notice.name, values)
         except Exception:
-            _log.exception("%s could not be told in full", notice.name)
+            _log.exception("%s could not be published in full", notice.name)
         for callback in (*self._callbacks.get(notice.name, ()), *self._callbacks.get(ALL, ())):
-            self._speaker.say(callback, notice)
+            self._runner.run(callback, notice)
 
     def diverted(self, entity: str, queue: str, messages: int, seconds: float) -> None:
-        """A backlog queue has taken them, in so many seconds. Never raises."""
+        """Count messages that a backlog queue accepted, within `seconds`. Never raises."""
         try:
             self._metrics.diverted(self._pair, entity, messages)
             self._telemetry.diverted(entity, queue, messages, seconds)
@@ -152,7 +187,7 @@ class EventPublisher:
             _log.exception("a diverted message was not counted")
 
     def pinged(self, entity: str, failure: FailureKind | None, seconds: float) -> None:
-        """A ping ended. Never raises."""
+        """Count a ping that ended. Never raises."""
         try:
             self._metrics.pinged(self._pair, entity, failure)
             self._telemetry.pinged(entity, failure, seconds)
@@ -165,33 +200,23 @@ class EventPublisher:
         self,
         entities: Callable[[], Iterable[Entity]],
         rotation: Callable[[], Rotation],
-        backlog: Callable[[], Iterable[Watch]],
+        backlog: Callable[[], Iterable[QueueStatus]],
     ) -> None:
-        """What gauges show is asked for when they are read, never kept."""
+        """Show the pair in the gauges. A gauge calls these functions whenever it is read."""
         self._unwatch = self._metrics.watch(self._pair, entities, rotation, backlog)
 
     def unwatch(self) -> None:
-        """The gauges show this pair no more."""
+        """Remove the pair from the gauges."""
         self._unwatch()
 
     def close(self) -> None:
-        """After the last event. Callbacks already called for are waited for, but not for long."""
+        """End publishing, after the last event. Waits for callbacks for a limited time."""
         self._unwatch()
-        self._speaker.close()
+        self._runner.close()
         self._callbacks.clear()
 
 
-def facts(notice: Notice) -> dict[str, str | int | float | bool]:
-    """What a notice says beside its name and its instant, in plain values."""
-    values = {field.name: getattr(notice, field.name) for field in fields(notice) if field.name != "at"}
-    return {name: _plain(value) for name, value in values.items()}
-
-
-def _plain(value: Any) -> str | int | float | bool:
-    return round(value, 3) if isinstance(value, float) else value if type(value) in (str, int, bool) else str(value)
-
-
-# --- who calls the callbacks -----------------------------------------------------------------------------------------
+# --- running callbacks -----------------------------------------------------------------------------------------------
 
 
 def _call(callback: Callback, notice: Notice) -> object:
@@ -202,20 +227,20 @@ def _call(callback: Callback, notice: Notice) -> object:
         return None
 
 
-class _Thread:
-    awaits: ClassVar = False
+class _CallbackThread:
+    takes_coroutines: ClassVar = False
 
     def __init__(self, pair: str) -> None:
         self._name = f"twinbus-events-{pair}"
-        self._said: queue.SimpleQueue[tuple[Callback, Notice] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[Callback, Notice] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def say(self, callback: Callback, notice: Notice) -> None:
-        self._said.put((callback, notice))
+    def run(self, callback: Callback, notice: Notice) -> None:
+        self._waiting.put((callback, notice))
         try:
             with self._lock:
-                # A forked child inherits the queue but not the thread.
+                # The child of a fork inherits the queue but not the thread.
                 if self._thread is None or not self._thread.is_alive():
                     thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                     thread.start()
@@ -227,18 +252,18 @@ class _Thread:
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
-            self._said.put(None)
+            self._waiting.put(None)
             if thread is not threading.current_thread():
-                thread.join(_PATIENCE)
+                thread.join(_CALLBACK_SECONDS)
 
     def _run(self) -> None:
         while True:
             try:
-                one = self._said.get(timeout=_IDLE_SECONDS)
+                one = self._waiting.get(timeout=_IDLE_SECONDS)
             except queue.Empty:
                 with self._lock:
-                    # What was said meanwhile was put there before its speaker asked for this lock.
-                    if self._said.empty():
+                    # `run` fills the queue before it takes this lock, so nothing is lost here.
+                    if self._waiting.empty():
                         if self._thread is threading.current_thread():
                             self._thread = None
                         return
@@ -248,13 +273,13 @@ class _Thread:
             _call(*one)
 
 
-class _Loop:
-    awaits: ClassVar = True
+class _CallbackLoop:
+    takes_coroutines: ClassVar = True
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def say(self, callback: Callback, notice: Notice) -> None:
+    def run(self, callback: Callback, notice: Notice) -> None:
         result = _call(callback, notice)
         if inspect.isawaitable(result):
             task = asyncio.get_running_loop().create_task(_awaited(result, notice))
@@ -264,7 +289,7 @@ class _Loop:
     def close(self) -> None:
         for task in tuple(self._tasks):
             if not (task.done() or task.get_loop().is_closed()):
-                task.get_loop().call_later(_PATIENCE, task.cancel)
+                task.get_loop().call_later(_CALLBACK_SECONDS, task.cancel)
 
 
 async def _awaited(result: Awaitable[object], notice: Notice) -> None:

@@ -1,6 +1,7 @@
-"""What is to be said about a secondary's backlog queues (P6): depth, differing properties, extras, orphans.
+"""Inspect a secondary and a primary for `twinbus doctor`: backlog queues (P6), and whether pings are hidden (G3).
 
-What differs is decided here from what was found; `clean` removes empty extras one by one, and nothing else ever.
+`inspect_backlog` compares the backlog queues with what they should be. `clean_extra` removes an empty extra queue, and
+is the only function here that removes anything but its own scratch queue. `check_pings` sends one ping.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ DEFAULTS: Final[Mapping[str, object]] = {
     "status": "Active",
 }
 _SPANS: Final = {LONGEST: timedelta(days=10675199), "PT1M": timedelta(minutes=1)}
-_COUNTS: Final = (
+_DEPTH_FIELDS: Final = (
     "active_message_count",
     "dead_letter_message_count",
     "scheduled_message_count",
@@ -49,6 +50,8 @@ _COUNTS: Final = (
 
 
 class PropertyDifference(NamedTuple):
+    """A property of a backlog queue that is not as it should be."""
+
     property: str
     wanted: str
     found: str
@@ -56,7 +59,7 @@ class PropertyDifference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """Messages in a queue. `other` are scheduled or in transfer."""
+    """The number of messages in a queue. `other` are scheduled or in transfer."""
 
     active: int = 0
     dead_lettered: int = 0
@@ -69,7 +72,7 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class FoundQueue:
-    """A backlog queue of this primary, or (an orphan, as far as this pair knows) of another one."""
+    """A backlog queue of this primary, or of another primary (an orphan, as far as this pair knows)."""
 
     path: str
     depth: Depth
@@ -78,7 +81,7 @@ class FoundQueue:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """`queues` are those senders of this primary use; `extras` have an index of the count or more (P6)."""
+    """What the secondary holds. Senders of this primary use `queues`; `extras` have an index beyond the count (P6)."""
 
     primary: str
     secondary: str
@@ -89,26 +92,26 @@ class Inspection:
 
     @property
     def problems(self) -> list[str]:
-        """What an operator should mend."""
-        told = [f"{path} is missing: `twinbus provision` creates it" for path in self.missing]
+        """Return what an operator should mend, one line each."""
+        lines = [f"{path} is missing: `twinbus provision` creates it" for path in self.missing]
         for queue in self.queues:
-            told += (f"{queue.path}: {d.property} is {d.found}, not {d.wanted}" for d in queue.differences)
-        told += (
+            lines += (f"{queue.path}: {d.property} is {d.found}, not {d.wanted}" for d in queue.differences)
+        lines += (
             f"{extra.path} holds {extra.depth.total} messages, and senders no longer use it: a syphon empties it"
             for extra in self.extras
             if extra.depth.total
         )
-        return told
+        return lines
 
 
-# --- looking ---------------------------------------------------------------------------------------------------------
+# --- inspecting ------------------------------------------------------------------------------------------------------
 
 
 def inspect_backlog(administration: Administration, name: str, count: int) -> Inspection:
-    """Looks at every queue of the secondary; alters nothing. Raises the client's errors."""
+    """Return what the secondary holds. Changes nothing. Raises the errors of the management API."""
     client = administration.client
-    settings = {str(queue.name): queue for queue in administration.ask(client.list_queues)}
-    figures = {str(queue.name): queue for queue in administration.ask(client.list_queues_runtime_properties)}
+    settings = {str(queue.name): queue for queue in administration.request(client.list_queues)}
+    figures = {str(queue.name): queue for queue in administration.request(client.list_queues_runtime_properties)}
 
     def found(path: str) -> FoundQueue:
         return FoundQueue(path, _depth(figures.get(path)), differences(settings[path]))
@@ -126,7 +129,7 @@ def inspect_backlog(administration: Administration, name: str, count: int) -> In
 
 
 def orphans(name: str, paths: Iterable[str]) -> list[str]:
-    """Backlog queues of other primaries: of a pair that shares this secondary, or of one that is no more."""
+    """Return the backlog queues of other primaries, which share this secondary or exist no more."""
     found = []
     for path in paths:
         owner, _, index = path.rpartition(f"/{TRANSFER_SEGMENT}/")
@@ -136,7 +139,7 @@ def orphans(name: str, paths: Iterable[str]) -> list[str]:
 
 
 def differences(queue: Any) -> tuple[PropertyDifference, ...]:
-    """What of a queue's properties is not as a backlog queue's should be."""
+    """Return the properties of a queue that are not as those of a backlog queue should be."""
     wanted = {**PROPERTIES, **DEFAULTS}
     pairs = ((name, value, _plain(getattr(queue, name))) for name, value in wanted.items())
     return tuple(
@@ -147,7 +150,7 @@ def differences(queue: Any) -> tuple[PropertyDifference, ...]:
 def _differs(wanted: object, found: object) -> bool:
     if isinstance(wanted, str) and wanted in _SPANS:
         span = _SPANS[wanted]
-        # The longest span has more digits than a timedelta: the SDK rounds it.
+        # The longest span has more digits than a timedelta, so the SDK rounds it.
         return not isinstance(found, timedelta) or (found < span if wanted == LONGEST else found != span)
     return (found or None) != (wanted or None)
 
@@ -159,7 +162,7 @@ def _plain(found: object) -> object:
 def _depth(figures: Any) -> Depth:
     if figures is None:
         return Depth()
-    active, dead, *other = (getattr(figures, name) or 0 for name in _COUNTS)
+    active, dead, *other = (getattr(figures, name) or 0 for name in _DEPTH_FIELDS)
     return Depth(active, dead, sum(other))
 
 
@@ -167,37 +170,40 @@ def _depth(figures: Any) -> Depth:
 
 
 class Cleaned(StrEnum):
+    """What became of an extra backlog queue."""
+
     REMOVED = "removed"
     KEPT = "kept: it holds messages"
     GONE = "gone already"
 
 
 def clean_extra(administration: Administration, name: str, count: int, path: str) -> Cleaned:
-    """Remove one extra if it is empty. Nothing can come in between the last look and the removal.
+    """Remove one extra backlog queue if it is empty. Raises ValueError if `path` is none.
 
-    It takes no more sends before it is looked at; where it is not empty it becomes again what it was.
+    The queue is closed to sends before its depth is read, so no message can arrive between reading and removing. A
+    queue that is not empty gets its former status back.
     """
     if extra_backlog_queues(name, count, [path]) != [path]:
         raise ValueError(f"{path} is no extra backlog queue of {name}")
     client = administration.client
     try:
-        queue = administration.ask(client.get_queue, path)
-        if _look(administration, path).total:
+        queue = administration.request(client.get_queue, path)
+        if _current_depth(administration, path).total:
             return Cleaned.KEPT
         before, queue.status = queue.status, "SendDisabled"
-        administration.ask(client.update_queue, queue)
-        if _look(administration, path).total:
+        administration.request(client.update_queue, queue)
+        if _current_depth(administration, path).total:
             queue.status = before
-            administration.ask(client.update_queue, queue)
+            administration.request(client.update_queue, queue)
             return Cleaned.KEPT
-        administration.ask(client.delete_queue, path)
+        administration.request(client.delete_queue, path)
     except ResourceNotFoundError:
         return Cleaned.GONE
     return Cleaned.REMOVED
 
 
-def _look(administration: Administration, path: str) -> Depth:
-    return _depth(administration.ask(administration.client.get_queue_runtime_properties, path))
+def _current_depth(administration: Administration, path: str) -> Depth:
+    return _depth(administration.request(administration.client.get_queue_runtime_properties, path))
 
 
 SCRATCH: Final = "twinbus-doctor-"
@@ -205,6 +211,8 @@ _MARKER: Final = "twinbus-doctor"
 
 
 class Visibility(StrEnum):
+    """Whether receivers of the primary see pings (G3)."""
+
     HIDDEN = "hidden"
     VISIBLE = "visible"
     UNKNOWN = "unknown"
@@ -212,6 +220,8 @@ class Visibility(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PingCheck:
+    """The result of `check_pings`."""
+
     visibility: Visibility
     detail: str
 
@@ -229,46 +239,49 @@ class PingCheck:
 async def check_pings(
     client: ServiceBusClient, administration: AioAdministration, *, entity: str | None, seconds: float = 20.0
 ) -> PingCheck:
-    """Never raises: what went wrong is the detail of UNKNOWN."""
+    """Find out whether receivers of the primary see pings, with a real ping (G3). Never raises: UNKNOWN has the reason.
+
+    The ping goes to the queue `entity`, or to a scratch queue that is removed at the end.
+    """
     try:
         async with asyncio.timeout(seconds):
             if entity is not None:
-                return await _in_queue(client, entity, of_ours=False)
+                return await _in_queue(client, entity, scratch=False)
             async with _scratch(administration) as path:
-                return await _in_queue(client, path, of_ours=True)
+                return await _in_queue(client, path, scratch=True)
     except Exception as error:
         kind = "timeout" if isinstance(error, TimeoutError) else classify(evidence_of(error))
         text = " ".join(str(error).split())[:200]
-        return PingCheck(Visibility.UNKNOWN, f"it could not be tried ({kind}{f': {text}' if text else ''})")
+        return PingCheck(Visibility.UNKNOWN, f"the check failed ({kind}{f': {text}' if text else ''})")
 
 
 @asynccontextmanager
 async def _scratch(administration: AioAdministration) -> AsyncIterator[str]:
     path = f"{SCRATCH}{uuid4().hex[:12]}"
-    # Should the removal below never come, the service removes it.
-    await administration.ask(administration.client.create_queue, path, auto_delete_on_idle=timedelta(minutes=5))
+    # If this process dies before it removes the queue, the service does.
+    await administration.request(administration.client.create_queue, path, auto_delete_on_idle=timedelta(minutes=5))
     try:
         yield path
     finally:
-        await administration.ask(administration.client.delete_queue, path)
+        await administration.request(administration.client.delete_queue, path)
 
 
-async def _in_queue(client: ServiceBusClient, path: str, *, of_ours: bool) -> PingCheck:
+async def _in_queue(client: ServiceBusClient, path: str, *, scratch: bool) -> PingCheck:
     token = uuid4().hex
-    # In a queue of ours it lives longer than G1's second: a slow look would otherwise see nothing and prove nothing.
+    # In the scratch queue the ping lives longer than a second (G1): otherwise a slow peek would prove nothing.
     ping = ping_message()
     ping.message_id = token
-    if of_ours:
+    if scratch:
         ping.time_to_live = timedelta(minutes=1)
     async with client.get_queue_sender(path) as sender, client.get_queue_receiver(path) as receiver:
         await sender.send_messages(ping)
-        if of_ours:
-            # What comes after it is seen: then the ping would be too.
+        if scratch:
+            # If the peek returns this later message, it would return the ping too.
             await sender.send_messages(ServiceBusMessage(_MARKER, message_id=_MARKER))
         seen = [str(message.message_id) for message in await receiver.peek_messages(max_message_count=100)]
     if token in seen:
         return PingCheck(Visibility.VISIBLE, f"a ping sent to {path} was seen there")
-    if not of_ours:
+    if not scratch:
         return PingCheck(
             Visibility.UNKNOWN, f"a ping sent to {path} was not seen, but a receiver may have been quicker"
         )

@@ -1,6 +1,7 @@
-"""A pair's figures for Prometheus: what is counted, and the gauges, read from the pair when they are asked for.
+"""The Prometheus metrics of pairs. Counters count notices; gauges read the pair's state when they are collected.
 
-All pairs of a process share one set per registry, told apart by the label `pair`. Every metric is explained here.
+All pairs of a process share one set of metrics per registry. The label `pair` tells them apart. Every metric is
+explained here.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from twinbus.backlog import FailureKind
-from twinbus.pairing.decide.backlog_watch import Watch
+from twinbus.pairing.decide.backlog_watch import QueueStatus
 from twinbus.pairing.decide.failover import Entity, EntityMode, FailoverEngaged, PrimaryUnusable, Restored
 from twinbus.pairing.decide.rotation import QueueLeft, Rotation
 
 PING_SUCCEEDED: Final = "succeeded"
 
 
-class _Watched(NamedTuple):
+class _PairReaders(NamedTuple):
+    """Functions that read the state of one pair."""
+
     entities: Callable[[], Iterable[Entity]]
     rotation: Callable[[], Rotation]
-    backlog: Callable[[], Iterable[Watch]]
+    backlog: Callable[[], Iterable[QueueStatus]]
 
 
 class PairMetrics(Collector):
@@ -36,7 +39,7 @@ class PairMetrics(Collector):
 
     @classmethod
     def of(cls, registry: CollectorRegistry | None) -> PairMetrics:
-        """Those of the registry, or of the process' own."""
+        """Return the metrics of the registry; without one, those of the process' own registry."""
         wanted = REGISTRY if registry is None else registry
         with cls._making:
             if wanted not in cls._made:
@@ -44,7 +47,7 @@ class PairMetrics(Collector):
             return cls._made[wanted]
 
     def __init__(self) -> None:
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, _PairReaders] = {}
         self._failovers = _counter("failovers", "Failovers of an entity, by their cause.", "entity", "cause")
         self._restores = _counter("restores", "Returns of an entity to the primary.", "entity", "forced")
         self._unusable = _counter("unusable", "Times an entity was found gone or its credential refused.", "entity")
@@ -66,9 +69,9 @@ class PairMetrics(Collector):
         registry.register(self)
         return self
 
-    # --- counted -----------------------------------------------------------------------------------------------
+    # --- counters -----------------------------------------------------------------------------------------------
 
-    def told(self, pair: str, notice: object) -> None:
+    def count_notice(self, pair: str, notice: object) -> None:
         match notice:
             case FailoverEngaged():
                 self._failovers.labels(pair, notice.entity, str(notice.cause)).inc()
@@ -80,7 +83,7 @@ class PairMetrics(Collector):
             case QueueLeft():
                 self._left.labels(pair, notice.queue, str(notice.kind)).inc()
             case _:
-                pass  # nothing to count: the gauges show it
+                pass  # the gauges show it
 
     def diverted(self, pair: str, entity: str, messages: int) -> None:
         self._diverted.labels(pair, entity).inc(messages)
@@ -88,17 +91,17 @@ class PairMetrics(Collector):
     def pinged(self, pair: str, entity: str, failure: FailureKind | None) -> None:
         self._pings.labels(pair, entity, PING_SUCCEEDED if failure is None else str(failure)).inc()
 
-    # --- read --------------------------------------------------------------------------------------------------
+    # --- gauges ------------------------------------------------------------------------------------------------
 
     def watch(
         self,
         pair: str,
         entities: Callable[[], Iterable[Entity]],
         rotation: Callable[[], Rotation],
-        backlog: Callable[[], Iterable[Watch]],
+        backlog: Callable[[], Iterable[QueueStatus]],
     ) -> Callable[[], None]:
-        """What is returned ends it, unless the pair was made again meanwhile."""
-        watched = self._watched[pair] = _Watched(entities, rotation, backlog)
+        """Show a pair in the gauges. Returns a function that removes it, unless the same pair was made again."""
+        watched = self._watched[pair] = _PairReaders(entities, rotation, backlog)
 
         def unwatch() -> None:
             if self._watched.get(pair) is watched:
@@ -121,13 +124,13 @@ class PairMetrics(Collector):
             rotation = watched.rotation()
             known.add_metric((pair,), len(rotation.queues))
             usable.add_metric((pair,), len(rotation.usable))
-            for watch in watched.backlog():
-                oldest.add_metric((pair, watch.queue), watch.oldest)
-                unattended.add_metric((pair, watch.queue), float(watch.unattended))
+            for status in watched.backlog():
+                oldest.add_metric((pair, status.queue), status.oldest_age)
+                unattended.add_metric((pair, status.queue), float(status.unattended))
         yield from (state, known, usable, oldest, unattended)
 
     def describe(self) -> Iterable[Metric]:
-        """What it will show, so that registering asks no pair."""
+        """Return the metrics without values, so that registering reads no pair."""
         for counter in self._counters:
             yield from counter.describe()
         for name in ("entity_state", "backlog_queues", "backlog_queues_usable"):

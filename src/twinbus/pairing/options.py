@@ -1,4 +1,7 @@
-"""The options of a pair: names, units, ranges and defaults (P2, and those marked ★ in S and G)."""
+"""The options of a pair: names, units, ranges and defaults (P2, and those marked ★ in S and G).
+
+Options come from Python, from environment variables or from a TOML file; the same checks hold for all three.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ _SECOND, _MINUTE, _HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(
 
 
 class DurationRange(NamedTuple):
-    """Both ends are allowed."""
+    """A range of durations. Both ends are allowed."""
 
     least: timedelta
     most: timedelta
 
     def __str__(self) -> str:
-        return f"a timedelta from {_spoken(self.least)} to {_spoken(self.most)}"
+        return f"a timedelta from {_duration_text(self.least)} to {_duration_text(self.most)}"
 
 
 RANGES: Final[Mapping[str, DurationRange]] = {
@@ -48,43 +51,44 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SendAvailabilityOptions:
-    """How a pair keeps its senders available. Out of range: OptionError."""
+    """How a pair keeps its senders available. Raises OptionError for a value out of range."""
 
     backlog_queue_count: int = 10
-    """Backlog queues on the secondary (≥ 1)."""
+    """Number of backlog queues on the secondary (≥ 1)."""
     failover_interval: timedelta = 60 * _SECOND
-    """From an entity's first counting failure to its failover; 0: the failing call itself diverts (S3, S4)."""
+    """Time from an entity's first counting failure to its failover. With 0, the failing call diverts (S3, S4)."""
     ping_interval: timedelta = 60 * _SECOND
-    """Between pings of a failed-over entity (G2)."""
+    """Time between pings of a failed-over entity (G2)."""
     ping_jitter: float = 0.1
-    """By how much of an interval, at most, the first ping of a failover is put off (0 to 1)."""
+    """The first ping of a failover is delayed by at most this part of the interval (0 to 1)."""
     enable_syphon: bool = False
+    """Run a syphon with the pair (C2)."""
     try_timeout: timedelta = 10 * _SECOND
-    """Every attempt ends within it (S12)."""
+    """Time limit of every attempt (S12)."""
     failover_on: Collection[str] = ()
-    """Kinds of failure that count too, or with `-` before them no longer (S2)."""
+    """Kinds of failure that count as well; a kind with `-` before it does not count (S2)."""
     on_unusable: Literal["divert", "raise"] = "divert"
-    """What sends do while the entity is gone from the primary or its credential refused (G4)."""
+    """What sends do while the entity is gone from the primary, or its credential is refused (G4)."""
     ping: Literal["auto", "message", "link"] = "auto"
-    """`link` opens the entity's sender link and delivers nothing; `auto` is `message` where pings are hidden (G3)."""
+    """`link` only opens a sender link. `auto` is `message` if the service hides pings, otherwise `link` (G3)."""
     provision: Literal["create", "assume"] = "create"
-    """`assume` needs no Manage right: the queues are there (P8)."""
+    """`assume` expects that the queues exist, and needs no Manage right (P8)."""
     on_secondary_down: Literal["raise", "background"] = "raise"
-    """`background` lets the application start while the secondary is away (P8)."""
+    """`background` lets the application start while the secondary cannot be reached (P8)."""
     primary_name: str | None = None
     """The first part of the backlog queues' paths, in place of the primary's own name (P4)."""
     probation: timedelta = 30 * _SECOND
-    """How long a backlog queue that failed stays out of the rotation (S6)."""
+    """Time that a backlog queue stays out of the rotation after it failed (S6)."""
     ttl: Literal["restart", "absolute"] = "restart"
     """`absolute` deducts the time spent in the backlog from a message's time to live (Y7)."""
     backlog_check_interval: timedelta = 5 * _MINUTE
-    """Between looks at the backlog queues that the pair diverted to, until they are seen empty; 0: never (Y1)."""
+    """Time between checks of the backlog queues that the pair diverted to, until they are empty. 0: never (Y1)."""
     backlog_unattended_after: timedelta = 30 * _MINUTE
-    """How long a message may wait there that could go home, until that is told (Y1)."""
+    """Time that a message may wait in the backlog, although it could be delivered, before an alert (Y1)."""
     ledger: str | os.PathLike[str] | Ledger | None = None
-    """Where every operation and change of state is recorded (M1, S11): a directory, or a Ledger of the caller's."""
+    """Records every operation and change of state (M1, S11): a directory, or a Ledger of the caller."""
     ledger_on_error: Literal["go_on", "stop"] = "go_on"
-    """While the ledger cannot be written, `stop` raises LedgerUnavailableError before anything is tried."""
+    """While the ledger cannot be written, `stop` refuses every call with LedgerUnavailableError."""
 
     def __post_init__(self) -> None:
         for option, span in RANGES.items():
@@ -119,7 +123,7 @@ class SendAvailabilityOptions:
 
     @property
     def policy(self) -> FailoverPolicy:
-        """What the failover machine needs of it."""
+        """The options that failover depends on."""
         return FailoverPolicy(
             failover_interval=self.failover_interval.total_seconds(),
             ping_interval=self.ping_interval.total_seconds(),
@@ -132,9 +136,9 @@ class SendAvailabilityOptions:
     def from_environment(
         cls, environment: Mapping[str, str], prefix: str = "TWINBUS_", *, defaults: Self | None = None
     ) -> Self:
-        """From `TWINBUS_FAILOVER_INTERVAL=30s` and the like; variables that are no options are not looked at.
+        """Read options from variables such as `TWINBUS_FAILOVER_INTERVAL=30s`. Other variables are ignored.
 
-        `defaults`: what holds for the others, for instance from `from_file`.
+        `defaults` holds the other options, for instance from `from_file`.
         """
         names = {field.name: prefix + field.name.upper() for field in fields(cls)}
         found = {option: environment[name] for option, name in names.items() if name in environment}
@@ -142,7 +146,7 @@ class SendAvailabilityOptions:
 
     @classmethod
     def from_file(cls, text: str) -> Self:
-        """From the table `[pairing]` of a TOML text. A name that is no option is refused."""
+        """Read options from the table `[pairing]` of a TOML text. Raises OptionError for an unknown name."""
         table = tomllib.loads(text).get("pairing", {})
         known = [field.name for field in fields(cls)]
         for option, value in table.items():
@@ -158,7 +162,7 @@ _BOOLEANS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": F
 
 
 def _read(option: str, text: str) -> Any:
-    """An option from a text; what cannot be read is left as it is, for the check to name."""
+    """Return an option read from a text. A text that cannot be read stays as it is, and fails the check."""
     plain = text.strip()
     if option in RANGES:
         return _span(option, plain)
@@ -175,7 +179,7 @@ def _read(option: str, text: str) -> Any:
 
 
 def _span(option: str, value: Any) -> Any:
-    """`30`, `30s`, `500ms`, `5m` or `1h` as a timedelta, where the option is one."""
+    """Return `30`, `30s`, `500ms`, `5m` or `1h` as a timedelta, if the option is one."""
     if option not in RANGES or isinstance(value, bool) or not isinstance(value, int | float | str):
         return value
     found = _SPAN.fullmatch(str(value).lower())
@@ -197,6 +201,6 @@ def _check(option: str, value: object, holds: bool, allowed: str) -> None:
         raise OptionError(option, value, allowed)
 
 
-def _spoken(span: timedelta) -> str:
+def _duration_text(span: timedelta) -> str:
     seconds = span.total_seconds()
     return f"{seconds / 60:g} min" if seconds >= 120 else f"{seconds:g} s"

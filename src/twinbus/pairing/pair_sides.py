@@ -1,6 +1,6 @@
 """The two sides of a pair, open, closed or faulted (C1), and which namespaces are paired in this process (P3).
 
-What a side lets go of when it closes is the driver's.
+A side leaves the state OPEN once, and never returns. What ends with it belongs to the driver.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from twinbus.errors import CallerError, OperatorError
 T = TypeVar("T")
 
 OTHER_SIDE_SECONDS: Final = 5.0
-"""How long one side may stay open after the other closed or faulted, where the syphon runs (C2)."""
+"""How long one side may stay open after the other closed or faulted, while the syphon runs (C2)."""
 
 REFUSED_FOR_GOOD_SECONDS: Final = 600.0
-"""How long every backlog queue must have refused the secondary's credential until that is for good (C1).
+"""How long every backlog queue must refuse the secondary's credential before the secondary faults (C1).
 
 Long enough for a right that was just granted to take effect, and for a key to be changed.
 """
@@ -31,8 +31,11 @@ class SideState(StrEnum):
     FAULTED = "faulted"
 
 
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
 class PairClosedError(CallerError):
-    """The pair, or the side of it that is needed, was closed (C3)."""
+    """The pair, or the side of it that the call needs, was closed (C3)."""
 
     def __init__(self, side: str) -> None:
         super().__init__(f"the {side} of this pair is closed; pair the namespaces again")
@@ -40,7 +43,7 @@ class PairClosedError(CallerError):
 
 
 class PairFaultedError(OperatorError):
-    """A side of the pair faulted (C1); `cause` says why."""
+    """A side of the pair faulted (C1). `cause` is the reason."""
 
     def __init__(self, side: str, cause: BaseException) -> None:
         super().__init__(f"the {side} of this pair faulted: {cause}", "Mend the cause and pair the namespaces again.")
@@ -50,7 +53,7 @@ class PairFaultedError(OperatorError):
 
 
 class OtherSideLostError(OperatorError):
-    """What the syphon faults the side with that stayed open alone (C2)."""
+    """The reason why a side faults that stayed open alone (C2)."""
 
     def __init__(self, lost: str, state: SideState) -> None:
         super().__init__(f"the {lost} is {state}, and this side was still open {OTHER_SIDE_SECONDS:g} s later")
@@ -58,7 +61,7 @@ class OtherSideLostError(OperatorError):
 
 
 class CredentialRefusedError(OperatorError):
-    """What the secondary faults with when its credential is refused for good (C1)."""
+    """The reason why the secondary faults after its credential was refused for long (C1)."""
 
     def __init__(self, refusal: BaseException) -> None:
         super().__init__(
@@ -69,7 +72,7 @@ class CredentialRefusedError(OperatorError):
 
 
 class ClientLostError(OperatorError):
-    """What a side faults with whose client cannot be recovered (C1)."""
+    """The reason why a side faults whose client makes no sender any more (C1)."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(
@@ -80,14 +83,14 @@ class ClientLostError(OperatorError):
 
 
 class PairForkedError(CallerError):
-    """The pair was made by the parent of this process: its connections are the parent's (S13)."""
+    """The parent of this process made the pair: its connections belong to the parent (S13)."""
 
     def __init__(self) -> None:
         super().__init__("this pair belongs to the parent process; pair the namespaces again after the fork")
 
 
 class PairLoopError(CallerError):
-    """The pair was first used in another event loop, where its timers and connections are (S12, S13)."""
+    """The pair was first used in another event loop, which has its timers and connections (S12, S13)."""
 
     def __init__(self) -> None:
         super().__init__("this pair belongs to another event loop; make one pair for each loop")
@@ -104,8 +107,11 @@ class PairingRefusedError(CallerError, ValueError):
     """These two namespaces cannot be paired (P3)."""
 
 
+# --- sides -----------------------------------------------------------------------------------------------------------
+
+
 class Side:
-    """`on_change` is called once, when it leaves OPEN."""
+    """One side of a pair. `on_change` is called once, when the side leaves the state OPEN."""
 
     def __init__(self, name: str, endpoint: Endpoint, on_change: Callable[[Side], None]) -> None:
         self.name = name
@@ -116,17 +122,18 @@ class Side:
         self._changing = threading.Lock()
 
     def refusal(self) -> Exception:
-        """What a send is refused with (C3). Of a side that is not open."""
+        """Return the error of a call that needs this side, which is not open (C3)."""
         if isinstance(self.cause, PairForkedError):
             return PairForkedError()
         return PairClosedError(self.name) if self.cause is None else PairFaultedError(self.name, self.cause)
 
     def refuse_unless_open(self) -> None:
-        """Raises `refusal()` where the side is closed or faulted."""
+        """Raise `refusal()` if the side is closed or faulted."""
         if self.state is not SideState.OPEN:
             raise self.refusal()
 
     def leave(self, state: SideState, cause: BaseException | None = None) -> bool:
+        """Close or fault the side. Returns whether this call changed it."""
         with self._changing:
             if self.state is not SideState.OPEN:
                 return False
@@ -135,9 +142,11 @@ class Side:
         self._on_change(self)
         return True
 
-    def made(self, make: Callable[[], T]) -> T:
-        """A sender that its client has made before, made again. Nobody is asked for that: where it fails, the client is
-        at its end, and so is the side (C1)."""
+    def remake(self, make: Callable[[], T]) -> T:
+        """Make a sender again that the client has made before. Faults the side if that fails.
+
+        Making a sender needs no namespace. If it fails, the client is broken, and so is the side (C1).
+        """
         try:
             return make()
         except Exception as error:
@@ -145,41 +154,57 @@ class Side:
             raise self.refusal() from error
 
     def forked(self) -> None:
-        """In the child of a fork: no lock is taken, nothing is told, nothing is let go of."""
+        """Fault the side in the child of a fork, without a lock and without calling anybody."""
         self.cause = PairForkedError()
         self.state = SideState.FAULTED
 
 
-class CredentialRefusals:
-    """Whether the secondary's credential is refused for good (C1).
+class SideView:
+    """What `pair.primary` and `pair.secondary` show of a side, for both drivers (C1)."""
 
-    It is when every backlog queue in use has answered nothing but that, each over REFUSED_FOR_GOOD_SECONDS from its
-    first refusal to its last. The primary has no such rule: there a refusal is the entity's, and sends divert (G4).
+    def __init__(self, side: Side) -> None:
+        self._side = side
+
+    @property
+    def state(self) -> SideState:
+        return self._side.state
+
+    @property
+    def cause(self) -> BaseException | None:
+        """Why the side faulted."""
+        return self._side.cause
+
+
+class CredentialRefusals:
+    """Finds out whether the secondary's credential is refused for good (C1).
+
+    It is if every backlog queue in use has answered nothing but refusals, each for REFUSED_FOR_GOOD_SECONDS from its
+    first to its last. The primary has no such rule: there a refusal concerns the entity, and its messages divert (G4).
     """
 
     def __init__(self) -> None:
         self._spans: dict[str, tuple[float, float]] = {}
 
     def refused(self, queue: str, queues: Iterable[str], now: float) -> bool:
-        """`queues` are all those in use."""
+        """Report a refusal. Returns whether it is for good. `queues` are all those in use."""
         first, _ = self._spans.get(queue, (now, now))
         self._spans[queue] = (first, now)
         spans = [self._spans.get(one) for one in queues]
         return all(span is not None and span[1] - span[0] >= REFUSED_FOR_GOOD_SECONDS for span in spans)
 
     def forget(self, queue: str) -> None:
-        """It took a message, or failed in another way."""
+        """Report that a queue accepted a message, or failed in another way."""
         self._spans.pop(queue, None)
 
 
-# --- which namespaces are paired here (P3) ---------------------------------------------------------------------------
+# --- which namespaces are paired in this process (P3) ----------------------------------------------------------------
 
 _registry: set[tuple[Endpoint, Endpoint]] = set()
 _registering = threading.Lock()
 
 
 def register(primary: Endpoint, secondary: Endpoint) -> None:
-    """PairingRefusedError where P3 forbids it."""
+    """Register a pair. Raises PairingRefusedError if P3 forbids it."""
     if primary == secondary:
         raise PairingRefusedError(f"{_name(primary)} cannot be its own secondary")
     with _registering:
@@ -198,8 +223,8 @@ def release(primary: Endpoint, secondary: Endpoint) -> None:
 
 
 def forget_all() -> None:
-    """In the child of a fork: pairs are the parent's."""
-    global _registering  # noqa: PLW0603 - its holder may not exist here
+    """Empty the registry in the child of a fork: the pairs belong to the parent."""
+    global _registering  # noqa: PLW0603 - the thread that holds the copied lock does not exist here
     _registering = threading.Lock()
     _registry.clear()
 

@@ -1,30 +1,33 @@
-"""What a pair is, whichever driver runs it: two sides, its entities, its rotation, its events, its syphon's slot.
+"""What a pair is, whichever driver runs it: two sides, entities, backlog queues, events, and a slot for a syphon.
 
-All senders of the pair share it. It opens no connection and starts no thread or task.
+All senders of a pair share its `PairState`. It opens no connection and starts no thread or task: the driver does.
+`PairInterface` holds the public methods of a pair that need no waiting; both drivers inherit them.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from uuid import uuid4
 from weakref import WeakSet
 
 from twinbus.backlog import CREDENTIAL_REFUSED, backlog_queue_paths, failure_kind, primary_name
 from twinbus.errors import OptionError
 from twinbus.ledger import Ledger
-from twinbus.pairing.attending import SharedBacklogWatch
-from twinbus.pairing.calls import SendContext
+from twinbus.pairing import call_errors
 from twinbus.pairing.decide import rotation
-from twinbus.pairing.decide.backlog_watch import Peek
+from twinbus.pairing.decide.backlog_watch import PeekPage
 from twinbus.pairing.decide.failover import Cause, EntityMode, FailoverForced, PairClosed, RestoreForced
-from twinbus.pairing.events import EventPublisher, SideClosed, SideFaulted
+from twinbus.pairing.decide.send_flow import FlowErrors, SendContext
+from twinbus.pairing.events import Callback, EventPublisher, Notice, SideClosed, SideFaulted
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import (
     OTHER_SIDE_SECONDS,
@@ -39,11 +42,25 @@ from twinbus.pairing.pair_sides import (
     release,
 )
 from twinbus.pairing.provisioning import Provisioned
-from twinbus.pairing.recording import OperationRecorder, ledger_of
-from twinbus.pairing.shared_state import PairDriver, SharedEntity, SharedRotation
-from twinbus.sdk import client_endpoint, client_entity, is_closed, unopened_sender
+from twinbus.pairing.receivers import record_receiver
+from twinbus.pairing.recording import OperationRecorder, open_ledger
+from twinbus.pairing.shared_state import PairDriver, SharedBacklogWatch, SharedEntity, SharedRotation
+from twinbus.sdk import (
+    RetrySettings,
+    client_endpoint,
+    client_entity,
+    hides_pings,
+    is_closed,
+    retry_settings,
+    unopened_sender,
+)
 
 _log = logging.getLogger("twinbus.pairing")
+
+ClientT = TypeVar("ClientT")
+SenderT = TypeVar("SenderT")
+ReceiverT = TypeVar("ReceiverT")
+SessionsT = TypeVar("SessionsT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +75,9 @@ class EntityState:
 
 
 class PairSyphon(Protocol):
-    """A pair's syphon, if it has one: a component that is started and stopped with the pair (C2).
+    """The syphon of a pair, if it has one. It starts and stops with the pair (C2).
 
-    Nothing of it may block: it is asked in the event loop, or in the thread that keeps the deadlines.
+    No method may block: the pair calls them in its event loop, or in a worker thread.
     """
 
     @property
@@ -70,17 +87,27 @@ class PairSyphon(Protocol):
     def start(self) -> None: ...
 
     def stop(self) -> None:
-        """Only the signal: pumps end by themselves, each at its next safe point. What it raises is logged."""
+        """Signal the pumps to stop. Each ends at its next safe point. An error of this method is logged."""
 
     def ended(self) -> Awaitable[None] | None:
-        """Wait until they have, though not for long; awaited where the pair is of asyncio. Told to stop before."""
+        """Wait until the pumps have stopped, for a limited time. `stop` was called before. Awaited by asyncio pairs."""
+
+
+class SenderSetup(NamedTuple):
+    """What a sender of either driver gets from its pair."""
+
+    context: SendContext
+    entity: SharedEntity
+    primary: Side
+    recorder: OperationRecorder
+    retries: RetrySettings
 
 
 class PairState:
     """The state of one pair.
 
-    `let_go` is called once for each side that leaves OPEN. `look` begins a look at the backlog. `react` runs what
-    follows from a side's change, where the driver's timers and tasks may be touched.
+    `on_side_left` is called once for each side that leaves the state OPEN. `peek` starts the peeks of a backlog check.
+    `react` runs what follows from a side's change, in a place where the driver's timers and tasks may be touched.
     """
 
     def __init__(
@@ -90,8 +117,8 @@ class PairState:
         driver: PairDriver,
         *,
         threaded: bool,
-        let_go: Callable[[Side], None],
-        look: Callable[[SharedBacklogWatch, tuple[Peek, ...]], None],
+        on_side_left: Callable[[Side], None],
+        peek: Callable[[SharedBacklogWatch, tuple[PeekPage, ...]], None],
         react: Callable[[Callable[[], None]], None] = lambda change: change(),
     ) -> None:
         primary, secondary = clients
@@ -101,114 +128,139 @@ class PairState:
         self.secondary = Side("secondary", client_endpoint(secondary), self._side_left)
         self.name = options.primary_name or primary_name(self.primary.endpoint)
         self.queues = backlog_queue_paths(self.name, options.backlog_queue_count)
-        self.ledger = ledger_of(options)
-        """What its syphon writes to as well."""
-        self.on_primary = OperationRecorder(self.ledger, self.name)
-        self.on_secondary = OperationRecorder(self.ledger, primary_name(self.secondary.endpoint))
+        self.ledger = open_ledger(options)
+        """The pair's syphon writes to it as well."""
+        self.primary_recorder = OperationRecorder(self.ledger, self.name)
+        self.secondary_recorder = OperationRecorder(self.ledger, primary_name(self.secondary.endpoint))
         self.events = EventPublisher(self.name, threaded=threaded, ledger=self.ledger)
         self.syphon: PairSyphon | None = None
+        self._retries = retry_settings(primary)
         self._canaries = {self.primary: unopened_sender(primary), self.secondary: unopened_sender(secondary)}
         self._refusals = CredentialRefusals()
         self._driver = driver
-        self._let_go = let_go
-        self._cells: dict[str, SharedEntity] = {}
+        self._on_side_left = on_side_left
+        self._entities: dict[str, SharedEntity] = {}
         self._making = threading.Lock()
         self.rotation = SharedRotation(self.queues, options.probation.total_seconds(), driver)
-        self.attendance = SharedBacklogWatch(
-            options.backlog_check_interval, options.backlog_unattended_after, driver.timer, look, self.events.emit
+        self.backlog_watch = SharedBacklogWatch(
+            options.backlog_check_interval, options.backlog_unattended_after, driver.timer, peek, self.events.emit
         )
-        self._other_side = driver.timer(self._other_side_due)
-        if bound := client_entity(secondary):
+        self._other_side_timer = driver.timer(self._fault_other_side)
+        if entity := client_entity(secondary):
             raise PairingRefusedError(
-                f"the secondary's connection string is for {bound!r} alone: leave its EntityPath out"
+                f"the secondary's connection string is for {entity!r} alone: leave its EntityPath out"
             )
         self._registered = False
 
     def begin(self) -> None:
-        """Registers the pair in this process and shows it in the metrics. PairingRefusedError where P3 forbids it."""
+        """Register the pair in this process and in the metrics. Raises PairingRefusedError if P3 forbids it."""
         register(self.primary.endpoint, self.secondary.endpoint)
         self._registered = True
         self.events.watch(
-            lambda: [cell.entity for cell in list(self._cells.values())],
+            lambda: [shared.entity for shared in list(self._entities.values())],
             lambda: self.rotation.rotation,
-            lambda: self.attendance.attendance.watches,
+            lambda: self.backlog_watch.watch.queues,
         )
-        _partnerships.add(self)
+        _pair_states.add(self)
 
     def withdraw(self) -> None:
-        """Undoes `begin`: the pairing failed, or the pair is closed."""
+        """Undo `begin`: the pairing failed, or the pair is closed."""
         if self._registered:
             self._registered = False
             self.events.unwatch()
             release(self.primary.endpoint, self.secondary.endpoint)
 
     def start_syphon(self, make: SyphonFactory | None, clients: tuple[Any, Any], admin: Any) -> None:
-        """Where `enable_syphon` says so. Syphons are made above this room: the public functions say how."""
+        """Start a syphon if `enable_syphon` is set. `make` comes from above: this room does not import syphons."""
         if self.options.enable_syphon:
             if make is None:
                 raise OptionError("enable_syphon", True, "false where no syphon is given")
             self.syphon = make(*clients, admin, self)
             self.syphon.start()
 
-    def place(self, path: str) -> SendContext:
-        """For one more sender of this entity."""
-        return SendContext(path, self.cell(path), self)
+    # --- entities and queues ---------------------------------------------------------------------------------------
 
-    def cell(self, path: str) -> SharedEntity:
+    def sender_setup(self, path: str) -> SenderSetup:
+        """Return what one more sender of this entity needs. Raises the refusal of a primary that is not open."""
+        self.primary.refuse_unless_open()
+        entity = self.entity(path)
+        endpoint = self.primary.endpoint
+        context = SendContext(
+            path,
+            entity,
+            self,
+            self.options.try_timeout.total_seconds(),
+            now=time.monotonic,
+            chance=random.random,
+            new_number=lambda: uuid4().int >> 66,
+            errors=FlowErrors(call_errors.timed_out, partial(call_errors.entity_missing, endpoint=endpoint)),
+        )
+        return SenderSetup(context, entity, self.primary, self.primary_recorder, self._retries)
+
+    def entity(self, path: str) -> SharedEntity:
+        """Return the state of an entity, which all senders of it share."""
         key = _key(path)
         with self._making:
-            found = self._cells.get(key)
+            found = self._entities.get(key)
             if found is None:
-                found = self._cells[key] = SharedEntity(path, self.options.policy, self._driver)
+                found = self._entities[key] = SharedEntity(path, self.options.policy, self._driver)
                 if self.primary.state is not SideState.OPEN:
                     found.advance(PairClosed())
         return found
 
     def provisioned(self, result: Provisioned) -> None:
-        """What came of looking for the backlog queues, at first or later (P7, P8)."""
+        """Apply what provisioning found, at first or later (P7, P8)."""
         for queue in result.found:
             self.rotation.advance(rotation.QueueFound(queue))
         self.rotation.missing(result.failed)
 
     def entities(self) -> tuple[EntityState, ...]:
         now, wall = time.monotonic(), datetime.now(UTC)
-        found = [cell.entity for cell in list(self._cells.values())]
+        found = [shared.entity for shared in list(self._entities.values())]
         return tuple(
             EntityState(one.path, one.mode, wall - timedelta(seconds=now - one.since), one.cause, one.diverted)
             for one in found
         )
 
-    def failed_over(self, path: str) -> bool:
-        """Whether sends to it are kept from the primary here."""
-        cell = self._cells.get(_key(path))
-        return cell is not None and cell.entity.mode in (EntityMode.FAILED_OVER, EntityMode.UNUSABLE)
+    def is_failed_over(self, path: str) -> bool:
+        """Return whether messages for the entity are diverted here."""
+        shared = self._entities.get(_key(path))
+        return shared is not None and shared.entity.mode in (EntityMode.FAILED_OVER, EntityMode.UNUSABLE)
 
     def force_failover(self, entity: str) -> None:
         self.primary.refuse_unless_open()
-        self.cell(entity).advance(FailoverForced())
+        self.entity(entity).advance(FailoverForced())
 
     def force_restore(self, entity: str) -> None:
         self.primary.refuse_unless_open()
-        self.cell(entity).advance(RestoreForced())
+        self.entity(entity).advance(RestoreForced())
+
+    def pings_with_message(self, sender: Any) -> bool:
+        """Return whether a ping on this open link sends a message, or only opens the link (G3)."""
+        return self.options.ping == "message" or (self.options.ping == "auto" and hides_pings(sender))
+
+    # --- what senders report ---------------------------------------------------------------------------------------
 
     def notice_closed_clients(self) -> None:
-        """C1: a client that its owner closed behind the pair's back counts as its side's close."""
+        """Close the side of a client that its owner has closed (C1)."""
         for side, canary in self._canaries.items():
             if is_closed(canary):
                 side.leave(SideState.CLOSED)
 
     def backlog_answered(self, queue: str, error: Exception | None = None) -> None:
-        """What a backlog queue said to a message. C1: refused for good, the credential faults the secondary."""
+        """Report that a backlog queue accepted a message, or failed. Faults a secondary that refuses for good (C1)."""
         if error is None:
-            self.attendance.used(queue)
+            self.backlog_watch.message_diverted(queue)
         if error is None or failure_kind(error) not in CREDENTIAL_REFUSED:
             self._refusals.forget(queue)
         elif self._refusals.refused(queue, self.rotation.rotation.found, time.monotonic()):
             self.secondary.leave(SideState.FAULTED, CredentialRefusedError(error))
 
+    # --- closing ---------------------------------------------------------------------------------------------------
+
     @property
     def own_ledger(self) -> Ledger | None:
-        """To be closed after the last event, which waits for the disk."""
+        """The ledger that the pair must close, after the last event."""
         return None if self.ledger is self.options.ledger else self.ledger
 
     @property
@@ -216,12 +268,13 @@ class PairState:
         return self.primary.state is not SideState.OPEN and self.secondary.state is not SideState.OPEN
 
     def forked(self) -> None:
+        """Fault the pair in the child of a fork."""
         self.primary.forked()
         self.secondary.forked()
         self._making = threading.Lock()
-        self.attendance.forked()
-        for cell in self._cells.values():
-            cell.forked()
+        self.backlog_watch.forked()
+        for shared in self._entities.values():
+            shared.forked()
 
     def _side_left(self, side: Side) -> None:
         self._react(partial(self._side_changed, side))
@@ -230,31 +283,32 @@ class PairState:
         at = time.monotonic()
         faulted = side.state is SideState.FAULTED
         self.events.emit(SideFaulted(side.name, at, str(side.cause)) if faulted else SideClosed(side.name, at))
-        self.attendance.close()
+        self.backlog_watch.close()
         if side is self.primary:
-            for cell in list(self._cells.values()):
-                cell.advance(PairClosed())
+            for shared in list(self._entities.values()):
+                shared.advance(PairClosed())
         else:
             self.rotation.close()
         if self.closed:
-            self._other_side.disarm()
+            self._other_side_timer.disarm()
             self.withdraw()
-        self._tell_syphon(at)
-        self._let_go(side)
+        self._stop_syphon(at)
+        self._on_side_left(side)
 
-    def _tell_syphon(self, at: float) -> None:
-        """C2. Whatever is wrong with the syphon, the pair goes on closing."""
+    def _stop_syphon(self, at: float) -> None:
+        """Stop the syphon of a closed pair. While one side is open, give that side 5 s (C2)."""
         if self.syphon is None:
             return
         try:
             if self.closed:
                 self.syphon.stop()
             elif self.syphon.state == "running":
-                self._other_side.arm(at + OTHER_SIDE_SECONDS)
+                self._other_side_timer.arm(at + OTHER_SIDE_SECONDS)
         except Exception:
+            # A broken syphon must not keep the pair from closing.
             _log.exception("the syphon of %s could not be stopped", self.name)
 
-    def _other_side_due(self) -> None:
+    def _fault_other_side(self) -> None:
         lost, left = self.primary, self.secondary
         if lost.state is SideState.OPEN:
             lost, left = left, lost
@@ -266,16 +320,115 @@ def _key(path: str) -> str:
     return path.strip("/").lower()
 
 
-# Primary and secondary client, the secondary's admin client where the caller gave one, and the pair.
 SyphonFactory = Callable[[Any, Any, Any, PairState], PairSyphon]
+"""Arguments: primary client, secondary client, the secondary's admin client or None, and the pair's state."""
 
-_partnerships: WeakSet[PairState] = WeakSet()
+
+class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT]):
+    """The public methods of a pair that do not wait, the same for both drivers.
+
+    A driver sets `_state` and `_primary_client`, and implements `_make_sender` and `_make_quiet`.
+    """
+
+    options: SendAvailabilityOptions
+    _state: PairState
+    _primary_client: ClientT
+
+    def _make_sender(self, path: str, make: Callable[[], Any]) -> SenderT:
+        raise NotImplementedError
+
+    def _make_quiet(self, receiver: Any) -> ReceiverT:
+        raise NotImplementedError
+
+    # --- senders and receivers -------------------------------------------------------------------------------------
+
+    def get_queue_sender(self, queue_name: str, **kwargs: Any) -> SenderT:
+        client: Any = self._primary_client
+        return self._make_sender(queue_name, lambda: client.get_queue_sender(queue_name, **kwargs))
+
+    def get_topic_sender(self, topic_name: str, **kwargs: Any) -> SenderT:
+        client: Any = self._primary_client
+        return self._make_sender(topic_name, lambda: client.get_topic_sender(topic_name, **kwargs))
+
+    def get_queue_receiver(self, queue_name: str, *, quiet_while_down: bool = False, **kwargs: Any) -> ReceiverT:
+        client: Any = self._primary_client
+        receiver = client.get_queue_receiver(queue_name, **kwargs)
+        return self._receiver(receiver, queue_name, quiet=quiet_while_down)
+
+    def get_subscription_receiver(
+        self, topic_name: str, subscription_name: str, *, quiet_while_down: bool = False, **kwargs: Any
+    ) -> ReceiverT:
+        client: Any = self._primary_client
+        receiver = client.get_subscription_receiver(topic_name, subscription_name, **kwargs)
+        return self._receiver(receiver, f"{topic_name}/Subscriptions/{subscription_name}", quiet=quiet_while_down)
+
+    def list_queue_sessions(
+        self, queue_name: str, *, state_updated_after: datetime | None = None, timeout: float | None = None
+    ) -> SessionsT:
+        """Session ids of a queue of the primary, as `ServiceBusClient.list_queue_sessions` returns them."""
+        client: Any = self._primary_client
+        sessions: SessionsT = client.list_queue_sessions(
+            queue_name, state_updated_after=state_updated_after, timeout=timeout
+        )
+        return sessions
+
+    def list_subscription_sessions(
+        self,
+        topic_name: str,
+        subscription_name: str,
+        *,
+        state_updated_after: datetime | None = None,
+        timeout: float | None = None,
+    ) -> SessionsT:
+        """Session ids of a subscription, as `ServiceBusClient.list_subscription_sessions` returns them."""
+        client: Any = self._primary_client
+        sessions: SessionsT = client.list_subscription_sessions(
+            topic_name, subscription_name, state_updated_after=state_updated_after, timeout=timeout
+        )
+        return sessions
+
+    def _receiver(self, receiver: Any, entity: str, *, quiet: bool) -> ReceiverT:
+        record_receiver(receiver, self._state.primary_recorder, entity)
+        if quiet:
+            return self._make_quiet(receiver)
+        plain: ReceiverT = receiver
+        return plain
+
+    # --- what it shows ---------------------------------------------------------------------------------------------
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        client: Any = self._primary_client
+        name: str = client.fully_qualified_namespace
+        return name
+
+    @property
+    def syphon(self) -> PairSyphon | None:
+        return self._state.syphon
+
+    @syphon.setter
+    def syphon(self, syphon: PairSyphon | None) -> None:
+        self._state.syphon = syphon
+
+    def entities(self) -> tuple[EntityState, ...]:
+        return self._state.entities()
+
+    def on(self, event: str, callback: Callback) -> Callable[[], None]:
+        """Call `callback` at every `failover_engaged`, `restored`, … Returns a function that removes the callback."""
+        return self._state.events.on(event, callback)
+
+    def emit(self, notice: Notice) -> None:
+        """Publish a notice of the pair's own (`shared_state.PairDriver`)."""
+        self._state.events.emit(notice)
+
+
+_pair_states: WeakSet[PairState] = WeakSet()
 
 
 def _after_fork_in_child() -> None:
     forget_all()
-    for partnership in list(_partnerships):
-        partnership.forked()
+    for state in list(_pair_states):
+        state.forked()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,7 +1,7 @@
-"""Backlog queues found or created, decided: what is looked for, what is created, when it is tried again (P5–P8).
+"""Decide how backlog queues are found or created: requests, retries and errors (P5–P8).
 
-A generator yields what to ask of the secondary and is sent the outcomes; who asks is `administration`'s. Nothing is
-altered or deleted here, and the primary does not come in.
+`provisioning_steps` is a generator of requests to the secondary. `administration` carries them out and sends the
+results back in. No request changes or deletes a queue, and none goes to the primary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from twinbus.backlog import FailureKind
 from twinbus.errors import OperatorError
 from twinbus.pairing.errors import QueueCause
 
-# P5, in the names of the SDK's QueueProperties; all else is left to the service.
+# P5, by the names of the SDK's QueueProperties. The service's defaults hold for the rest.
 LONGEST: Final = "P10675199DT2H48M5.4775807S"
 PROPERTIES: Final[Mapping[str, int | str | bool]] = {
     "max_size_in_megabytes": 5120,
@@ -27,39 +27,43 @@ PROPERTIES: Final[Mapping[str, int | str | bool]] = {
     "enable_batched_operations": True,
 }
 
-# P7: three tries.
+# Pauses between three tries (P7).
 PAUSES: Final = (1.0, 3.0)
-# P8, in the background: growing, then steady.
+# Pauses between tries in the background: growing, then constant (P8).
 BACKGROUND_PAUSES: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 REFUSED: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION})
 
 
-# --- asked and answered ----------------------------------------------------------------------------------------------
+# --- requests and results --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class GetQueues:
-    """Sent FOUND, MISSING or Failure for each."""
+    """Look each queue up. The result is FOUND, MISSING or a QueueFailure for each."""
 
     paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CreateQueues:
-    """With PROPERTIES. Sent CREATED, EXISTS or Failure for each."""
+    """Create each queue with PROPERTIES. The result is CREATED, EXISTS or a QueueFailure for each."""
 
     paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
+    """Wait this long. The result is empty."""
+
     seconds: float
 
 
-Request = GetQueues | CreateQueues | Pause
+ProvisioningRequest = GetQueues | CreateQueues | Pause
 
 
 class QueueAnswer(Enum):
+    """What the secondary answered about one queue."""
+
     FOUND = "found"
     MISSING = "missing"
     CREATED = "created"
@@ -67,6 +71,8 @@ class QueueAnswer(Enum):
 
 
 class QueueFailure(NamedTuple):
+    """Why a request about one queue failed."""
+
     kind: FailureKind
     detail: str = ""
 
@@ -75,7 +81,7 @@ Outcomes = Mapping[str, QueueAnswer | QueueFailure]
 
 
 class Provisioned(NamedTuple):
-    """`found` counts those just `created` too, in the order asked for; `failed` are those that drop out (P7)."""
+    """`found` includes the queues just `created`, in the order of the request. `failed` are the others (P7)."""
 
     found: tuple[str, ...] = ()
     failed: tuple[QueueCause, ...] = ()
@@ -91,17 +97,17 @@ class ProvisioningError(OperatorError):
         self.causes = tuple(causes)
 
 
-Steps = Generator[Request, Outcomes, Provisioned]
+ProvisioningSteps = Generator[ProvisioningRequest, Outcomes, Provisioned]
 
 
 # --- decisions -------------------------------------------------------------------------------------------------------
 
 
-def provisioning_steps(paths: Iterable[str], *, assume: bool = False, background: bool = False) -> Steps:
-    """What pairing does before it returns (P1). Raises ProvisioningError when no queue is left.
+def provisioning_steps(paths: Iterable[str], *, assume: bool = False, background: bool = False) -> ProvisioningSteps:
+    """Return the steps of provisioning before a pair is ready (P1). Raises ProvisioningError if no queue is left.
 
-    `assume` asks nobody. With `background` there is one try, and only a secondary that refuses the credential is an
-    error: the rest is for `provisioning_again`.
+    With `assume` there are no requests. With `background` there is one try, and only a secondary that refuses the
+    credential is an error: `provisioning_again` tries the rest.
     """
     wanted = tuple(dict.fromkeys(paths))
     if assume:
@@ -113,18 +119,18 @@ def provisioning_steps(paths: Iterable[str], *, assume: bool = False, background
     return done
 
 
-def provisioning_again(paths: Iterable[str]) -> Steps:
-    """One try for queues that were not found, in the background (P8). It never raises."""
+def provisioning_again(paths: Iterable[str]) -> ProvisioningSteps:
+    """Return the steps of one more try, in the background (P8). Never raises."""
     return _tries(tuple(dict.fromkeys(paths)), ())
 
 
 def background_pause(tries: int) -> float:
-    """How long to wait after so many tries in the background."""
+    """Return how long to wait after this many tries in the background."""
     return BACKGROUND_PAUSES[min(tries, len(BACKGROUND_PAUSES)) - 1]
 
 
-def _tries(wanted: tuple[str, ...], pauses: Sequence[float]) -> Steps:
-    """All queues take their tries together: ten that fail pause as long as one."""
+def _tries(wanted: tuple[str, ...], pauses: Sequence[float]) -> ProvisioningSteps:
+    """Try all queues together: ten that fail pause as long as one."""
     outcomes: dict[str, QueueAnswer | QueueFailure] = {}
     left = wanted
     for number in range(len(pauses) + 1):
@@ -142,20 +148,22 @@ def _tries(wanted: tuple[str, ...], pauses: Sequence[float]) -> Steps:
     )
 
 
-def _once(paths: tuple[str, ...]) -> Generator[Request, Outcomes, dict[str, QueueAnswer | QueueFailure]]:
-    """P6: look first, create only what is missing."""
+def _once(paths: tuple[str, ...]) -> Generator[ProvisioningRequest, Outcomes, dict[str, QueueAnswer | QueueFailure]]:
+    """Look first, and create only what is missing (P6)."""
     outcomes = dict((yield GetQueues(paths)))
-    if missing := _with(outcomes, QueueAnswer.MISSING):
+    if missing := _with_answer(outcomes, QueueAnswer.MISSING):
         outcomes.update((yield CreateQueues(missing)))
-    if existing := _with(outcomes, QueueAnswer.EXISTS):
-        # Another pair was quicker, which is as good as found (P7); but a topic of that name would swallow messages.
+    if existing := _with_answer(outcomes, QueueAnswer.EXISTS):
+        # Another pair created it first, which is fine (P7). But a topic of that name would swallow messages.
         again = yield GetQueues(existing)
-        for path in _with(again, QueueAnswer.MISSING):
-            outcomes[path] = QueueFailure(FailureKind.ENTITY_NOT_FOUND, "something that is no queue has this name")
+        for path in _with_answer(again, QueueAnswer.MISSING):
+            outcomes[path] = QueueFailure(
+                FailureKind.ENTITY_NOT_FOUND, "this name belongs to something that is not a queue"
+            )
     return outcomes
 
 
-def _with(outcomes: Outcomes, answer: QueueAnswer) -> tuple[str, ...]:
+def _with_answer(outcomes: Outcomes, answer: QueueAnswer) -> tuple[str, ...]:
     return tuple(path for path, outcome in outcomes.items() if outcome is answer)
 
 

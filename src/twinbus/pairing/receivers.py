@@ -1,6 +1,9 @@
-"""What a pair's receivers on the primary tell its ledger (M1): receives, settlements, renewals and peeks, each try.
+"""Receivers of a pair: the SDK's own on the primary, recorded in the ledger (M1), and quiet ones.
 
-The receiver stays the SDK's own object, sync or asyncio; some of its methods are told to say what came of them.
+A recorded receiver stays the SDK's object, sync or asyncio. Some of its methods are wrapped so that they record every
+receive, settlement, renewal and peek.
+
+A quiet receiver returns nothing while the primary cannot be reached, instead of raising.
 """
 
 from __future__ import annotations
@@ -10,130 +13,137 @@ import inspect
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
 from azure.servicebus.aio import ServiceBusReceiver as AioServiceBusReceiver
 
 from twinbus.backlog import COUNTING_FAILURES, failure_kind
 from twinbus.ledger import OK, Ledger, Stage
-from twinbus.pairing.recording import OperationRecorder, outcome_of, size_of
+from twinbus.pairing.recording import OperationRecorder, operation_result, size_of
 from twinbus.sdk import RECEIVE_METHODS, call_before_close, has_credit, is_open
 
-# What came back or was raised, and the seconds it took.
-_Ended = Callable[[Any, BaseException | None, float], None]
-_EMPTY = (StopIteration, StopAsyncIteration)
+_EMPTY: Final = (StopIteration, StopAsyncIteration)
+_MAX_QUIET_PAUSE: Final = 1.0
+
+OnEnd = Callable[[Any, BaseException | None, float], None]
+"""Called with the result or the error of a method, and the seconds that it took."""
 
 
-R = TypeVar("R")
+# --- recorded --------------------------------------------------------------------------------------------------------
 
 
-def recorded(receiver: R, recording: OperationRecorder, entity: str) -> R:
-    """The same receiver, of this entity on the primary."""
-    if recording.ledger is not None:
-        _ReceiverRecording(receiver, recording.ledger, recording.namespace, entity)
-    return receiver
+def record_receiver(receiver: Any, recorder: OperationRecorder, entity: str) -> None:
+    """Record the operations of a new receiver of `entity` on the primary. Does nothing without a ledger."""
+    if recorder.ledger is not None:
+        ReceiverRecorder(receiver, recorder.ledger, recorder.namespace, entity)
 
 
-class _ReceiverRecording:
-    """Of one receiver, from its making. A grant of credit that ends without a message is an empty receive (Y2): the
-    SDK's credit outlives a call that brought nothing, and ends with the link.
+class ReceiverRecorder:
+    """Records the operations of one receiver.
+
+    Credit that ends without a message is recorded as an empty receive (Y2). The SDK's credit outlives a call that
+    returned nothing; it ends with the link.
     """
 
     def __init__(self, receiver: Any, ledger: Ledger, namespace: str, entity: str) -> None:
         self._receiver = receiver
         self._ledger = ledger
         self._where = (namespace, entity)
-        self._fed = False
+        self._got_message = False
         for name in RECEIVE_METHODS:
-            _told(receiver, name, self._received, self._asking)
-        _told(receiver, "complete_message", self._of_one(Stage.COMPLETE_PRIMARY))
+            _wrap(receiver, name, self._received, self._receive_starts)
+        _wrap(receiver, "complete_message", self._settled_as(Stage.COMPLETE_PRIMARY))
         for name in ("abandon_message", "defer_message", "dead_letter_message"):
-            _told(receiver, name, self._of_one(Stage.SETTLE_PRIMARY))
-        _told(receiver, "renew_message_lock", self._of_one(Stage.RENEW_PRIMARY))
-        _told(receiver, "receive_deferred_messages", self._deferred)
-        _told(receiver, "peek_messages", self._peeked)
-        call_before_close(receiver, self._closing)
+            _wrap(receiver, name, self._settled_as(Stage.SETTLE_PRIMARY))
+        _wrap(receiver, "renew_message_lock", self._settled_as(Stage.RENEW_PRIMARY))
+        _wrap(receiver, "receive_deferred_messages", self._deferred_received)
+        _wrap(receiver, "peek_messages", self._peeked)
+        call_before_close(receiver, self._link_closes)
 
-    def _asking(self) -> None:
-        if not self._has_credit():
-            self._fed = False
+    def _receive_starts(self) -> None:
+        if not has_credit(self._receiver):
+            self._got_message = False
 
     def _received(self, found: Any, error: BaseException | None, seconds: float) -> None:
         if isinstance(error, _EMPTY) or (error is None and found == []):
             return
         if error is not None:
-            if is_open(self._receiver):  # or it could not be opened, and was asked for nothing
-                self._tell(Stage.EMPTY_RECEIVE, (), seconds, error)
+            # A link that could not be opened carried no operation.
+            if is_open(self._receiver):
+                self._record(Stage.EMPTY_RECEIVE, (), seconds, error)
             return
-        self._fed = True
+        self._got_message = True
         messages = found if isinstance(found, list) else [found]
-        self._tell(Stage.RECEIVE_PRIMARY, [size_of(one.raw_amqp_message) for one in messages], seconds)
+        self._record(Stage.RECEIVE_PRIMARY, [size_of(one.raw_amqp_message) for one in messages], seconds)
 
-    def _closing(self) -> None:
-        if self._has_credit() and not self._fed:
-            self._tell(Stage.EMPTY_RECEIVE, (), 0.0)
+    def _link_closes(self) -> None:
+        if has_credit(self._receiver) and not self._got_message:
+            self._record(Stage.EMPTY_RECEIVE, (), 0.0)
 
-    def _deferred(self, found: Any, error: BaseException | None, seconds: float) -> None:
+    def _deferred_received(self, found: Any, error: BaseException | None, seconds: float) -> None:
         sizes = [] if error is not None else [size_of(one.raw_amqp_message) for one in found]
-        self._tell(Stage.RECEIVE_PRIMARY, sizes, seconds, error)
+        self._record(Stage.RECEIVE_PRIMARY, sizes, seconds, error)
 
     def _peeked(self, found: Any, error: BaseException | None, seconds: float) -> None:
-        # One operation, by all that it carried (M2).
+        # One operation, billed by all that it returned (M2).
         size = 0 if error is not None else sum(size_of(one.raw_amqp_message) for one in found)
-        self._tell(Stage.PEEK_PRIMARY, size, seconds, error)
+        self._record(Stage.PEEK_PRIMARY, size, seconds, error)
 
-    def _of_one(self, stage: Stage) -> _Ended:
-        return lambda _, error, seconds: self._tell(stage, 0, seconds, error)
+    def _settled_as(self, stage: Stage) -> OnEnd:
+        return lambda _, error, seconds: self._record(stage, 0, seconds, error)
 
-    def _has_credit(self) -> bool:
-        return has_credit(self._receiver)
-
-    def _tell(
+    def _record(
         self, stage: Stage, size: int | list[int] | tuple[()], seconds: float, error: BaseException | None = None
     ) -> None:
-        result, cause = (OK, None) if error is None else outcome_of(error)
+        result, cause = (OK, None) if error is None else operation_result(error)
         self._ledger.done(stage, *self._where, (), size, seconds=seconds, result=result, cause=cause)
 
 
-def _told(receiver: Any, name: str, ended: _Ended, begun: Callable[[], None] = lambda: None) -> None:
-    """The method of this one object tells, from now on, what came of it."""
-    call = getattr(receiver, name)
+def _wrap(receiver: Any, name: str, on_end: OnEnd, on_start: Callable[[], None] = lambda: None) -> None:
+    """Replace a method of this one object by one that calls `on_start` before it and `on_end` after it."""
+    method = getattr(receiver, name)
 
-    async def aio_tried(*arguments: Any, **keywords: Any) -> Any:
-        begun()
-        began = time.monotonic()
+    async def aio_wrapped(*arguments: Any, **keywords: Any) -> Any:
+        on_start()
+        started = time.monotonic()
         try:
-            result = await call(*arguments, **keywords)
+            result = await method(*arguments, **keywords)
         except BaseException as error:
-            ended(None, error, time.monotonic() - began)
+            on_end(None, error, time.monotonic() - started)
             raise
-        ended(result, None, time.monotonic() - began)
+        on_end(result, None, time.monotonic() - started)
         return result
 
-    def tried(*arguments: Any, **keywords: Any) -> Any:
-        begun()
-        began = time.monotonic()
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        on_start()
+        started = time.monotonic()
         try:
-            result = call(*arguments, **keywords)
+            result = method(*arguments, **keywords)
         except BaseException as error:
-            ended(None, error, time.monotonic() - began)
+            on_end(None, error, time.monotonic() - started)
             raise
-        ended(result, None, time.monotonic() - began)
+        on_end(result, None, time.monotonic() - started)
         return result
 
-    setattr(receiver, name, aio_tried if inspect.iscoroutinefunction(call) else tried)
+    setattr(receiver, name, aio_wrapped if inspect.iscoroutinefunction(method) else wrapped)
 
 
-LONGEST_PAUSE: Final = 1.0
+# --- quiet -----------------------------------------------------------------------------------------------------------
 
 
-def quiet_pause(max_wait_time: float | None) -> float:
-    return LONGEST_PAUSE if max_wait_time is None else min(max_wait_time, LONGEST_PAUSE)
+def quiet_pause(error: Exception, max_wait_time: float | None) -> float:
+    """Return how long a quiet receiver waits after an error before it returns nothing, so that a loop does not spin.
+
+    Raises the error if it is none of those that count towards failover (S2).
+    """
+    if failure_kind(error) not in COUNTING_FAILURES:
+        raise error
+    return _MAX_QUIET_PAUSE if max_wait_time is None else min(max_wait_time, _MAX_QUIET_PAUSE)
 
 
 class QuietReceiver:
-    """A ServiceBusReceiver whose receiving calls return nothing for S2's first list; all else is the SDK's."""
+    """A ServiceBusReceiver whose receiving calls return nothing while the primary is down. All else is the SDK's."""
 
     def __init__(self, receiver: ServiceBusReceiver) -> None:
         self._receiver = receiver
@@ -147,21 +157,21 @@ class QuietReceiver:
         try:
             return self._receiver.receive_messages(max_message_count, max_wait_time)
         except Exception as error:
-            self._quiet(error, max_wait_time)
+            time.sleep(quiet_pause(error, max_wait_time))
             return []
 
     def peek_messages(self, *arguments: Any, **keywords: Any) -> list[ServiceBusReceivedMessage]:
         try:
             return self._receiver.peek_messages(*arguments, **keywords)
         except Exception as error:
-            self._quiet(error, keywords.get("timeout"))
+            time.sleep(quiet_pause(error, keywords.get("timeout")))
             return []
 
     def __enter__(self) -> Self:
         try:
             self._receiver.__enter__()
         except Exception as error:
-            self._quiet(error, 0.0)
+            quiet_pause(error, 0.0)
         return self
 
     def __exit__(
@@ -179,16 +189,11 @@ class QuietReceiver:
             except StopIteration:
                 raise
             except Exception as error:
-                self._quiet(error, None)
-
-    def _quiet(self, error: Exception, max_wait_time: float | None) -> None:
-        if failure_kind(error) not in COUNTING_FAILURES:
-            raise error
-        time.sleep(quiet_pause(max_wait_time))
+                time.sleep(quiet_pause(error, None))
 
 
 class AioQuietReceiver:
-    """A ServiceBusReceiver whose receiving calls return nothing for S2's first list; all else is the SDK's."""
+    """A ServiceBusReceiver whose receiving calls return nothing while the primary is down. All else is the SDK's."""
 
     def __init__(self, receiver: AioServiceBusReceiver) -> None:
         self._receiver = receiver
@@ -202,21 +207,21 @@ class AioQuietReceiver:
         try:
             return await self._receiver.receive_messages(max_message_count, max_wait_time)
         except Exception as error:
-            await self._quiet(error, max_wait_time)
+            await asyncio.sleep(quiet_pause(error, max_wait_time))
             return []
 
     async def peek_messages(self, *arguments: Any, **keywords: Any) -> list[ServiceBusReceivedMessage]:
         try:
             return await self._receiver.peek_messages(*arguments, **keywords)
         except Exception as error:
-            await self._quiet(error, keywords.get("timeout"))
+            await asyncio.sleep(quiet_pause(error, keywords.get("timeout")))
             return []
 
     async def __aenter__(self) -> Self:
         try:
             await self._receiver.__aenter__()
         except Exception as error:
-            await self._quiet(error, 0.0)
+            quiet_pause(error, 0.0)
         return self
 
     async def __aexit__(
@@ -234,9 +239,4 @@ class AioQuietReceiver:
             except StopAsyncIteration:
                 raise
             except Exception as error:
-                await self._quiet(error, None)
-
-    async def _quiet(self, error: Exception, max_wait_time: float | None) -> None:
-        if failure_kind(error) not in COUNTING_FAILURES:
-            raise error
-        await asyncio.sleep(quiet_pause(max_wait_time))
+                await asyncio.sleep(quiet_pause(error, None))

@@ -1,7 +1,7 @@
-"""What a pair tells its ledger (M1, S8): every try of an operation, with its stage, ids and size, and how it ended.
+"""Record a pair's operations in its ledger (M1, S8): every try, with stage, message ids, size and result.
 
-An operation begins on an open link: what could not be opened was asked for nothing. Without a ledger a call stays as it
-is. Nothing is decided here but what an outcome is called.
+An operation starts on an open link: a link that could not be opened carried no operation. Without a ledger, a call runs
+as it is. Receivers are recorded in `receivers`.
 """
 
 from __future__ import annotations
@@ -43,167 +43,131 @@ Call = Callable[[Any, float | None], T]
 AioCall = Callable[[Any], Coroutine[Any, Any, T]]
 
 
-def ledger_of(options: SendAvailabilityOptions) -> Ledger | None:
-    """The one that was given, or one of the pair's own in the directory that was given."""
+def open_ledger(options: SendAvailabilityOptions) -> Ledger | None:
+    """Return the ledger in the options, or open the pair's own in the directory in the options."""
     if options.ledger is None or isinstance(options.ledger, Ledger):
         return options.ledger
     return Ledger(options.ledger, Role.CLIENT, LedgerOptions(on_error=options.ledger_on_error))
 
 
 class OperationRecorder:
-    """Of a pair's operations on one namespace, by the name that a backlog queue's path has (P4)."""
+    """Records a pair's operations on one namespace. `namespace` is its name in the ledger (P4)."""
 
     def __init__(self, ledger: Ledger | None, namespace: str) -> None:
         self.namespace = namespace
         self.ledger = ledger
 
-    def place(self, stage: Stage, entity: str, destination: str | None = None) -> str:
-        """What operations have in common, for `recorded`. `destination` as in `Ledger.begin`."""
+    def prefix(self, stage: Stage, entity: str, destination: str | None = None) -> str:
+        """Return what operations of one kind have in common, for `recorded`. `destination` as in `Ledger.begin`."""
         return operation_prefix(stage, self.namespace, entity, destination)
 
-    def recorded(self, place: str, message: Any, call: Call[T]) -> Call[T]:
-        """The call, each try of which is an operation. LedgerUnavailableError where none may be made.
+    def recorded(self, prefix: str, message: Any, call: Call[T]) -> Call[T]:
+        """Return the call such that each try of it is recorded. `message` is what the call sends, or None.
 
-        `message`: what `identified` gave, None where there is none.
+        Raises LedgerUnavailableError if the ledger cannot be written and must not be left out.
         """
         ledger = self.ledger
         if ledger is None:
             return call
         ledger.check()
-        return partial(_tried, ledger, place, message, call)
+        return partial(_record_try, ledger, prefix, message, call)
 
-    def aio_recorded(self, place: str, message: Any, call: AioCall[T]) -> AioCall[T]:
-        """`recorded`, for asyncio: its calls are made on open links."""
+    def aio_recorded(self, prefix: str, message: Any, call: AioCall[T]) -> AioCall[T]:
+        """`recorded`, for asyncio. The call gets an open link."""
         ledger = self.ledger
         if ledger is None:
             return call
         ledger.check()
-        return partial(_aio_tried, ledger, place, message, call)
+        return partial(_record_aio_try, ledger, prefix, message, call)
 
     @contextlib.contextmanager
-    def peeked(self, queue: str) -> Iterator[list[Any]]:
-        """A peek at a backlog queue, within (Y1): what it finds is put into the list. It is told once it is over."""
+    def peek(self, queue: str) -> Iterator[list[Any]]:
+        """Record the peek at a backlog queue inside the `with` block (Y1). The block adds what it found to the list."""
         found: list[Any] = []
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             yield found
         except BaseException as error:
-            self._peeked(queue, found, begun, *outcome_of(error))
+            self._record_peek(queue, found, started, *operation_result(error))
             raise
-        self._peeked(queue, found, begun)
+        self._record_peek(queue, found, started)
 
-    def _peeked(self, queue: str, found: list[Any], begun: float, result: str = OK, cause: str | None = None) -> None:
+    def _record_peek(
+        self, queue: str, found: list[Any], started: float, result: str = OK, cause: str | None = None
+    ) -> None:
         if self.ledger is not None:
-            # One operation, by all that it carried (M2).
-            size = sum(encoded_size(one.raw_amqp_message) for one in found)
-            seconds = time.monotonic() - begun
+            # One operation, billed by all that it returned (M2).
+            size = sum(encoded_size(message.raw_amqp_message) for message in found)
+            seconds = time.monotonic() - started
             self.ledger.done(
                 Stage.PEEK_BACKLOG, self.namespace, queue, (), size, seconds=seconds, result=result, cause=cause
             )
 
-    def managed(self, entity: str, began: float, requests: int = 1, failure: FailureKind | None = None) -> None:
-        """So many requests to the management API; `began` by the monotonic clock."""
+    def management(self, entity: str, started: float, requests: int = 1, failure: FailureKind | None = None) -> None:
+        """Record requests to the management API that began at `started` on the monotonic clock."""
         if self.ledger is not None:
             result, cause = (
                 (OK, None) if failure is None else result_of_failure(failure, refused=failure in REFUSED_FAILURES)
             )
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - started
             self.ledger.done(
                 Stage.MANAGE, self.namespace, entity, (), (0,) * requests, seconds=seconds, result=result, cause=cause
             )
 
 
-UNRECORDED: Final = OperationRecorder(None, "")
+NO_RECORDER: Final = OperationRecorder(None, "")
+"""Records nothing."""
 
 
-def _tried(ledger: Ledger, place: str, message: Any, call: Call[T], sender: Any, seconds: float | None) -> T:
+def _record_try(ledger: Ledger, prefix: str, message: Any, call: Call[T], sender: Any, seconds: float | None) -> T:
     if seconds is not None:
         open_sync_link(sender, seconds)
-    operation = ledger.begin_as(place, *_ids_and_sizes(message))
+    operation = _begin(ledger, prefix, message)
     try:
         result = call(sender, None)
     except BaseException as error:
-        _failed(operation, error, given_up=was_interrupted_at_deadline(sender))
+        _end_failed(operation, error, at_deadline=was_interrupted_at_deadline(sender))
         raise
     operation.end()
     return result
 
 
-async def _aio_tried(ledger: Ledger, place: str, message: Any, call: AioCall[T], sender: Any) -> T:
-    operation = ledger.begin_as(place, *_ids_and_sizes(message))
+async def _record_aio_try(ledger: Ledger, prefix: str, message: Any, call: AioCall[T], sender: Any) -> T:
+    operation = _begin(ledger, prefix, message)
     try:
         result = await call(sender)
     except BaseException as error:
-        _failed(operation, error)
+        _end_failed(operation, error)
         raise
     operation.end()
     return result
 
 
-# --- sends, which are nearly all -------------------------------------------------------------------------------------
-
-# What runs once in a send is in no cache, and each call costs as much as what it does: so these do without `recorded`
-# (docs/decisions/0015-the-ledger.md).
-
-
-def sent(
-    ledger: Ledger, place: str, message: Any, keywords: dict[str, Any], sender: Any, seconds: float | None
-) -> None:
-    """One try to send what `identified` gave. LedgerUnavailableError where it may not be made."""
-    if ledger.stops_on_error:
-        ledger.check()
-    if seconds is not None:
-        open_sync_link(sender, seconds)
-    operation = _begun(ledger, place, message)
-    try:
-        sender.send_messages(message, **keywords)
-    except BaseException as error:
-        _failed(operation, error, given_up=was_interrupted_at_deadline(sender))
-        raise
-    operation.end()
-
-
-async def aio_sent(ledger: Ledger, place: str, message: Any, keywords: dict[str, Any], sender: Any) -> None:
-    """`sent`, for asyncio, on an open link."""
-    if ledger.stops_on_error:
-        ledger.check()
-    operation = _begun(ledger, place, message)
-    try:
-        await sender.send_messages(message, **keywords)
-    except BaseException as error:
-        _failed(operation, error)
-        raise
-    operation.end()
-
-
-def _begun(ledger: Ledger, place: str, message: Any) -> RunningOperation:
+def _begin(ledger: Ledger, prefix: str, message: Any) -> RunningOperation:
     if isinstance(message, ServiceBusMessage):
         raw = message.raw_amqp_message
         if raw.properties is not None and isinstance(raw.properties.message_id, str):
-            return ledger.begin_as(place, raw.properties.message_id, size_of(raw))
-    return ledger.begin_as(place, *_ids_and_sizes(message))
+            return ledger.begin_as(prefix, raw.properties.message_id, size_of(raw))
+    return ledger.begin_as(prefix, *_ids_and_sizes(message))
 
 
-# --- how it ended ----------------------------------------------------------------------------------------------------
-
-
-def _failed(operation: RunningOperation, error: BaseException, *, given_up: bool = False) -> None:
-    result, cause = outcome_of(error, given_up=given_up)
+def _end_failed(operation: RunningOperation, error: BaseException, *, at_deadline: bool = False) -> None:
+    result, cause = operation_result(error, at_deadline=at_deadline)
     operation.end(result, cause=cause)
 
 
-def outcome_of(error: BaseException, *, given_up: bool = False) -> tuple[str, str | None]:
-    """Result and cause of an operation that began on an open link; `given_up` at its deadline."""
-    if given_up or (isinstance(error, asyncio.CancelledError) and error.args == (CANCELLED_AT_DEADLINE,)):
+def operation_result(error: BaseException, *, at_deadline: bool = False) -> tuple[str, str | None]:
+    """Return result and cause of an operation that started on an open link and failed.
+
+    `at_deadline` tells whether our deadline ended it; an asyncio error tells that itself.
+    """
+    if at_deadline or (isinstance(error, asyncio.CancelledError) and error.args == (CANCELLED_AT_DEADLINE,)):
         return result_of_failure(FailureKind.TIMEOUT, refused=False)
     return result_of_failure(failure_kind(error), refused=was_refused(error))
 
 
-# --- what a message is -----------------------------------------------------------------------------------------------
-
-
 def _ids_and_sizes(message: Any) -> tuple[Sequence[object], Sequence[int]]:
-    """The message ids as they are on the wire, and what each message takes."""
+    """Return the message ids as they are on the wire, and the size of each message."""
     raws = [] if message is None else amqp_messages(message)
     ids = [raw.properties.message_id if raw.properties is not None else None for raw in raws]
     return ids, [size_of(raw) for raw in raws]

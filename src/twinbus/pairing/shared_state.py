@@ -1,19 +1,40 @@
-"""The entities and the rotation of a pair where all its senders find them, replaced under a lock, read without one.
+"""What all senders of a pair share: its entities, its rotation of backlog queues, and its watch on the backlog.
 
-What follows from an event is decided by `failover` and `rotation`; timers and pings are the driver's. Time, which is
-monotonic, and chance may come from elsewhere: a simulation has its own.
+Each class here holds one immutable state. Readers read it without a lock. `advance` replaces it under a lock: it asks
+`decide` for the next state and for the effects, and gives the effects to the driver. Timers, pings and peeks belong to
+the driver, and must only be started here, because the lock is held. Notices are published after the lock is released: a
+callback may ask for the state, or block.
+
+`now` is a monotonic clock and `chance` returns a number in [0, 1). Both can be replaced, for simulations.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
 
-from twinbus.backlog import FailureKind
-from twinbus.pairing.decide import failover, rotation
+from azure.servicebus import ServiceBusMessageState
+
+from twinbus.backlog import PATH_PROPERTY, FailureKind, failure_kind
+from twinbus.pairing.decide import backlog_watch, failover, rotation
+from twinbus.pairing.decide.backlog_watch import (
+    BacklogWatch,
+    CheckDue,
+    MessageDiverted,
+    OldestMessage,
+    PeekFailed,
+    PeekPage,
+    PeekQueues,
+    QueuePeeked,
+    RaiseAlert,
+    ReportNoListenRight,
+    ScheduleCheck,
+)
 from twinbus.pairing.decide.failover import (
     ArmFailoverTimer,
     ArmPing,
@@ -31,16 +52,30 @@ from twinbus.pairing.decide.failover import (
     SendToBacklog,
     StopPings,
 )
-from twinbus.pairing.decide.rotation import ArmProbation, ProbationEnded, Rotation
+from twinbus.pairing.decide.rotation import (
+    ArmProbation,
+    BacklogSendFailed,
+    ProbationEnded,
+    PublishQueueNotice,
+    QueueMissing,
+    RaiseSendError,
+    Rotation,
+    TryAnother,
+)
 from twinbus.pairing.errors import QueueCause
+from twinbus.pairing.events import BacklogUnattended, Notice
+
+_log = logging.getLogger("twinbus.pairing")
 
 FailedCallEffect = RaiseToCaller | SendToBacklog | RaiseUnusable
 Now = Callable[[], float]
 Chance = Callable[[], float]
+IsFailedOver = Callable[[str], bool]
+"""Returns whether the entity at this path is failed over in this pair."""
 
 
 class DriverTimer(Protocol):
-    """Calls back once, at a time on the monotonic clock; armed anew it forgets the time before."""
+    """Calls back once, at a time on the monotonic clock. Arming it again replaces the earlier time."""
 
     def arm(self, at: float) -> None: ...
 
@@ -48,19 +83,19 @@ class DriverTimer(Protocol):
 
 
 class PairDriver(Protocol):
-    """What a driver does for the cells. None of it may block: it is asked for under a cell's lock."""
+    """What the shared state needs of a driver. No method may block: a lock is held."""
 
     def timer(self, due: Callable[[], object]) -> DriverTimer: ...
 
-    def ping(self, cell: SharedEntity, episode: int) -> None: ...
+    def ping(self, entity: SharedEntity, episode: int) -> None: ...
 
-    def stop_ping(self, cell: SharedEntity) -> None: ...
+    def stop_ping(self, entity: SharedEntity) -> None: ...
 
-    def emit(self, notice: failover.FailoverNotice | rotation.QueueLeft | rotation.QueueReturned) -> None: ...
+    def emit(self, notice: Notice) -> None: ...
 
 
 class SharedEntity:
-    """One entity of one pair: `entity` is read without a lock, and replaced by `advance` alone."""
+    """The failover state of one entity. Only `advance` and `forked` replace `entity`."""
 
     def __init__(
         self,
@@ -76,49 +111,50 @@ class SharedEntity:
         self._now = now
         self._chance = chance
         self._lock = threading.Lock()
-        # Called when calls go another way than before, in the thread that found out: no waiting there (S5).
-        self.rerouted: set[Callable[[], None]] = set()
+        self.on_reroute: set[Callable[[], None]] = set()
+        """Called when calls take another route (S5), in the thread that changed it. A callback must not block."""
         self._failover_timer = driver.timer(lambda: self.advance(FailoverTimerFired()))
         self._ping_timer = driver.timer(lambda: self.advance(PingDue()))
 
     def advance(self, event: failover.Event) -> FailedCallEffect | None:
-        """What becomes of the call that failed, if the event is one."""
-        verdict: FailedCallEffect | None = None
+        """Apply an event. Returns what to do with the failed call, if the event is a failed call."""
+        failed_call: FailedCallEffect | None = None
         notices: list[failover.FailoverNotice] = []
         with self._lock:
             before = self.entity.route
-            step = failover.advance(self.entity, event, self._now(), self._chance())
-            self.entity = step.entity
-            for effect in step.effects:
+            decision = failover.advance(self.entity, event, self._now(), self._chance())
+            self.entity = decision.entity
+            for effect in decision.effects:
                 match effect:
                     case RaiseToCaller() | SendToBacklog() | RaiseUnusable():
-                        verdict = effect
+                        failed_call = effect
                     case PublishNotice(notice):
                         notices.append(notice)
                     case _:
-                        self._arrange(effect)
-        # Outside the lock: a callback may ask for this entity's state. Those who wait come before those who are told.
-        if step.entity.route is not before:
-            self.wake()
+                        self._carry_out(effect)
+        # Waiting calls go first: a callback for a notice may take long.
+        if decision.entity.route is not before:
+            self.wake_waiting_calls()
         for notice in notices:
             self._driver.emit(notice)
-        return verdict
+        return failed_call
 
-    def wake(self) -> None:
-        """Whoever waits to try again looks whether it still may."""
-        for wake in tuple(self.rerouted):
+    def wake_waiting_calls(self) -> None:
+        """Let every call that pauses before its next try check whether it may still try."""
+        for wake in tuple(self.on_reroute):
             wake()
 
     def succeeded(self) -> None:
-        """A call on the primary did. Only the first after a failure has news in it."""
+        """Report a successful call on the primary. Does nothing unless the failover timer runs."""
         if self.entity.deadline is not None:
             self.advance(PrimarySendSucceeded())
 
     def forked(self) -> None:
+        """Close the entity in the child of a fork, where a copied lock may be held for ever."""
         self._lock = threading.Lock()
         self.entity = failover.advance(self.entity, PairClosed(), self.entity.since).entity
 
-    def _arrange(self, effect: ArmFailoverTimer | DisarmFailoverTimer | ArmPing | SendPing | StopPings) -> None:
+    def _carry_out(self, effect: ArmFailoverTimer | DisarmFailoverTimer | ArmPing | SendPing | StopPings) -> None:
         match effect:
             case ArmFailoverTimer(at):
                 self._failover_timer.arm(at)
@@ -134,7 +170,7 @@ class SharedEntity:
 
 
 class SharedRotation:
-    """The backlog queues, for all senders of a pair. `rotation` is read without a lock."""
+    """The backlog queues of a pair and which of them senders may use now."""
 
     def __init__(
         self, queues: tuple[str, ...], probation: float, driver: PairDriver, *, now: Now = time.monotonic
@@ -143,39 +179,125 @@ class SharedRotation:
         self._driver = driver
         self._now = now
         self._lock = threading.Lock()
-        self._timer = driver.timer(self._ended)
+        self._timer = driver.timer(lambda: self.advance(ProbationEnded()))
 
     def advance(self, event: rotation.Event) -> bool:
-        """Whether the call that failed, if the event is one, should try another queue."""
-        another = False
+        """Apply an event. Returns whether a failed send, if the event is one, should try another queue."""
+        try_another = False
         notices: list[rotation.QueueLeft | rotation.QueueReturned] = []
         with self._lock:
-            step = rotation.advance(self.rotation, event, self._now())
-            self.rotation = step.rotation
-            for effect in step.effects:
+            decision = rotation.advance(self.rotation, event, self._now())
+            self.rotation = decision.rotation
+            for effect in decision.effects:
                 match effect:
-                    case rotation.TryAnother():
-                        another = True
-                    case rotation.RaiseSendError():
-                        another = False
+                    case TryAnother():
+                        try_another = True
+                    case RaiseSendError():
+                        try_another = False
                     case ArmProbation(at):
                         self._timer.arm(at)
-                    case rotation.PublishQueueNotice(notice):
+                    case PublishQueueNotice(notice):
                         notices.append(notice)
         for notice in notices:
             self._driver.emit(notice)
-        return another
+        return try_another
 
     def missing(self, causes: tuple[QueueCause, ...]) -> None:
-        """Those that provisioning could neither find nor create (P7)."""
+        """Report queues that provisioning could neither find nor create (P7)."""
         for cause in causes:
-            self.advance(rotation.QueueMissing(*cause))
+            self.advance(QueueMissing(*cause))
 
     def failed(self, queue: str, kind: FailureKind, detail: str) -> bool:
-        return self.advance(rotation.BacklogSendFailed(queue, kind, detail))
+        """Report a failed send to a backlog queue. Returns whether to try another queue."""
+        return self.advance(BacklogSendFailed(queue, kind, detail))
 
     def close(self) -> None:
         self._timer.disarm()
 
-    def _ended(self) -> None:
-        self.advance(ProbationEnded())
+
+class SharedBacklogWatch:
+    """The checks of one pair whether anybody empties its backlog (Y1). `peek` only starts the peeks of a check."""
+
+    def __init__(
+        self,
+        interval: timedelta,
+        alert_after: timedelta,
+        timer: Callable[[Callable[[], object]], DriverTimer],
+        peek: Callable[[SharedBacklogWatch, tuple[PeekPage, ...]], None],
+        emit: Callable[[BacklogUnattended], None],
+        *,
+        now: Now = time.monotonic,
+    ) -> None:
+        self.watch = BacklogWatch(interval.total_seconds(), alert_after.total_seconds())
+        self._timer = timer(lambda: self.advance(CheckDue()))
+        self._peek = peek
+        self._emit = emit
+        self._now = now
+        self._lock = threading.Lock()
+
+    def message_diverted(self, queue: str) -> None:
+        """Report that a backlog queue accepted a message."""
+        if self.watch.needs_event_for(queue):
+            self.advance(MessageDiverted(queue))
+
+    def advance(self, event: backlog_watch.Event) -> None:
+        to_publish: list[RaiseAlert | ReportNoListenRight] = []
+        with self._lock:
+            now = self._now()
+            decision = backlog_watch.advance(self.watch, event, now)
+            self.watch = decision.watch
+            for effect in decision.effects:
+                match effect:
+                    case ScheduleCheck(at):
+                        self._timer.arm(at)
+                    case PeekQueues(pages):
+                        self._peek(self, pages)
+                    case RaiseAlert() | ReportNoListenRight():
+                        to_publish.append(effect)
+        # After the lock is released: a log handler or a callback may block, or close the pair.
+        for effect in to_publish:
+            self._publish(effect, now)
+
+    def close(self) -> None:
+        self._timer.disarm()
+        self.advance(PairClosed())
+
+    def forked(self) -> None:
+        """End the checks in the child of a fork, where a copied lock may be held for ever."""
+        self._lock = threading.Lock()
+        self.watch = backlog_watch.advance(self.watch, PairClosed(), 0.0).watch
+
+    def _publish(self, effect: RaiseAlert | ReportNoListenRight, now: float) -> None:
+        match effect:
+            case RaiseAlert(queue, entity, oldest_age):
+                self._emit(BacklogUnattended(queue, now, entity, oldest_age))
+            case ReportNoListenRight(queue, kind):
+                _log.warning(
+                    "%s cannot be checked (%s): this pair cannot tell whether a syphon empties its backlog. Give the "
+                    "secondary's key the Listen right, or set backlog_check_interval to 0",
+                    queue,
+                    kind,
+                )
+
+
+# --- results of a peek, as events ------------------------------------------------------------------------------------
+
+
+def queue_peeked(queue: str, messages: Sequence[Any], is_failed_over: IsFailedOver) -> QueuePeeked:
+    """Return the event for messages that the SDK peeked, in the order of their sequence numbers."""
+    active = next((message for message in messages if message.state is ServiceBusMessageState.ACTIVE), None)
+    if active is None:
+        return QueuePeeked(queue, None, messages[-1].sequence_number + 1 if messages else None)
+    path = (active.application_properties or {}).get(PATH_PROPERTY.encode(), b"")
+    entity = path.decode("utf-8", "replace") if isinstance(path, bytes) else str(path)
+    now = datetime.now(UTC)
+    # The enqueued time comes from another machine's clock, which may be ahead of this one.
+    age = max((now - (active.enqueued_time_utc or now)).total_seconds(), 0.0)
+    return QueuePeeked(queue, OldestMessage(active.sequence_number, age, entity, is_failed_over(entity)))
+
+
+def peek_failed(queue: str, error: Exception) -> PeekFailed:
+    """Log a failed peek and return its event."""
+    kind = failure_kind(error)
+    _log.info("%s could not be peeked: %s", queue, kind)
+    return PeekFailed(queue, kind)

@@ -1,6 +1,7 @@
-"""A pair in OpenTelemetry, where its API is installed: the messaging conventions for what they know, `twinbus.*` else.
+"""Report a pair to OpenTelemetry, if its API is installed: diverted sends, pings and the pair's events.
 
-What an ordinary send shows is the SDK's own: here are only diverted sends, pings and the pair's events.
+Names follow the messaging conventions where these have one, and start with `twinbus.` otherwise. The SDK itself reports
+ordinary sends.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ SYSTEM: Final = {"messaging.system": "servicebus"}
 
 
 class Telemetry:
-    """Of one pair. Without the API installed every method does nothing; without an SDK the API does nothing."""
+    """The telemetry of one pair. Every method does nothing if the API is not installed."""
 
     def __init__(self, pair: str) -> None:
         self._pair = pair
@@ -37,19 +38,20 @@ class Telemetry:
         self._diverted = meter.create_counter("twinbus.diverted.messages", "{message}", "Messages the backlog took")
         self._events = meter.create_counter("twinbus.events", "{event}", "Events of the pair by name")
 
-    def told(self, event: str, said: Mapping[str, str | int | float | bool]) -> None:
-        """Counted, and noted on the span of whoever's call brought it about."""
+    def notice(self, event: str, facts: Mapping[str, str | int | float | bool]) -> None:
+        """Count an event, and add it to the span of the call that caused it."""
         if self._api is None:
             return
         trace, _ = self._api
-        attributes = {f"twinbus.{name}": value for name, value in said.items()}
-        named = {"entity", "queue", "side", "cause", "kind"} & said.keys()
-        few = {f"twinbus.{name}": said[name] for name in sorted(named)}
+        attributes = {f"twinbus.{name}": value for name, value in facts.items()}
+        # A counter takes only attributes with few values.
+        counted = {"entity", "queue", "side", "cause", "kind"} & facts.keys()
+        few = {f"twinbus.{name}": facts[name] for name in sorted(counted)}
         self._events.add(1, {"twinbus.pair": self._pair, "twinbus.event": event, **few})
         trace.get_current_span().add_event(f"twinbus.{event}", {"twinbus.pair": self._pair, **attributes})
 
     def diverted(self, entity: str, queue: str, messages: int, seconds: float) -> None:
-        """A span of its own for the send to the backlog, under the caller's."""
+        """Add a span for the send to the backlog, under the caller's span."""
         if self._api is None:
             return
         trace, tracer = self._api
@@ -86,5 +88,5 @@ def _send(destination: str) -> dict[str, str | bool]:
 
 
 def _batch(messages: int) -> dict[str, int]:
-    # The convention wants it on batches only.
+    # By convention only batches have this attribute.
     return {"messaging.batch.message_count": messages} if messages > 1 else {}

@@ -75,7 +75,7 @@ class ListedDiscovery:
             return [queue.name async for queue in self._administration.client.list_queues(**keywords)]
 
         began = time.monotonic()
-        paths = await self._administration.ask(list_paths)
+        paths = await self._administration.request(list_paths)
         _record_further_pages(self._administration, paths, began)
         return extra_backlog_queues(self._name, 0, paths)
 
@@ -85,7 +85,7 @@ class ListedDiscovery:
 
         began = time.monotonic()
         try:
-            found = await self._administration.ask(list_properties)
+            found = await self._administration.request(list_properties)
         except Exception as error:
             _log.info("how many messages remain is not known: %s", _failure_kind(error))
             return None
@@ -112,7 +112,7 @@ class ThreadedListedDiscovery:
             return [queue.name for queue in self._administration.client.list_queues(**keywords)]
 
         began = time.monotonic()
-        paths = await asyncio.to_thread(self._administration.ask, list_paths)
+        paths = await asyncio.to_thread(self._administration.request, list_paths)
         _record_further_pages(self._administration, paths, began)
         return extra_backlog_queues(self._name, 0, paths)
 
@@ -137,7 +137,7 @@ def _record_further_pages(
     from twinbus.pairing import ALL_ENTITIES  # noqa: PLC0415 - as above
 
     if pages := len(found) // _LISTING_PAGE:
-        administration.recording.managed(ALL_ENTITIES, began, pages)
+        administration.recorder.management(ALL_ENTITIES, began, pages)
 
 
 class SearchedDiscovery:

@@ -164,7 +164,7 @@ class AioPairSyphon:
 
     def _listed(self, recorder: OperationRecorder) -> Discovery:
         administration = AioAdministration.of(self._clients[1], self._admin, seconds=self._seconds)
-        administration.recording = recorder
+        administration.recorder = recorder
         return ListedDiscovery(self._pair.name, administration)
 
 
@@ -211,7 +211,7 @@ class ThreadPairSyphon:
 
     def _listed(self, recorder: OperationRecorder) -> Discovery:
         administration = Administration.of(self._secondary, self._admin, seconds=self._seconds)
-        administration.recording = recorder
+        administration.recorder = recorder
         return ThreadedListedDiscovery(self._pair.name, administration)
 
 

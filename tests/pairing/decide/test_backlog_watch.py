@@ -1,159 +1,164 @@
-"""Whether anybody brings the backlog home, decided (Y1)."""
+"""Deciding whether anybody empties the backlog (Y1)."""
 
 from __future__ import annotations
 
 import pytest
 
 from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind
-from twinbus.pairing.decide import backlog_watch as a
-from twinbus.pairing.decide.backlog_watch import Attendance, Oldest, Step, Watch, advance
+from twinbus.pairing.decide import backlog_watch as w
+from twinbus.pairing.decide.backlog_watch import BacklogWatch, OldestMessage, QueueStatus, WatchDecision, advance
+from twinbus.pairing.decide.failover import PairClosed
 
-NEW = Attendance(300.0, 1800.0)
-LATER = a.ArmLook(300.0)
+NEW = BacklogWatch(300.0, 1800.0)
+FIRST_CHECK = w.ScheduleCheck(300.0)
 
 
-def after(state: Attendance, *events: tuple[float, a.Event]) -> Step:
-    """The last of the steps."""
-    step = Step(state)
+def after(state: BacklogWatch, *events: tuple[float, w.Event]) -> WatchDecision:
+    """Return the last decision."""
+    decision = WatchDecision(state)
     for now, event in events:
-        step = advance(step.attendance, event, now)
-    return step
+        decision = advance(decision.watch, event, now)
+    return decision
 
 
-def looked(state: Attendance, now: float, *seen: a.QueueSeen | a.QueueNotSeen) -> tuple[Attendance, list[a.Effect]]:
-    """One look, and all that came of it."""
-    effects: list[a.Effect] = []
-    for event in (a.LookDue(), *seen, a.LookEnded()):
-        step = advance(state, event, now)
-        state = step.attendance
-        effects += step.effects
-    return state, [effect for effect in effects if not isinstance(effect, a.Look)]
+def checked(
+    state: BacklogWatch, now: float, *peeks: w.QueuePeeked | w.PeekFailed
+) -> tuple[BacklogWatch, list[w.Effect]]:
+    """Run one check. Returns the state after it and all effects but the peeks."""
+    effects: list[w.Effect] = []
+    for event in (w.CheckDue(), *peeks, w.CheckFinished()):
+        decision = advance(state, event, now)
+        state = decision.watch
+        effects += decision.effects
+    return state, [effect for effect in effects if not isinstance(effect, w.PeekQueues)]
 
 
-def oldest(seconds: float, number: int = 7, *, failed_over: bool = False) -> a.QueueSeen:
-    return a.QueueSeen("b0", Oldest(number, seconds, "orders", failed_over))
+def oldest(seconds: float, number: int = 7, *, failed_over: bool = False) -> w.QueuePeeked:
+    return w.QueuePeeked("b0", OldestMessage(number, seconds, "orders", failed_over))
 
 
-def unattended(state: Attendance) -> list[bool]:
-    return [watch.unattended for watch in state.watches]
+def unattended(state: BacklogWatch) -> list[bool]:
+    return [status.unattended for status in state.queues]
 
 
-USED = after(NEW, (0.0, a.QueueUsed("b0"))).attendance
-TOLD = a.Emit(a.BacklogUnattended("b0", 2000.0, "orders", 1801.0))
+DIVERTED = after(NEW, (0.0, w.MessageDiverted("b0"))).watch
+ALERT = w.RaiseAlert("b0", "orders", 1801.0)
 
 
-def test_y1_the_first_diverted_message_begins_the_looking_and_the_next_say_nothing_new() -> None:
-    assert advance(NEW, a.QueueUsed("b0"), 0.0) == Step(USED, (LATER,))
-    assert NEW.has_news("b0")
-    assert not USED.has_news("b0")
-    assert USED.has_news("b1")
-    assert advance(USED, a.QueueUsed("b1"), 5.0).effects == ()
+def test_y1_the_first_diverted_message_schedules_a_check_and_the_next_change_nothing() -> None:
+    assert advance(NEW, w.MessageDiverted("b0"), 0.0) == WatchDecision(DIVERTED, (FIRST_CHECK,))
+    assert NEW.needs_event_for("b0")
+    assert not DIVERTED.needs_event_for("b0")
+    assert DIVERTED.needs_event_for("b1")
+    assert advance(DIVERTED, w.MessageDiverted("b1"), 5.0).effects == ()
 
 
-def test_y1_a_look_is_one_peek_for_each_queue_and_the_next_is_an_interval_later() -> None:
-    state = advance(USED, a.QueueUsed("b1"), 5.0).attendance
-    step = advance(state, a.LookDue(), 300.0)
-    assert step.effects == (a.Look((a.Peek("b0", 1, 1), a.Peek("b1", 1, 1))),)
-    assert advance(step.attendance, a.LookDue(), 300.0).effects == ()
-    assert looked(state, 300.0, oldest(290.0))[1] == [a.ArmLook(600.0)]
+def test_y1_a_check_is_one_peek_for_each_queue_and_the_next_is_an_interval_later() -> None:
+    state = advance(DIVERTED, w.MessageDiverted("b1"), 5.0).watch
+    decision = advance(state, w.CheckDue(), 300.0)
+    assert decision.effects == (w.PeekQueues((w.PeekPage("b0", 1, 1), w.PeekPage("b1", 1, 1))),)
+    assert advance(decision.watch, w.CheckDue(), 300.0).effects == ()
+    assert checked(state, 300.0, oldest(290.0))[1] == [w.ScheduleCheck(600.0)]
 
 
-def test_y1_an_interval_of_0_never_looks() -> None:
-    never = Attendance(0.0, 1800.0)
-    assert not never.has_news("b0")
-    assert advance(never, a.QueueUsed("b0"), 0.0) == Step(never)
+def test_y1_an_interval_of_0_disables_checks() -> None:
+    never = BacklogWatch(0.0, 1800.0)
+    assert not never.needs_event_for("b0")
+    assert advance(never, w.MessageDiverted("b0"), 0.0) == WatchDecision(never)
 
 
-def test_y1_the_looking_stops_when_the_queues_are_seen_empty_and_begins_anew() -> None:
-    state, effects = looked(USED, 300.0, a.QueueSeen("b0", None))
+def test_y1_checks_stop_when_the_queues_are_empty_and_start_again_with_the_next_message() -> None:
+    state, effects = checked(DIVERTED, 300.0, w.QueuePeeked("b0", None))
     assert effects == []
-    assert state.watches == (Watch("b0", empty=True),)
-    assert advance(state, a.LookDue(), 600.0).effects == ()
-    assert state.has_news("b0")
-    assert advance(state, a.QueueUsed("b0"), 700.0).effects == (a.ArmLook(1000.0),)
+    assert state.queues == (QueueStatus("b0", empty=True),)
+    assert advance(state, w.CheckDue(), 600.0).effects == ()
+    assert state.needs_event_for("b0")
+    assert advance(state, w.MessageDiverted("b0"), 700.0).effects == (w.ScheduleCheck(1000.0),)
 
 
-def test_y1_what_comes_while_a_queue_is_peeked_at_is_looked_for_again() -> None:
-    looking = after(USED, (300.0, a.LookDue())).attendance
-    assert looking.has_news("b0")
-    step = after(looking, (301.0, a.QueueUsed("b0")), (302.0, a.QueueSeen("b0", None)), (302.0, a.LookEnded()))
-    assert step.effects == (a.ArmLook(602.0),)
-    assert looked(step.attendance, 602.0, a.QueueSeen("b0", None))[1] == []
+def test_y1_a_message_that_arrives_during_a_check_is_checked_for_again() -> None:
+    checking = after(DIVERTED, (300.0, w.CheckDue())).watch
+    assert checking.needs_event_for("b0")
+    decision = after(
+        checking, (301.0, w.MessageDiverted("b0")), (302.0, w.QueuePeeked("b0", None)), (302.0, w.CheckFinished())
+    )
+    assert decision.effects == (w.ScheduleCheck(602.0),)
+    assert checked(decision.watch, 602.0, w.QueuePeeked("b0", None))[1] == []
 
 
-@pytest.mark.parametrize(("seconds", "tells"), [(1800.0, []), (1801.0, [TOLD])])
-def test_y1_a_message_that_waits_longer_than_it_may_is_told(seconds: float, tells: list[a.Effect]) -> None:
-    state, effects = looked(USED, 2000.0, oldest(seconds))
-    assert effects == [*tells, a.ArmLook(2300.0)]
-    assert unattended(state) == [bool(tells)]
-    assert state.watches[0].oldest == seconds
+@pytest.mark.parametrize(("seconds", "alerts"), [(1800.0, []), (1801.0, [ALERT])])
+def test_y1_a_message_that_waits_too_long_raises_an_alert(seconds: float, alerts: list[w.Effect]) -> None:
+    state, effects = checked(DIVERTED, 2000.0, oldest(seconds))
+    assert effects == [*alerts, w.ScheduleCheck(2300.0)]
+    assert unattended(state) == [bool(alerts)]
+    assert state.queues[0].oldest_age == seconds
 
 
-def test_y1_it_is_told_once_until_somebody_takes_it() -> None:
-    state, _ = looked(USED, 2000.0, oldest(1801.0))
-    state, effects = looked(state, 2300.0, oldest(2101.0))
-    assert (effects, unattended(state)) == ([a.ArmLook(2600.0)], [True])
-    state, effects = looked(state, 2600.0, oldest(2400.0, 8))
-    assert (effects, unattended(state)) == ([a.ArmLook(2900.0)], [False])
-    state, effects = looked(state, 4401.0, oldest(4201.0, 8))
-    assert effects[0] == a.Emit(a.BacklogUnattended("b0", 4401.0, "orders", 4201.0))
+def test_y1_the_alert_is_raised_once_until_somebody_takes_the_message() -> None:
+    state, _ = checked(DIVERTED, 2000.0, oldest(1801.0))
+    state, effects = checked(state, 2300.0, oldest(2101.0))
+    assert (effects, unattended(state)) == ([w.ScheduleCheck(2600.0)], [True])
+    state, effects = checked(state, 2600.0, oldest(2400.0, 8))
+    assert (effects, unattended(state)) == ([w.ScheduleCheck(2900.0)], [False])
+    state, effects = checked(state, 4401.0, oldest(4201.0, 8))
+    assert effects[0] == w.RaiseAlert("b0", "orders", 4201.0)
 
 
-def test_y1_it_is_attended_again_when_the_queue_is_empty() -> None:
-    state, _ = looked(USED, 2000.0, oldest(1801.0))
-    assert unattended(looked(state, 2300.0, a.QueueSeen("b0", None))[0]) == [False]
+def test_y1_an_empty_queue_is_not_unattended() -> None:
+    state, _ = checked(DIVERTED, 2000.0, oldest(1801.0))
+    assert unattended(checked(state, 2300.0, w.QueuePeeked("b0", None))[0]) == [False]
 
 
-def test_y1_while_its_entity_is_failed_over_a_message_cannot_go_home_and_then_it_has_its_time() -> None:
-    state, effects = looked(USED, 2000.0, oldest(1900.0, failed_over=True))
-    assert (effects, unattended(state)) == ([a.ArmLook(2300.0)], [False])
-    state, _ = looked(state, 3800.0, oldest(3700.0))
+def test_y1_the_waiting_time_of_a_message_starts_when_its_entity_is_restored() -> None:
+    state, effects = checked(DIVERTED, 2000.0, oldest(1900.0, failed_over=True))
+    assert (effects, unattended(state)) == ([w.ScheduleCheck(2300.0)], [False])
+    state, _ = checked(state, 3800.0, oldest(3700.0))
     assert unattended(state) == [False]
-    assert unattended(looked(state, 3801.0, oldest(3701.0))[0]) == [True]
+    assert unattended(checked(state, 3801.0, oldest(3701.0))[0]) == [True]
 
 
-def test_y1_a_failover_in_between_is_not_told_again() -> None:
-    state, _ = looked(USED, 2000.0, oldest(1801.0))
-    state, _ = looked(state, 2300.0, oldest(2101.0, failed_over=True))
+def test_y1_a_failover_in_between_raises_no_second_alert() -> None:
+    state, _ = checked(DIVERTED, 2000.0, oldest(1801.0))
+    state, _ = checked(state, 2300.0, oldest(2101.0, failed_over=True))
     assert unattended(state) == [False]
-    state, effects = looked(state, 9000.0, oldest(8801.0))
-    assert (effects, unattended(state)) == ([a.ArmLook(9300.0)], [True])
+    state, effects = checked(state, 9000.0, oldest(8801.0))
+    assert (effects, unattended(state)) == ([w.ScheduleCheck(9300.0)], [True])
 
 
-def test_y1_what_a_syphon_has_put_aside_is_attended_and_looked_past() -> None:
-    state, _ = looked(USED, 2000.0, oldest(1801.0))
-    state, effects = looked(state, 2300.0, a.QueueSeen("b0", None, 8))
-    assert (effects, unattended(state)) == ([a.ArmLook(2600.0)], [False])
-    assert advance(state, a.LookDue(), 2600.0).effects == (a.Look((a.Peek("b0", 8, 2),)),)
-    state, _ = looked(state, 2600.0, oldest(2400.0, 9))
+def test_y1_messages_that_a_syphon_deferred_raise_no_alert_and_are_skipped() -> None:
+    state, _ = checked(DIVERTED, 2000.0, oldest(1801.0))
+    state, effects = checked(state, 2300.0, w.QueuePeeked("b0", None, 8))
+    assert (effects, unattended(state)) == ([w.ScheduleCheck(2600.0)], [False])
+    assert advance(state, w.CheckDue(), 2600.0).effects == (w.PeekQueues((w.PeekPage("b0", 8, 2),)),)
+    state, _ = checked(state, 2600.0, oldest(2400.0, 9))
     assert unattended(state) == [False]
-    assert advance(state, a.LookDue(), 2900.0).effects == (a.Look((a.Peek("b0", 9, 1),)),)
+    assert advance(state, w.CheckDue(), 2900.0).effects == (w.PeekQueues((w.PeekPage("b0", 9, 1),)),)
 
 
-def test_y1_more_are_peeked_at_once_the_more_are_put_aside_up_to_a_limit() -> None:
-    state = USED
+def test_y1_the_page_grows_while_it_holds_only_deferred_messages_up_to_a_limit() -> None:
+    state = DIVERTED
     for number in range(12):
-        state, _ = looked(state, 300.0 * number, a.QueueSeen("b0", None, number + 2))
-    assert state.watches[0].count == 256
+        state, _ = checked(state, 300.0 * number, w.QueuePeeked("b0", None, number + 2))
+    assert state.queues[0].page_size == 256
 
 
 @pytest.mark.parametrize("kind", sorted(CREDENTIAL_REFUSED))
-def test_y1_a_secondary_that_refuses_listen_is_told_once_and_looked_at_no_more(kind: FailureKind) -> None:
-    state, effects = looked(USED, 300.0, a.QueueNotSeen("b0", kind), a.QueueNotSeen("b1", kind))
-    assert effects == [a.TellRefused("b0", kind)]
-    assert state.watches == ()
-    assert not state.has_news("b0")
+def test_y1_a_secondary_that_refuses_listen_is_reported_once_and_checked_no_more(kind: FailureKind) -> None:
+    state, effects = checked(DIVERTED, 300.0, w.PeekFailed("b0", kind), w.PeekFailed("b1", kind))
+    assert effects == [w.ReportNoListenRight("b0", kind)]
+    assert state.queues == ()
+    assert not state.needs_event_for("b0")
 
 
 @pytest.mark.parametrize("kind", sorted(set(FailureKind) - CREDENTIAL_REFUSED))
-def test_y1_a_look_that_fails_changes_nothing_and_the_next_comes(kind: FailureKind) -> None:
-    before, _ = looked(USED, 2000.0, oldest(1801.0))
-    state, effects = looked(before, 2300.0, a.QueueNotSeen("b0", kind))
-    assert (state, effects) == (before, [a.ArmLook(2600.0)])
+def test_y1_a_peek_that_fails_changes_nothing_and_the_next_check_is_scheduled(kind: FailureKind) -> None:
+    before, _ = checked(DIVERTED, 2000.0, oldest(1801.0))
+    state, effects = checked(before, 2300.0, w.PeekFailed("b0", kind))
+    assert (state, effects) == (before, [w.ScheduleCheck(2600.0)])
 
 
-def test_c3_closed_it_looks_no_more() -> None:
-    closed = advance(after(USED, (300.0, a.LookDue())).attendance, a.PairClosed(), 301.0).attendance
-    for event in (a.QueueUsed("b0"), oldest(1801.0), a.LookEnded(), a.LookDue()):
-        assert advance(closed, event, 302.0) == Step(closed)
-    assert not closed.has_news("b0")
+def test_c3_a_closed_watch_checks_no_more() -> None:
+    closed = advance(after(DIVERTED, (300.0, w.CheckDue())).watch, PairClosed(), 301.0).watch
+    for event in (w.MessageDiverted("b0"), oldest(1801.0), w.CheckFinished(), w.CheckDue()):
+        assert advance(closed, event, 302.0) == WatchDecision(closed)
+    assert not closed.needs_event_for("b0")

@@ -163,7 +163,7 @@ def test_s11_force_failover_of_what_does_not_send_to_the_primary_changes_nothing
 
 @pytest.mark.parametrize("entity", [OVER, PINGING, GONE])
 def test_s11_force_restore_sends_to_the_primary_again(entity: f.Entity) -> None:
-    diverting = advance(entity, f.MessagesDiverted(7), 101.0).entity
+    diverting = advance(entity, f.BacklogAccepted(7), 101.0).entity
     after, effects = advance(diverting, f.RestoreForced(), 130.0)
     restored = f.Restored("orders", 130.0, 1, outage=60.0, diverted=7, forced=True)
     assert effects == (f.StopPings(), f.PublishNotice(restored))
@@ -193,13 +193,13 @@ def test_s11_the_notices_have_the_names_of_the_spec() -> None:
 
 @pytest.mark.parametrize("entity", [HEALTHY, FAILING, OVER, GONE, CLOSED])
 def test_s11_diverted_messages_are_counted_in_any_mode(entity: f.Entity) -> None:
-    once = advance(entity, f.MessagesDiverted(), 110.0)
+    once = advance(entity, f.BacklogAccepted(), 110.0)
     assert (once.entity.diverted, once.effects) == (entity.diverted + 1, ())
-    assert advance(once.entity, f.MessagesDiverted(5), 111.0).entity.diverted == entity.diverted + 6
+    assert advance(once.entity, f.BacklogAccepted(5), 111.0).entity.diverted == entity.diverted + 6
 
 
 def test_s11_each_failover_counts_its_own_messages_and_has_its_own_number() -> None:
-    first = advance(OVER, f.MessagesDiverted(3), 80.0).entity
+    first = advance(OVER, f.BacklogAccepted(3), 80.0).entity
     back = advance(first, f.RestoreForced(), 90.0).entity
     again = advance(back, f.FailoverForced(), 95.0).entity
     assert (again.episode, again.diverted, again.engaged, again.since) == (2, 0, 95.0, 95.0)
@@ -246,7 +246,7 @@ EVENTS: tuple[f.Event, ...] = (
     f.PingDue(),
     *(f.PingSucceeded(episode) for episode in (0, 1, 2)),
     *(f.PingFailed(1, kind) for kind in FailureKind),
-    f.MessagesDiverted(2),
+    f.BacklogAccepted(2),
     f.FailoverForced(),
     f.RestoreForced(),
     f.PairClosed(),

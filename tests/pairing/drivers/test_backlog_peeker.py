@@ -110,12 +110,12 @@ async def test_y1_each_look_is_one_peek_in_the_ledger_and_they_end_when_the_queu
     world: World, queue: str, tmp_path: Path
 ) -> None:
     pair = await diverted(world, queue, "1", "2", "3", ledger=tmp_path)
-    attendance = pair._state.attendance
+    watch = pair._state.backlog_watch
     await world.until(lambda: bool(gauge(pair, "oldest_seconds")))
     await take_home(world, pair, 3)
-    await world.until(lambda: all(watch.empty for watch in attendance.attendance.watches))
-    await world.until(lambda: not attendance.attendance.looking)
-    assert attendance._timer not in armed(pair)
+    await world.until(lambda: all(status.empty for status in watch.watch.queues))
+    await world.until(lambda: not watch.watch.checking)
+    assert watch._timer not in armed(pair)
     await world.do(pair.close)
     found = peeks(tmp_path)
     assert {(one.entity, one.result, one.units) for one in found} == {(backlog_queue(pair), "ok", 1)}
@@ -125,10 +125,10 @@ async def test_y1_each_look_is_one_peek_in_the_ledger_and_they_end_when_the_queu
 
 
 def armed(pair: Any) -> list[Any]:
-    keeper = getattr(pair._attempts, "keeper", None)
-    if keeper is not None:
-        return list(keeper._timers)
-    timer = pair._state.attendance._timer
+    thread = getattr(pair._timeouts, "thread", None)
+    if thread is not None:
+        return list(thread._timers)
+    timer = pair._state.backlog_watch._timer
     return [timer] if timer._handle is not None else []
 
 
@@ -147,7 +147,7 @@ async def test_y1_what_a_syphon_put_aside_is_attended(world: World, queue: str) 
     pair = await diverted(world, queue, "1")
     async with taking(world, pair) as receiver:
         await receiver.defer(await receiver.receive(1, max_wait=5))
-    await world.until(lambda: all(watch.empty for watch in pair._state.attendance.attendance.watches))
+    await world.until(lambda: all(status.empty for status in pair._state.backlog_watch.watch.queues))
     assert gauge(pair, "unattended") == 0
 
 
@@ -161,10 +161,10 @@ async def test_y1_a_secondary_that_refuses_listen_is_said_once_and_diverting_goe
     assert KEY in string
     strings = (world.primary.connection_string, string)
     pair = await diverted(world, queue, "1", primary_name=name, provision="assume", keywords={"strings": strings})
-    await world.until(lambda: pair._state.attendance.attendance.ended)
+    await world.until(lambda: pair._state.backlog_watch.watch.closed)
     await divert(world, pair, queue, "2")
     await world.do(pair.close)
-    assert len([record for record in caplog.records if "may not be looked at" in record.getMessage()]) == 1
+    assert len([record for record in caplog.records if "cannot be checked" in record.getMessage()]) == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"backlog_check_interval": timedelta(0)}], ids=["nothing diverted", "never"])
@@ -176,14 +176,14 @@ async def test_y1_without_anything_diverted_or_wanted_there_is_no_look(
         await divert(world, pair, queue, "1")
     else:
         await world.send(await world.sender(pair, queue), ServiceBusMessage(b""))
-    assert pair._state.attendance._timer not in armed(pair)
+    assert pair._state.backlog_watch._timer not in armed(pair)
     await world.do(pair.close)
     assert peeks(tmp_path) == []
 
 
 async def silent(world: World, pair: Any) -> None:
     world.secondary.faults.set("black-hole", entity=backlog_queue(pair))
-    await world.until(lambda: pair._state.attendance.attendance.looking)
+    await world.until(lambda: pair._state.backlog_watch.watch.checking)
 
 
 async def between(world: World, pair: Any) -> None:

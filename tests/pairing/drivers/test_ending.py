@@ -214,13 +214,13 @@ async def test_c3_a_pair_that_could_not_be_made_closes_the_clients_that_are_its_
 async def test_c3_a_ping_that_is_called_off_leaves_its_link_without_a_word(world: World, queue: str) -> None:
     pair = await world.pair(ping_interval=timedelta(seconds=1), ping="message", try_timeout=LONG)
     ended: list[str] = []
-    discard = pair._attempts.discard
+    discard = pair._timeouts.discard
 
     def discarded(sender: Any) -> None:
         ended.append(sender.entity_name)
         discard(sender)
 
-    pair._attempts.discard = discarded
+    pair._timeouts.discard = discarded
     world.primary.faults.set("black-hole", entity=queue, points=["send"])
     await world.do(pair.force_failover, queue)
     await world.until(lambda: any(fault["hits"] for fault in world.primary.faults.list()))

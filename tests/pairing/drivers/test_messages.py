@@ -220,7 +220,7 @@ async def test_s10_scheduling_and_cancelling_on_a_healthy_primary_is_the_primary
     await world.do(sender.cancel_scheduled_messages, numbers)
     assert await world.held(queue) == []
     with pytest.raises(ScheduledInBacklogError):
-        await world.do(sender.cancel_scheduled_messages, [BacklogHandle.new("x")])
+        await world.do(sender.cancel_scheduled_messages, [BacklogHandle(-7)])
 
 
 async def test_s1_a_healthy_message_arrives_unchanged(world: World, queue: str) -> None:

@@ -64,7 +64,7 @@ async def test_c1_a_primary_whose_client_cannot_be_recovered_faults(
     pair = await world.pair()
     sender = await world.sender(pair, queue)
     await world.send(sender, ServiceBusMessage("x", message_id="before"))
-    lose(pair._clients["primary"], monkeypatch)
+    lose(pair._primary_client, monkeypatch)
     with pytest.raises(RuntimeError, match="no good"):
         pair.get_queue_sender("what is wrong here may be the name alone")
     assert pair.primary.state == "open"
@@ -83,7 +83,7 @@ async def test_c1_a_secondary_whose_client_cannot_be_recovered_faults_and_the_pr
 ) -> None:
     pair = await world.pair()
     sender = await world.sender(pair, queue)
-    lose(pair._clients["secondary"], monkeypatch)
+    lose(pair._secondary_client, monkeypatch)
     await world.do(pair.force_failover, queue)
     with pytest.raises(PairFaultedError, match="the secondary of this pair faulted") as raised:
         await world.send(sender, ServiceBusMessage("refused"))

@@ -11,7 +11,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 
-from twinbus.pairing.calls import NoTurnError
+from twinbus.pairing.call_errors import NoTurnError
 from twinbus.testing import LocalNamespace
 
 from .conftest import BRIEF, World, state_of
@@ -165,7 +165,7 @@ async def test_g2_c3_a_ping_for_which_no_thread_can_be_started_is_sent_when_one_
     start = threading.Thread.start
 
     def limited(thread: threading.Thread) -> None:
-        entity = next((one for one in pair._state._cells.values() if one.entity.path == queue), None)
+        entity = next((one for one in pair._state._entities.values() if one.entity.path == queue), None)
         if not allowed.is_set() and thread.name.startswith("twinbus-work") and entity and entity.entity.pinging:
             refused.set()
             raise RuntimeError("can't start new thread")

@@ -11,7 +11,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus import PairClosedError, PartialSendError
-from twinbus.pairing.calls import NoTurnError
+from twinbus.pairing.call_errors import NoTurnError
 
 from .conftest import BRIEF, World, state_of
 

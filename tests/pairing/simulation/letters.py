@@ -112,12 +112,14 @@ def contents(letters: Iterable[Letter]) -> list[object]:
 
 
 @cache
-def fit(raws: Raws, path: str, limits: LinkLimits, at: datetime | None = None) -> message_copies.Diversion:
+def fit(
+    raws: Raws, path: str, limits: LinkLimits, scheduled: datetime | None = None
+) -> tuple[message_copies.Transfer, ...]:
     """The product's, whose copies are looked at once: they lead back to the messages and where they were meant (S7)."""
-    made = message_copies.fit(raws, path, limits, at)
-    scheduled = None if at is None else int(at.timestamp() * 1000)
-    meant = {message_copies.id_of(raw): (path, _sendable(raw, scheduled)) for raw in raws}
-    copies = [raw for payload in made.payloads for raw in amqp_messages(payload)]
+    made = message_copies.fit_to_link(raws, path, limits, scheduled)
+    milliseconds = None if scheduled is None else int(scheduled.timestamp() * 1000)
+    meant = {message_copies.id_of(raw): (path, _sendable(raw, milliseconds)) for raw in raws}
+    copies = [raw for transfer in made for raw in amqp_messages(transfer.payload)]
     found = {message_copies.id_of(raw): restore(_sendable(raw))[:2] for raw in copies}
     if len(copies) != len(raws) or found != meant:
         raise ViolationError(f"{meant} comes back as {found}")

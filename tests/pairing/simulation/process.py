@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from random import Random
 from typing import Any, NamedTuple, cast
+from uuid import uuid4
 
 from twinbus.backlog import Endpoint
-from twinbus.pairing import calls
-from twinbus.pairing.decide import failover, rotation
-from twinbus.pairing.events import EventPublisher
-from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing import call_errors
+from twinbus.pairing.decide import failover
+from twinbus.pairing.decide.send_flow import FlowErrors, SendContext
+from twinbus.pairing.events import Notice
 from twinbus.pairing.pair_sides import Side, SideState
 from twinbus.pairing.shared_state import SharedEntity, SharedRotation
 
 from .judge import TRY_TIMEOUT, Belief, Rules, Shelf, ViolationError
-from .letters import Letter, fit
+from .letters import Letter
 from .places import At, Failure, Place, Stock
 from .sending import Heard, Sending, Turn
 from .story import Sides, Story, What
 
 SENDERS = 2
-OPTIONS = SendAvailabilityOptions(try_timeout=timedelta(seconds=TRY_TIMEOUT))
 ENDPOINTS = {name: Endpoint.of(name, 5671) for name in ("primary", "secondary")}
 
 
 class Sender(NamedTuple):
     """`turn`: of a sync one, whose calls on the primary come one after the other."""
 
-    place: calls.SendContext
+    context: SendContext
     turn: Turn | None
 
 
@@ -66,7 +65,7 @@ class Timer:
 
 
 class Process:
-    """To the product it is a pair (`calls.Shared`) and a driver (`entity.Driver`)."""
+    """To the product it is a pair (`send_flow.FlowPair`) and a driver (`shared_state.PairDriver`)."""
 
     def __init__(
         self,
@@ -78,8 +77,7 @@ class Process:
         sides: tuple[dict[str, Place], dict[str, Place]],
     ) -> None:
         self.rules, self.chance, self.now, self.at, self.stock = rules, chance, now, at, stock
-        self.options = OPTIONS
-        self.events = cast(EventPublisher, self)
+        self.events = self
         self.primary_places, self.backlog = sides
         self.primary, self.secondary = (Side(name, ENDPOINTS[name], self._side_changed) for name in ENDPOINTS)
         self.shut = {"primary": False, "secondary": False}
@@ -112,12 +110,22 @@ class Process:
         cast(Timer, self.rotation._timer).before = lambda: self.shelf.ended(self.now())
         self._gone = Sides(partial(self._is_gone, self.primary), partial(self._is_gone, self.secondary))
         self.senders = {
-            path: [
-                Sender(calls.SendContext(path, cell, self, now=now, chance=chance, fit=fit), Turn() if number else None)
-                for number in range(SENDERS)
-            ]
+            path: [Sender(self._context(path, cell), Turn() if number else None) for number in range(SENDERS)]
             for path, cell in self.cells.items()
         }
+
+    def _context(self, path: str, cell: SharedEntity) -> SendContext:
+        errors = FlowErrors(call_errors.timed_out, partial(call_errors.entity_missing, endpoint=ENDPOINTS["primary"]))
+        return SendContext(
+            path,
+            cell,
+            self,
+            TRY_TIMEOUT,
+            now=self.now,
+            chance=self.chance.random,
+            new_number=lambda: uuid4().int >> 66,
+            errors=errors,
+        )
 
     def _timer_due(self, belief: Belief) -> None:
         belief.timer(self.now())
@@ -177,7 +185,7 @@ class Process:
     def stop_ping(self, cell: SharedEntity) -> None:
         """Its answer comes all the same, as it may where threads are."""
 
-    def emit(self, notice: failover.FailoverNotice | rotation.QueueLeft | rotation.QueueReturned) -> None:
+    def emit(self, notice: Notice) -> None:
         self.notices.append(notice)
 
     # --- what an operator does ---------------------------------------------------------------------------------------
@@ -212,7 +220,7 @@ class Process:
         self.calls.clear()
 
     def _side_changed(self, side: Side) -> None:
-        # As Partnership does.
+        # As PairState does.
         if side is self.secondary:
             self.rotation.close()
             self.shelf.closed = True

@@ -1,19 +1,29 @@
-"""One call of a sender, carried out as the drivers carry one out: `calls` says what to try, a place answers."""
+"""One call of a sender, carried out as the drivers carry one out: `send_flow` says what to try, a place answers."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twinbus.backlog import FailureKind
-from twinbus.pairing import calls
-from twinbus.pairing.calls import FailedOverMeanwhileError, LimitsOf, OnPrimary, QueueLeftMeanwhileError, ToBacklog
+from twinbus.errors import CallerError
+from twinbus.pairing.decide import send_flow
 from twinbus.pairing.decide.failover import SendRoute
+from twinbus.pairing.decide.send_flow import (
+    CallPrimary,
+    DivertTo,
+    FailedOverMeanwhileError,
+    QueueLeftMeanwhileError,
+    SendStep,
+    SendSteps,
+)
+from twinbus.pairing.message_copies import BacklogCopies
 
 from .judge import TRY_TIMEOUT, ViolationError
-from .letters import LIMITS, TOMORROW, Parcel, parcel_of
+from .letters import LIMITS, TOMORROW, Parcel, fit, parcel_of
 from .places import OVERDUE, QUICK, Answer, Failure, Place, failure
 from .story import INSTEAD, NUMBERS, Story, What, no_turn
 
@@ -55,9 +65,9 @@ class Sending:
     def __init__(self, process: Process, sender: Sender, story: Story, cancelled_at: int | None) -> None:
         self._process = process
         self._sender = sender
-        self._place = sender.place
+        self._context = sender.context
         self.story = story
-        self._steps: calls.SendSteps[Any] | None = None
+        self._steps: SendSteps[Any] | None = None
         self._turn: Turn | None = None
         self._trying: object = None
         self._tried = 0
@@ -66,33 +76,33 @@ class Sending:
     def begin(self) -> None:
         process, story = self._process, self.story
         story.begins(process.now())
-        if self._place.cell.entity.route is SendRoute.PRIMARY and process.chance.random() < 0.7:
-            # The healthy path of the drivers, which asks `calls` only when something was wrong.
-            self._try(OnPrimary(self._place.primary_seconds(story.until)))
+        if self._context.shared.entity.route is SendRoute.PRIMARY and process.chance.random() < 0.7:
+            # The healthy path of the drivers, which start `send_flow` only if something was wrong.
+            self._try(CallPrimary(self._context.primary_seconds(story.until)))
         else:
             self._call()
 
     # --- the generator -----------------------------------------------------------------------------------------------
 
     def _call(self, failed: Exception | None = None) -> None:
-        self._steps = steps = calls.call(self._place, self._backlog, failed, self.story.until)
+        self._steps = steps = send_flow.call(self._context, self._backlog, failed, self.story.until)
         self._carry_on(lambda: next(steps))
 
-    def _backlog(self) -> calls.SendSteps[Any]:
+    def _backlog(self) -> SendSteps[Any]:
         story = self.story
         match story.what:
             case What.SEND:
-                return calls.divert(self._place, story.letter.raws, story.until)
+                return send_flow.divert(self._context, self._copies(), story.until)
             case What.SCHEDULE:
-                return calls.schedule(self._place, story.letter.raws, story.until, TOMORROW)
+                return send_flow.schedule(self._context, self._copies(TOMORROW), story.until)
             case What.OPEN:
-                return calls.nothing()
+                return send_flow.nothing()
             case What.BATCH:
-                return calls.instead(lambda: INSTEAD)
+                return send_flow.instead(lambda: INSTEAD)
             case What.CANCEL:
-                return calls.cannot_cancel(NUMBERS)
+                return send_flow.cannot_cancel(NUMBERS)
 
-    def _carry_on(self, resume: Callable[[], calls.SendStep]) -> None:
+    def _carry_on(self, resume: Callable[[], SendStep]) -> None:
         try:
             step = resume()
         except StopIteration as end:
@@ -105,7 +115,7 @@ class Sending:
     def _got(self, result: Any) -> None:
         steps = self._steps
         if steps is None:
-            self._place.cell.succeeded()
+            self._context.shared.succeeded()
             self._end(result, None)
         else:
             self._carry_on(lambda: steps.send(result))
@@ -142,7 +152,7 @@ class Sending:
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    def _try(self, step: calls.SendStep) -> None:
+    def _try(self, step: SendStep) -> None:
         process = self._process
         now = process.now()
         self.story.tries(step, now)
@@ -153,21 +163,14 @@ class Sending:
                 process.chance.random() * process.chance.choice((QUICK, TRY_TIMEOUT)), lambda: self._cancel(token)
             )
         match step:
-            case OnPrimary():
+            case CallPrimary():
                 until = self.story.until
                 left = None if until is None else until - now
                 self._in_turn(self._sender.turn, left, lambda _: self._primary(), self._primary_answered)
-            case LimitsOf(queue, seconds):
-                if queue in process.opened:
-                    self._took(queue, None)
-                else:
-                    self._on_queue(queue, None, seconds)
-            case ToBacklog(queue, payload, seconds):
-                self._on_queue(queue, parcel_of(payload), seconds)
-
-    def _on_queue(self, queue: str, parcel: Parcel | None, seconds: float) -> None:
-        turn = self._process.links[queue]
-        self._in_turn(turn, seconds, lambda left: self._queue(queue, parcel, left), partial(self._failed, queue))
+            case DivertTo(queue, BacklogCopies() as copies, seconds):
+                turn = process.links[queue]
+                late = partial(self._failed, queue)
+                self._in_turn(turn, seconds, lambda left: self._queue(queue, copies, left), late)
 
     def _in_turn(
         self, turn: Turn | None, seconds: float | None, go: Callable[[float], None], late: Callable[[Failure], None]
@@ -203,14 +206,14 @@ class Sending:
 
     def _primary(self) -> None:
         process, story = self._process, self.story
-        if self._place.cell.entity.route is not SendRoute.PRIMARY:
+        if self._context.shared.entity.route is not SendRoute.PRIMARY:
             self._failed_over_meanwhile()
             return
         if story.belief.over or story.belief.closed:
             raise ViolationError(f"a call on the primary while {story.belief.mode}")
         parcel = Parcel(story.letter.ids, story.letter.spoilt) if story.what in (What.SEND, What.SCHEDULE) else None
         # Counted anew: its turn may have come late.
-        seconds = self._place.primary_seconds(story.until)
+        seconds = self._context.primary_seconds(story.until)
         self._attempt("primary", process.primary_places[story.path], parcel, seconds, self._primary_answered)
 
     def _failed_over_meanwhile(self) -> None:
@@ -218,24 +221,50 @@ class Sending:
         self.story.begins(self._process.now())
         self._threw(FailedOverMeanwhileError())
 
-    def _queue(self, queue: str, parcel: Parcel | None, left: float) -> None:
+    def _queue(self, queue: str, copies: BacklogCopies, left: float) -> None:
         process = self._process
+        end = process.now() + left
         if queue not in process.rotation.rotation.usable:
             self._leave_turn()
             self.story.seeks(process.now())
             self._threw(QueueLeftMeanwhileError())
-        elif parcel is None and queue in process.opened:
-            # By the call before.
-            self._took(queue, None)
+        elif queue in process.opened:
+            # By a call before.
+            self._send(queue, copies, end)
         else:
 
-            def answered(found: Failure | None) -> None:
+            def opened(found: Failure | None) -> None:
                 if found is None:
-                    self._took(queue, parcel)
+                    process.opened.add(queue)
+                    self._send(queue, copies, end)
                 else:
                     self._failed(queue, found)
 
-            self._attempt("secondary", process.backlog[queue], parcel, min(TRY_TIMEOUT, left), answered)
+            self._attempt("secondary", process.backlog[queue], None, min(TRY_TIMEOUT, left), opened)
+
+    def _send(self, queue: str, copies: BacklogCopies, end: float) -> None:
+        """The link is open: it makes the copies that fit it, and sends the next of them."""
+        process, story = self._process, self.story
+        story.link_is_open()
+        try:
+            parcel = parcel_of(copies.next_payload(LIMITS))
+        except CallerError as error:
+            self._leave_turn()
+            self._threw(error)
+            return
+        story.sends(parcel)
+
+        def answered(found: Failure | None) -> None:
+            if found is None:
+                self._took(queue, parcel)
+            else:
+                self._failed(queue, found)
+
+        left = max(end - process.now(), 0.0)
+        self._attempt("secondary", process.backlog[queue], parcel, min(TRY_TIMEOUT, left), answered)
+
+    def _copies(self, scheduled: datetime | None = None) -> BacklogCopies:
+        return BacklogCopies(self.story.letter.raws, self.story.path, scheduled, fit=fit)
 
     def _attempt(self, side: str, place: Place, parcel: Parcel | None, seconds: float, answered: Answer) -> None:
         process, token = self._process, self._trying
@@ -252,7 +281,7 @@ class Sending:
     # --- its answer --------------------------------------------------------------------------------------------------
 
     def _primary_answered(self, found: Failure | None) -> None:
-        rerouted = self._place.cell.entity.route is not SendRoute.PRIMARY
+        rerouted = self._context.shared.entity.route is not SendRoute.PRIMARY
         if found is not None and rerouted and self._process.chance.random() < 0.5:
             # That was one of several tries, and a driver makes no other.
             self._failed_over_meanwhile()
@@ -264,12 +293,11 @@ class Sending:
         else:
             self._got(self.story.result)
 
-    def _took(self, queue: str, parcel: Parcel | None) -> None:
+    def _took(self, queue: str, parcel: Parcel) -> None:
         self._leave_turn()
-        self._process.opened.add(queue)
         self.story.queue_took(parcel, self._process.now())
         self._process.heard = Heard(queue, None, parcel)
-        self._got(LIMITS if parcel is None else None)
+        self._got(None)
 
     def _failed(self, queue: str, found: Failure) -> None:
         self._leave_turn()

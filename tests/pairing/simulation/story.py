@@ -1,4 +1,4 @@
-"""What must become of one call, worked out from the clauses and from what happened to it; `calls` decides nothing."""
+"""What must become of one call, worked out from the clauses and from what happened to it, without `send_flow`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from azure.servicebus.exceptions import MessagingEntityNotFoundError, OperationTimeoutError
 
 from twinbus.backlog import FailureKind
-from twinbus.pairing.calls import BacklogHandle, LimitsOf, NoTurnError, OnPrimary, SendStep, ToBacklog, in_backlog
+from twinbus.pairing.call_arguments import check_cancel
+from twinbus.pairing.call_errors import NoTurnError
+from twinbus.pairing.decide.send_flow import BacklogHandle, CallPrimary, DivertTo, SendStep
 from twinbus.pairing.errors import (
     BacklogUnavailableError,
     PartialSendError,
@@ -20,7 +22,7 @@ from twinbus.pairing.errors import (
 from twinbus.pairing.pair_sides import PairClosedError, PairFaultedError
 
 from .judge import LONGEST_IN_BACKLOG, REFUSED, SLACK, TRY_TIMEOUT, Belief, Shelf, ViolationError
-from .letters import Letter, Parcel, parcel_of
+from .letters import Letter, Parcel
 from .places import Failure, Stock
 
 
@@ -80,6 +82,9 @@ class Story:
     failed: Exception | None = None
     """What it failed with on the primary before it was diverted."""
     opened: bool = False
+    """Whether a link to a backlog queue is open for it, so that copies can be made."""
+    diverting: bool = False
+    """Whether it was given to a backlog queue."""
     tried: set[str] = field(default_factory=set)
     safe: set[str] = field(default_factory=set)
 
@@ -130,22 +135,21 @@ class Story:
         else:
             self.due = Due(On.BACKLOG, None, queues)
 
-    def queue_took(self, parcel: Parcel | None, now: float) -> None:
-        """None: its link is open."""
-        if parcel is None:
-            self.opened = True
-            if self.letter.undivertible is not None:
-                self.due = Due(On.RAISE, self.letter.undivertible)
-                return
+    def link_is_open(self) -> None:
+        """The link to a backlog queue is open, so copies can be made."""
+        self.opened = True
+        if self.letter.undivertible is not None:
+            self.due = Due(On.RAISE, self.letter.undivertible)
+
+    def queue_took(self, parcel: Parcel, now: float) -> None:
+        self.safe.update(parcel.ids)
+        self.belief.diverted += len(parcel.ids)
+        self.shelf.diverted += len(parcel.ids)
+        self.shelf.answers += 1
+        if len(self.safe) == len(self.letter.ids):
+            self.due = Due(On.RETURN, value=HANDLES if self.what is What.SCHEDULE else None)
         else:
-            self.safe.update(parcel.ids)
-            self.belief.diverted += len(parcel.ids)
-            self.shelf.diverted += len(parcel.ids)
-            self.shelf.answers += 1
-            if len(self.safe) == len(self.letter.ids):
-                self.due = Due(On.RETURN, value=HANDLES if self.what is What.SCHEDULE else None)
-                return
-        self.seeks(now)
+            self.seeks(now)
 
     def queue_failed(self, queue: str, failure: Failure, now: float) -> None:
         over = now >= self.end
@@ -170,22 +174,19 @@ class Story:
 
     def tries(self, step: SendStep, now: float) -> None:
         match step:
-            case OnPrimary(seconds):
+            case CallPrimary(seconds):
                 self._must(self.due.on is On.PRIMARY, step)
                 self._must(abs(seconds - self._primary_seconds(now)) < SLACK, step)
-            case LimitsOf(queue, seconds):
-                self._tries_queue(queue, seconds, now, step)
-                self._must(not self.opened, step)
-            case ToBacklog(queue, payload, seconds):
-                self._tries_queue(queue, seconds, now, step)
-                parcel = parcel_of(payload)
-                self._must(self.opened and self.safe.isdisjoint(parcel.ids), step)
-                self._must(set(parcel.ids) <= set(self.letter.ids) and parcel.path == self.path, step)
+            case DivertTo(queue, _, seconds):
+                self._must(self.due.on is On.BACKLOG and queue in self.due.queues, step)
+                self._must(seconds > 0 and abs(now + seconds - self.end) < SLACK, step)
+                self.shelf.places[self.sender] = queue
+                self.diverting = True
 
-    def _tries_queue(self, queue: str, seconds: float, now: float, step: SendStep) -> None:
-        self._must(self.due.on is On.BACKLOG and queue in self.due.queues, step)
-        self._must(seconds > 0 and abs(now + seconds - self.end) < SLACK, step)
-        self.shelf.places[self.sender] = queue
+    def sends(self, parcel: Parcel) -> None:
+        """Check what a link is about to send to a backlog queue."""
+        self._must(self.opened and self.safe.isdisjoint(parcel.ids), parcel)
+        self._must(set(parcel.ids) <= set(self.letter.ids) and parcel.path == self.path, parcel)
 
     def _primary_seconds(self, now: float) -> float:
         """Half of the time is kept for the backlog where the attempt may still find the entity failed over (S4)."""
@@ -198,7 +199,7 @@ class Story:
     def ends(self, value: Any, error: Exception | None, now: float) -> None:
         if self.until is not None and now > self.until + SLACK:
             raise ViolationError(f"a call ends {now - self.until} s after its time-out")
-        where = " in the backlog" if self.opened else ""
+        where = " in the backlog" if self.diverting else ""
         self.stock.endings[("returned" if error is None else type(error).__name__) + where] += 1
         if error is None:
             self._must(self.due.on is On.RETURN, value)
@@ -213,7 +214,7 @@ class Story:
             self._must(error.safe == tuple([one for one in self.letter.ids if one in self.safe]), error)
             self._must(error.unsafe == tuple([one for one in self.letter.ids if one not in self.safe]), error)
             self._promise(self.safe)
-            error = error.cause  # type: ignore[assignment] # an Exception: what `calls` caught
+            error = error.cause  # type: ignore[assignment] # an Exception: what `send_flow` caught
         self._must(self._is_due(error), error)
 
     def _is_due(self, error: Exception | None) -> bool:
@@ -238,7 +239,7 @@ class Story:
     def _returned(self, value: Any) -> None:
         if self.due.value is HANDLES:
             # None can be taken for a number of the primary's (S10).
-            self._must(in_backlog(value) == value and in_backlog(value[0]) == value[:1], value)
+            self._must(handles_among(value) == value and handles_among(value[0]) == value[:1], value)
             self._must([one.message_id for one in value] == list(self.letter.ids), value)
             self._must(len(set(value)) == len(value) and all(type(one) is BacklogHandle for one in value), value)
         else:
@@ -268,3 +269,12 @@ class Story:
 
 def no_turn(link: str, seconds: float) -> Failure:
     return Failure(FailureKind.NO_TURN, NoTurnError(link, seconds))
+
+
+def handles_among(numbers: int | list[int]) -> list[int]:
+    """Return the numbers that cancelling refuses as handles of the backlog."""
+    try:
+        check_cancel(False, numbers, None)
+    except ScheduledInBacklogError as error:
+        return list(error.handles)
+    return []

@@ -49,54 +49,54 @@ class Sender:
             self.ended.set()
 
 
-def keeper_of(workers: Workers) -> TimeoutThread:
+def thread_with(workers: Workers) -> TimeoutThread:
     return TimeoutThread("time", workers.run)
 
 
-def armed(keeper: TimeoutThread, due: Callable[[], Any]) -> None:
-    ThreadTimer(keeper, due).arm(time.monotonic())
+def armed(thread: TimeoutThread, due: Callable[[], Any]) -> None:
+    ThreadTimer(thread, due).arm(time.monotonic())
 
 
 def test_s12_a_call_that_cannot_be_watched_is_refused_and_the_next_has_its_deadline(limit: Limit) -> None:
-    keeper = keeper_of(Workers("work"))
+    thread = thread_with(Workers("work"))
     refused, watched = Sender(), Sender()
     limit.names = "time"
     with pytest.raises(RuntimeError, match="thread"):
-        keeper.begin(refused, time.monotonic())
+        thread.begin(refused, time.monotonic())
     limit.names = ""
-    watch = keeper.begin(watched, time.monotonic())
+    watch = thread.begin(watched, time.monotonic())
     assert watched.ended.wait(SOON)
-    keeper.end(watch)
+    thread.end(watch)
     # What was refused is over: its sender's later calls are not cut off.
     assert not refused.ended.is_set()
 
 
 def test_s3_a_timer_that_no_thread_could_be_started_for_is_due_with_the_next(limit: Limit) -> None:
-    keeper = keeper_of(Workers("work"))
+    thread = thread_with(Workers("work"))
     first, second = threading.Event(), threading.Event()
     limit.names = "time"
-    armed(keeper, first.set)
+    armed(thread, first.set)
     limit.names = ""
-    armed(keeper, second.set)
+    armed(thread, second.set)
     assert first.wait(SOON)
     assert second.wait(SOON)
 
 
 def test_s3_a_timer_that_finds_no_worker_is_due_again(limit: Limit) -> None:
-    keeper = keeper_of(Workers("work"))
+    thread = thread_with(Workers("work"))
     due = threading.Event()
     limit.names = "work"
-    armed(keeper, due.set)
+    armed(thread, due.set)
     assert limit.refused.wait(SOON)
     limit.names = ""
     assert due.wait(SOON)
 
 
 def test_a_job_for_which_no_thread_can_be_started_is_done_when_one_can(limit: Limit) -> None:
-    keeper = keeper_of(Workers("work"))
+    thread = thread_with(Workers("work"))
     done = threading.Event()
     limit.names = "work"
-    keeper.soon(done.set)
+    thread.soon(done.set)
     assert limit.refused.is_set()
     limit.names = ""
     assert done.wait(SOON)

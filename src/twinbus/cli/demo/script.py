@@ -171,7 +171,7 @@ async def _count_on_primary(administration: AioAdministration) -> int:
         held += [one.active_message_count async for one in subscriptions]
         return sum(count or 0 for count in held)
 
-    return await administration.ask(walk)
+    return await administration.request(walk)
 
 
 async def _run_reports(

@@ -1,4 +1,4 @@
-"""Looks at the backlog queues (Y1) of an asyncio pair. When to look and what it means is decided in `attendance`."""
+"""Peeks at the backlog queues of an asyncio pair (Y1). `decide.backlog_watch` decides when, and what results mean."""
 
 from __future__ import annotations
 
@@ -7,58 +7,64 @@ from typing import Any
 
 from azure.servicebus.aio import ServiceBusClient
 
-from twinbus.pairing.aio.timeouts import TaskTimeouts, cancel
-from twinbus.pairing.attending import FailedOver, SharedBacklogWatch, not_seen, seen
-from twinbus.pairing.decide.backlog_watch import LookEnded, Peek, QueueNotSeen, QueueSeen
+from twinbus.pairing.aio.timeouts import TaskTimeouts, cancel_until_done
+from twinbus.pairing.decide.backlog_watch import CheckFinished, PeekFailed, PeekPage, QueuePeeked
 from twinbus.pairing.recording import OperationRecorder
+from twinbus.pairing.shared_state import IsFailedOver, SharedBacklogWatch, peek_failed, queue_peeked
 from twinbus.sdk import open_aio_link
 
 
 class AioBacklogPeeker:
-    """One queue after the other, in one task."""
+    """Peeks at one queue after the other, in one task. Each peek opens a link and closes it."""
 
     def __init__(
-        self, client: ServiceBusClient, attempts: TaskTimeouts, recording: OperationRecorder, failed_over: FailedOver
+        self,
+        client: ServiceBusClient,
+        timeouts: TaskTimeouts,
+        recorder: OperationRecorder,
+        is_failed_over: IsFailedOver,
     ) -> None:
         self._client = client
-        self._attempts = attempts
-        self._recording = recording
-        self._failed_over = failed_over
+        self._timeouts = timeouts
+        self._recorder = recorder
+        self._is_failed_over = is_failed_over
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, cell: SharedBacklogWatch, peeks: tuple[Peek, ...]) -> None:
-        self._task = self._attempts.start(self._look(cell, peeks))
+    def start(self, watch: SharedBacklogWatch, pages: tuple[PeekPage, ...]) -> None:
+        self._task = self._timeouts.start(self._peek_all(watch, pages))
 
     def stop(self) -> None:
-        """A peek under way is given up."""
+        """Cancel a peek in progress."""
         if self._task is not None:
-            cancel(self._task)
+            cancel_until_done(self._task)
 
-    async def _look(self, cell: SharedBacklogWatch, peeks: tuple[Peek, ...]) -> None:
-        for peek in peeks:
-            if cell.attendance.ended:
+    async def _peek_all(self, watch: SharedBacklogWatch, pages: tuple[PeekPage, ...]) -> None:
+        for page in pages:
+            if watch.watch.closed:
                 break
-            cell.advance(await self._peeked(peek))
-        cell.advance(LookEnded())
+            watch.advance(await self._peek(page))
+        watch.advance(CheckFinished())
 
-    async def _peeked(self, peek: Peek) -> QueueSeen | QueueNotSeen:
+    async def _peek(self, page: PeekPage) -> QueuePeeked | PeekFailed:
         receiver: Any = None
         answered = False
         try:
-            receiver = self._attempts.ready(self._client.get_queue_receiver(peek.queue))
-            found = await self._attempts.bound(self._peek(receiver, peek), self._attempts.seconds, receiver)
+            receiver = self._timeouts.prepare(self._client.get_queue_receiver(page.queue))
+            messages = await self._timeouts.bound(
+                self._peek_messages(receiver, page), self._timeouts.try_timeout, receiver
+            )
             answered = True
-            return seen(peek.queue, found, self._failed_over)
+            return queue_peeked(page.queue, messages, self._is_failed_over)
         except Exception as error:
-            return not_seen(peek.queue, error)
+            return peek_failed(page.queue, error)
         finally:
             if answered:
-                self._attempts.retire(receiver)
+                self._timeouts.retire(receiver)
             elif receiver is not None:
-                self._attempts.discard(receiver)
+                self._timeouts.discard(receiver)
 
-    async def _peek(self, receiver: Any, peek: Peek) -> list[Any]:
-        await open_aio_link(receiver, self._attempts.seconds)
-        with self._recording.peeked(peek.queue) as found:
-            found.extend(await receiver.peek_messages(peek.most, sequence_number=peek.start))
+    async def _peek_messages(self, receiver: Any, page: PeekPage) -> list[Any]:
+        await open_aio_link(receiver, self._timeouts.try_timeout)
+        with self._recorder.peek(page.queue) as found:
+            found.extend(await receiver.peek_messages(page.size, sequence_number=page.start))
         return found

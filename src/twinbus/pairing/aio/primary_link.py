@@ -1,6 +1,7 @@
-"""One link of a paired sender to the primary, on which the calls of many tasks overlap, and how it ends.
+"""One link of an asyncio sender to the primary, on which the calls of many tasks overlap (S13).
 
-Whoever gives up on it retires it: those in flight go on to their own end, the next get another link (S13).
+A link that fails a call is *retired*: calls in progress on it go on to their own ends. Later calls get another link.
+A background task closes it after the last call has left.
 """
 
 from __future__ import annotations
@@ -11,35 +12,35 @@ from typing import Any
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.aio.timeouts import PATIENCE_SECONDS, TaskTimeouts, cancel, closed, wait
+from twinbus.pairing.aio.timeouts import LAST_CALL_SECONDS, TaskTimeouts, cancel, close_handler, wait_for_event
 from twinbus.sdk import abort_connection, allow_concurrent_sends, keep_alive_of, open_aio_link
 
 
 class PrimaryLink:
-    """`calls` are in flight on it, or wait for it to open: whoever comes adds one, and leaves."""
+    """`calls` counts the calls in progress, and those that wait for it to open. A call adds one, and calls `leave`."""
 
-    def __init__(self, sender: Any, attempts: TaskTimeouts, episode: int) -> None:
+    def __init__(self, sender: Any, timeouts: TaskTimeouts, episode: int) -> None:
         self.sender = sender
         self.episode = episode
         self.calls = 0
         self.is_open = False
         self.retired = False
-        self._attempts = attempts
+        self._timeouts = timeouts
         self._opening: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
         self._failure: Exception | None = None
         self._given_up = False
         self._empty = asyncio.Event()
 
-    async def opened(self) -> None:
-        """One task opens it for all, and goes on when those who wait have given up."""
+    async def wait_until_open(self) -> None:
+        """Open the link, once for all calls. The opening goes on if the calls that wait for it give up."""
         if self._opening is None:
-            # Counted as a call: what the SDK opens while it is being closed stays open.
+            # Counts as a call: a link that the SDK opens while it is being closed stays open.
             self.calls += 1
-            self._opening = self._attempts.start(self._open())
+            self._opening = self._timeouts.start(self._open())
         await self._opened.wait()
         if self._failure is not None:
-            raise _copy(self._failure) from self._failure
+            raise _copy_error(self._failure) from self._failure
 
     def leave(self) -> None:
         self.calls -= 1
@@ -47,30 +48,30 @@ class PrimaryLink:
             self._empty.set()
 
     def give_up(self) -> None:
-        """By a call that nobody answered in time, or whose caller left it. While it opens that is nobody's fault."""
+        """Retire the link because a call on it timed out or was cancelled. Does nothing while it is being opened."""
         if self.is_open:
             self._given_up = True
             self.retire()
 
     def retire(self) -> None:
-        """No other call comes; when the last has left it is closed, in the background."""
+        """Take no other call. A background task closes the link after the last call has left."""
         if not self.retired:
             self.retired = True
             if not self.calls:
                 self._empty.set()
-            if self._attempts.has_loop:
-                self._attempts.start(self._ended())
+            if self._timeouts.has_loop:
+                self._timeouts.start(self._close_when_empty())
             else:
                 abort_connection(self.sender)
 
     def end(self) -> None:
-        """Its sender is being closed: calls on it may end first, if they are quick."""
+        """Retire the link because its sender closes. Calls in progress have a second to end."""
         self.retire()
-        if self.calls and self._attempts.has_loop:
-            self._attempts.start(self._cut())
+        if self.calls and self._timeouts.has_loop:
+            self._timeouts.start(self._abort_after_last_calls())
 
     def drop(self) -> None:
-        """Its sender was dropped: neither the connection nor the task that keeps it alive stays behind."""
+        """End the connection and its keep-alive task, because the sender was dropped without closing."""
         self.retired = True
         if self._opening is not None:
             cancel(self._opening)
@@ -79,9 +80,9 @@ class PrimaryLink:
             abort_connection(self.sender)
 
     async def _open(self) -> None:
-        seconds = self._attempts.seconds
+        seconds = self._timeouts.try_timeout
         try:
-            await self._attempts.bound(open_aio_link(self.sender, seconds), seconds, self.sender)
+            await self._timeouts.bound(open_aio_link(self.sender, seconds), seconds, self.sender)
             allow_concurrent_sends(self.sender, self.retire)
             self.is_open = True
         except Exception as error:
@@ -93,7 +94,7 @@ class PrimaryLink:
             self._opened.set()
             self.leave()
 
-    async def _ended(self) -> None:
+    async def _close_when_empty(self) -> None:
         try:
             await self._empty.wait()
         except asyncio.CancelledError:
@@ -101,12 +102,12 @@ class PrimaryLink:
             raise
         finally:
             if self._given_up:
-                # Without a word: nothing of what was given up leaves this process any more.
+                # Not politely: nothing of a call that was given up may leave this process any more.
                 abort_connection(self.sender)
-        await closed(self.sender)
+        await close_handler(self.sender)
 
-    async def _cut(self) -> None:
-        await wait(self._empty, PATIENCE_SECONDS)
+    async def _abort_after_last_calls(self) -> None:
+        await wait_for_event(self._empty, LAST_CALL_SECONDS)
         if self.calls:
             if self._opening is not None:
                 self._opening.cancel()
@@ -114,8 +115,8 @@ class PrimaryLink:
                 abort_connection(self.sender)
 
 
-def _copy(error: Exception) -> Exception:
-    """One for each who waited: raising adds to it. The SDK's own cannot be made from `args` alone."""
+def _copy_error(error: Exception) -> Exception:
+    """Return a copy for one waiting call: raising an error changes it. The SDK's errors need more than `args`."""
     made = type(error).__new__(type(error), *error.args)
     made.__dict__.update(error.__dict__)
     return made

@@ -1,6 +1,13 @@
-"""Deadlines for coroutines that cannot be trusted to come back (S12): past it a call is cancelled until it ends.
+"""Run SDK calls of an asyncio pair under a deadline (S12), and own the pair's tasks and its event loop.
 
-One timer for all calls of a pair, armed only when none is: a call that ends in time costs it nothing.
+The SDK's own timeouts do not hold, and one cancellation does not always end an SDK call. The SDK awaits while it cleans
+up after a cancellation. Up to Python 3.11, `asyncio.wait_for`, which the SDK reads frames with, drops a cancellation
+that arrives together with the frame. So a call past its deadline is cancelled again every 0.1 s until it ends.
+`cancel_until_done` does the same to a task that must end.
+
+One timer serves all calls of a pair. It is armed only if no earlier one is: a call that ends in time costs nothing.
+
+A pair belongs to the event loop that runs at its first use. `claim` binds it and refuses every other loop.
 """
 
 from __future__ import annotations
@@ -15,9 +22,10 @@ from typing import Any, Final, TypeVar
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.calls import NoTurnError
+from twinbus.backlog import failure_kind
+from twinbus.pairing.call_errors import NoTurnError
+from twinbus.pairing.decide.send_flow import pause_before_retry
 from twinbus.pairing.pair_sides import PairLoopError
-from twinbus.pairing.retrying import pause_before_next
 from twinbus.sdk import (
     CANCELLED_AT_DEADLINE,
     RetrySettings,
@@ -25,87 +33,95 @@ from twinbus.sdk import (
     abort_connection,
     attach_aio_credential,
     disable_retries,
+    is_retryable,
     keep_alive_of,
     speed_up_opening,
     waits_for_token,
 )
 
 T = TypeVar("T")
-# What the SDK cleans up after a cancellation is itself cut short by the next one; what a late loop has to read first.
+# Time between two cancellations of the same call. A loop that runs later than this is late.
 _AGAIN_SECONDS: Final = 0.1
+# How long closing a link waits for the other end.
+_CLOSING_SECONDS: Final = 1.0
+LAST_CALL_SECONDS: Final = 1.0
+"""How long closing a sender or pair waits for calls in progress."""
 
 
-class Deadline:
-    """That of one call, in the task that makes it."""
+# --- deadlines of calls ----------------------------------------------------------------------------------------------
 
-    __slots__ = ("at", "before", "cancelled", "task")
+
+class CallDeadline:
+    """The deadline of one call, in the task that makes the call."""
+
+    __slots__ = ("at", "cancellations", "cancelling_before", "task")
 
     def __init__(self, task: asyncio.Task[Any], at: float) -> None:
         self.task = task
         self.at = at
-        self.before = task.cancelling()
-        self.cancelled = 0
+        self.cancelling_before = task.cancelling()
+        self.cancellations = 0
 
 
 class CallDeadlines:
-    """Those of one pair."""
+    """The deadlines of all calls of one pair."""
 
     def __init__(self) -> None:
-        self._calls: set[Deadline] = set()
+        self._calls: set[CallDeadline] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._late = False
 
-    async def bound(self, coroutine: Coroutine[Any, Any, T], seconds: float, sender: Any = None) -> T:
-        """OperationTimeoutError past the deadline. A cancellation by anyone else goes through.
+    async def bound(self, coroutine: Coroutine[Any, Any, T], seconds: float, handler: Any = None) -> T:
+        """Await a coroutine. Raises OperationTimeoutError past the deadline. `handler` is that of an SDK call.
 
-        `sender`: that of the SDK which is called, if one is.
+        A cancellation by anybody else passes through.
         """
         deadline = self.begin(time.monotonic() + seconds)
         try:
             return await coroutine
         except BaseException as error:
-            told = self.verdict(deadline, error, sender)
-            if told is error:
+            raised = self.error_of(deadline, error, handler)
+            if raised is error:
                 raise
-            raise told from None
+            raise raised from None
         finally:
-            self.lift(deadline)
+            self.end(deadline)
 
-    def begin(self, at: float) -> Deadline:
-        """Until it is lifted this task is cancelled, and cancelled again, past the deadline."""
+    def begin(self, at: float) -> CallDeadline:
+        """Start to watch the running task: cancel it again and again from `at` on. `end` must follow."""
         task = asyncio.current_task()
         assert task is not None
-        deadline = Deadline(task, at)
+        deadline = CallDeadline(task, at)
         self._calls.add(deadline)
         if self._timer is None or at < self._due:
             self._arm(at)
         return deadline
 
-    def verdict(self, deadline: Deadline, error: BaseException, sender: Any) -> BaseException:
-        """What the call ended with: OperationTimeoutError where a deadline ended it, ours or the SDK's."""
-        late = sender is not None and waits_for_token(sender)
-        if not deadline.cancelled:
-            return TokenTimeoutError() if late and isinstance(error, OperationTimeoutError) else error
+    def error_of(self, deadline: CallDeadline, error: BaseException, handler: Any) -> BaseException:
+        """Return the error to raise for a call: OperationTimeoutError if a deadline ended it, ours or the SDK's."""
+        waits_for_issuer = handler is not None and waits_for_token(handler)
+        if not deadline.cancellations:
+            return TokenTimeoutError() if waits_for_issuer and isinstance(error, OperationTimeoutError) else error
         if isinstance(error, asyncio.CancelledError):
-            if deadline.task.cancelling() - deadline.cancelled > deadline.before:
+            by_others = deadline.task.cancelling() - deadline.cancellations > deadline.cancelling_before
+            if by_others:
                 return error
         elif not isinstance(error, Exception):
             return error
-        return TokenTimeoutError() if late else OperationTimeoutError(message="not answered in time")
+        return TokenTimeoutError() if waits_for_issuer else OperationTimeoutError(message="not answered in time")
 
-    def lift(self, deadline: Deadline) -> None:
+    def end(self, deadline: CallDeadline) -> None:
         self._calls.discard(deadline)
-        if deadline.cancelled:
-            # Ours are taken back however it ended: what it answered in the last moment stands.
-            for _ in range(deadline.cancelled):
-                deadline.task.uncancel()
+        # Take our cancellations back however the call ended: a result that arrived in the last moment is valid.
+        for _ in range(deadline.cancellations):
+            deadline.task.uncancel()
 
-    def expire(self) -> None:
-        """All calls under way are past their deadlines."""
+    def expire_all(self) -> None:
+        """Treat every call in progress as past its deadline."""
         for call in self._calls:
             call.at = 0.0
-        self._cancel()
+        self._cancel_overdue()
 
     def _arm(self, at: float) -> None:
         if self._timer is not None:
@@ -114,14 +130,15 @@ class CallDeadlines:
         self._timer = asyncio.get_running_loop().call_later(max(at - time.monotonic(), 0), self._fired)
 
     def _fired(self) -> None:
-        """A loop that was blocked, or a frozen process, comes late: answers that lie in the sockets are read first.
+        """Spare the calls once if the loop is late: answers that wait in the sockets are read first.
 
-        Not twice in a row: a loop that is always late keeps its deadlines too.
+        A blocked loop or a frozen process makes the timer late. A loop that is always late is spared only every second
+        time, so its deadlines hold too.
         """
         self._late = not self._late and time.monotonic() - self._due > _AGAIN_SECONDS
-        self._cancel(spare=self._late)
+        self._cancel_overdue(spare=self._late)
 
-    def _cancel(self, *, spare: bool = False) -> None:
+    def _cancel_overdue(self, *, spare: bool = False) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -130,14 +147,150 @@ class CallDeadlines:
             if call.at <= now:
                 call.at = now + _AGAIN_SECONDS
                 if not spare:
-                    call.cancelled += 1
+                    call.cancellations += 1
                     call.task.cancel(CANCELLED_AT_DEADLINE)
         if self._calls:
             self._arm(min(call.at for call in self._calls))
 
 
+# --- the pair's tasks and loop ---------------------------------------------------------------------------------------
+
+
+class TaskTimeouts(CallDeadlines):
+    """Runs SDK calls of one pair under a deadline. Owns the pair's tasks; `shut_down` ends them (C3)."""
+
+    def __init__(self, try_timeout: float) -> None:
+        super().__init__()
+        self.try_timeout = try_timeout
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._process = os.getpid()
+        self._claiming = threading.Lock()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The loop of the pair's tasks, timers and connections: the one that ran at the first use."""
+
+    def claim(self) -> None:
+        """Bind the pair to the running loop if it has none yet. Raises PairLoopError if it has another."""
+        loop = asyncio.get_running_loop()
+        with self._claiming:
+            if self.loop is None:
+                self.loop = loop
+        # In the child of a fork this is the parent's loop; there the pair's sides refuse the call (S13).
+        if self.loop is not loop and self.ours:
+            raise PairLoopError
+
+    def claim_to_close(self) -> None:
+        """Like `claim`, except that any loop may close what a closed loop has left."""
+        if self.loop is None or not self.loop.is_closed():
+            self.claim()
+
+    def in_loop(self, change: Callable[[], None]) -> None:
+        """Run `change` in the pair's loop: soon, if called in another thread or loop. At once, if there is no loop."""
+        loop = self.loop
+        if loop is None or loop.is_closed() or not self.ours or loop is _running_loop():
+            change()
+            return
+        try:
+            loop.call_soon_threadsafe(change)
+        except RuntimeError:
+            if not loop.is_closed():
+                raise
+            # The loop was closed meanwhile.
+            change()
+
+    @property
+    def has_loop(self) -> bool:
+        """False before the first use and after the loop was closed: no task runs, and none can be started."""
+        return self.loop is not None and not self.loop.is_closed()
+
+    @property
+    def ours(self) -> bool:
+        """False in the child of a fork: the loop and the connections belong to the parent and must not be touched."""
+        return os.getpid() == self._process
+
+    def adopt(self) -> None:
+        """Make this process the owner, and claim its loop. The child of a fork may use a pair that was never used."""
+        if not self.ours:
+            self._process = os.getpid()
+            self._claiming = threading.Lock()
+            self.loop = None
+        self.claim()
+
+    def prepare(self, handler: Any) -> Any:
+        """Make a new sender or receiver of the SDK ready for calls under a deadline. Returns the handler."""
+        attach_aio_credential(handler)
+        return disable_retries(speed_up_opening(handler))
+
+    async def take_turn(self, lock: asyncio.Lock, link: str, seconds: float) -> None:
+        """Acquire the lock of a link. Raises NoTurnError if it is not free within `seconds`."""
+        try:
+            await self.bound(lock.acquire(), seconds)
+        except OperationTimeoutError:
+            raise NoTurnError(link, seconds) from None
+
+    async def retry(
+        self,
+        failed: Exception,
+        try_once: Callable[[float], Coroutine[Any, Any, T]],
+        end: float,
+        retries: RetrySettings,
+        pause: Callable[[float], Awaitable[None]],
+    ) -> T:
+        """Try again after a first try that failed, until `end`. `pause` waits between two tries."""
+        tried = 0
+        while True:
+            tried += 1
+            left = end - time.monotonic()
+            seconds = pause_before_retry(failure_kind(failed), retries, tried, left, is_retryable=is_retryable(failed))
+            if seconds is None:
+                raise failed
+            await pause(seconds)
+            try:
+                return await try_once(end)
+            except Exception as error:
+                failed = error
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a task of the pair."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def discard(self, handler: Any) -> None:
+        """End the connection of a handler at once. A task closes what is left of it."""
+        abort_connection(handler)
+        if self.has_loop:
+            self.start(close_handler(handler))
+
+    def retire(self, handler: Any, turn: asyncio.Lock | None = None) -> None:
+        """Close a handler in a task, after the call that has the turn on it.
+
+        Never during the call: a link that the SDK opens while it is being closed stays open.
+        """
+        if self.has_loop:
+            self.start(close_handler(handler) if turn is None else _close_after_turn(handler, turn))
+        else:
+            abort_connection(handler)
+
+    async def shut_down(self) -> None:
+        """End all tasks. Calls in progress may end by themselves for a while; then they are cancelled."""
+        if not self.has_loop:
+            return
+        for patience in (LAST_CALL_SECONDS, _CLOSING_SECONDS + 0.5):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    # A task that ends may start another, which closes a link.
+                    while self._tasks:
+                        await asyncio.wait(list(self._tasks))
+            self.expire_all()
+        rest = list(self._tasks)
+        for task in rest:
+            cancel_until_done(task)
+        await asyncio.gather(*rest, return_exceptions=True)
+
+
 class LoopTimer:
-    """Calls back in the loop that runs when it is armed (entity.Timer)."""
+    """Calls back in the loop that runs when it is armed (`shared_state.DriverTimer`)."""
 
     def __init__(self, due: Callable[[], object]) -> None:
         self._callback = due
@@ -157,144 +310,7 @@ class LoopTimer:
         self._callback()
 
 
-# A link that answers is closed with a word within this; one that does not, without.
-_CLOSING_SECONDS: Final = 1.0
-# How long a sender or pair that is being closed lets calls end that are under way.
-PATIENCE_SECONDS: Final = 1.0
-
-
-class TaskTimeouts(CallDeadlines):
-    """The deadlines of a pair, and its tasks: they end with it (C3)."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._process = os.getpid()
-        self._claiming = threading.Lock()
-        self.loop: asyncio.AbstractEventLoop | None = None
-        """The loop of the pair's tasks, timers and connections: the one that ran at the first use."""
-
-    def claim(self) -> None:
-        """Binds the pair to the running loop if no loop has it yet. Raises PairLoopError if another loop has it."""
-        loop = asyncio.get_running_loop()
-        with self._claiming:
-            if self.loop is None:
-                self.loop = loop
-        # A child process has the parent's loop here; there the pair's sides refuse (S13).
-        if self.loop is not loop and self.ours:
-            raise PairLoopError
-
-    def claim_to_close(self) -> None:
-        """Like `claim`, except that any loop may close what a closed loop has left."""
-        if self.loop is None or not self.loop.is_closed():
-            self.claim()
-
-    def in_loop(self, change: Callable[[], None]) -> None:
-        """Runs `change` in the pair's loop: soon, if another thread or loop runs this. At once, if there is no loop."""
-        loop = self.loop
-        if loop is None or loop.is_closed() or not self.ours or loop is running_loop():
-            change()
-            return
-        try:
-            loop.call_soon_threadsafe(change)
-        except RuntimeError:
-            if not loop.is_closed():
-                raise
-            # Closed meanwhile.
-            change()
-
-    @property
-    def has_loop(self) -> bool:
-        """False before the first use and after the loop was closed: nothing can be started, and nothing runs."""
-        return self.loop is not None and not self.loop.is_closed()
-
-    @property
-    def ours(self) -> bool:
-        """False in the child of a fork: connections and the loop are the parent's, and none of it may be touched."""
-        return os.getpid() == self._process
-
-    def adopt(self) -> None:
-        """Makes this process the owner. A pair made before a fork may be paired in the child."""
-        if not self.ours:
-            self._process = os.getpid()
-            self._claiming = threading.Lock()
-            self.loop = None
-        self.claim()
-
-    def ready(self, sender: Any) -> Any:
-        """The same sender or receiver of the SDK, as attempts need it: one try, quick to open, its token waited for."""
-        attach_aio_credential(sender)
-        return disable_retries(speed_up_opening(sender))
-
-    async def turn(self, lock: asyncio.Lock, link: str, seconds: float) -> None:
-        """Wait for it, the lock being the caller's afterwards. NoTurnError where the call's time ends before."""
-        try:
-            await self.bound(lock.acquire(), seconds)
-        except OperationTimeoutError:
-            raise NoTurnError(link, seconds) from None
-
-    async def again(
-        self,
-        failed: Exception,
-        once: Callable[[float], Coroutine[Any, Any, T]],
-        end: float,
-        retries: RetrySettings,
-        paused: Callable[[float], Awaitable[None]],
-    ) -> T:
-        """After a first try that failed: try after try until `end`, which each of them keeps. `paused`: between two."""
-        tried = 0
-        while True:
-            tried += 1
-            pause = pause_before_next(failed, retries, tried, end - time.monotonic())
-            if pause is None:
-                raise failed
-            await paused(pause)
-            try:
-                return await once(end)
-            except Exception as error:
-                failed = error
-
-    def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def discard(self, sender: Any) -> None:
-        """Give up a sender of the SDK at once; what is left of it is closed in the background."""
-        abort_connection(sender)
-        if self.has_loop:
-            self.start(closed(sender))
-
-    def retire(self, sender: Any, turn: asyncio.Lock | None = None) -> None:
-        """Close a sender of the SDK in the background and with a word, after the call that has the turn on it.
-
-        Never under it: what the SDK opens while it is being closed stays open.
-        """
-        if self.has_loop:
-            self.start(closed(sender) if turn is None else _retired(sender, turn))
-        else:
-            abort_connection(sender)
-
-    async def end(self) -> None:
-        """Calls under way may end by themselves for a while; then they are given up, and all is closed."""
-        if not self.has_loop:
-            return
-        for patience in (PATIENCE_SECONDS, _CLOSING_SECONDS + 0.5):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(patience):
-                    # What ends may start the closing of something else.
-                    while self._tasks:
-                        await asyncio.wait(list(self._tasks))
-            self.expire()
-        rest = list(self._tasks)
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
-
-
-def running_loop() -> asyncio.AbstractEventLoop | None:
+def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -302,38 +318,48 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def cancel(task: asyncio.Task[Any]) -> None:
-    """Cancels a task. One whose loop was closed never runs again, and cannot be cancelled."""
+    """Cancel a task once. Does nothing if its loop was closed: the task never runs again."""
     if not task.get_loop().is_closed():
         task.cancel()
 
 
-async def wait(event: asyncio.Event, seconds: float) -> None:
-    """Until it is set, or for so long."""
+def cancel_until_done(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, and again every 0.1 s until it is done. For tasks whose clean-up awaits nothing.
+
+    One cancellation may get lost in the SDK, and the task would then wait for an answer until its deadline.
+    """
+    if not task.done() and not task.get_loop().is_closed():
+        task.cancel()
+        task.get_loop().call_later(_AGAIN_SECONDS, cancel_until_done, task)
+
+
+async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, at most for `seconds`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
 
 
-async def _retired(sender: Any, turn: asyncio.Lock) -> None:
+async def _close_after_turn(handler: Any, turn: asyncio.Lock) -> None:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE_SECONDS), turn:
+        async with asyncio.timeout(LAST_CALL_SECONDS), turn:
             pass
     if turn.locked():
-        # That call is not quick, and now nobody answers it.
-        abort_connection(sender)
+        # The call in progress takes too long: end its connection, so that it fails.
+        abort_connection(handler)
     async with turn:
-        await closed(sender)
+        await close_handler(handler)
 
 
-async def closed(sender: Any) -> None:
-    """With a word to the other end if it listens, and all its own gone."""
-    keep_alive = keep_alive_of(sender)
+async def close_handler(handler: Any) -> None:
+    """Close a handler: politely if the other end answers within a second, at once otherwise."""
+    keep_alive = keep_alive_of(handler)
     if keep_alive is not None:
         keep_alive.cancel()
     try:
         with contextlib.suppress(Exception):
-            await asyncio.wait_for(sender.close(), _CLOSING_SECONDS)
+            await asyncio.wait_for(handler.close(), _CLOSING_SECONDS)
     finally:
-        # Whatever closing left open, also where it was itself cut short.
+        # Also if closing was itself cancelled.
         with contextlib.suppress(Exception):
-            abort_connection(sender)
+            abort_connection(handler)

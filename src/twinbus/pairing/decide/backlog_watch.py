@@ -1,247 +1,294 @@
-"""Whether anybody brings the backlog home (Y1): when a pair looks at queues it diverted to, and what it makes of that.
+"""Decide whether anybody is bringing the backlog home (clause Y1).
 
-Peeking and telling are the driver's. Time is in seconds on any clock that only goes forward.
+Why. A pair that diverts messages depends on some syphon, perhaps in another process, to move them to the primary
+later. If no syphon runs, the messages are safe but nobody ever receives them. The pair notices this by itself and
+raises an alert.
+
+How. The pair remembers every backlog queue that it diverted a message to. Every `interval` seconds it peeks at the
+oldest active message of each such queue. Peeking locks nothing and removes nothing.
+
+    queue empty                    -> stop checking it until a message is diverted to it again
+    oldest message changed         -> somebody is moving messages; the waiting time restarts
+    oldest message's entity is
+    still failed over              -> it cannot be delivered yet; the waiting time restarts
+    otherwise                      -> it waits; after `alert_after` seconds, raise the alert once
+
+Messages that a syphon has deferred are not active. A peek that returns only deferred messages is continued behind them
+at the next check, with twice the page size, so that a long deferred prefix does not hide an active message for long.
+
+This module is pure: `advance` takes the state, an event and the time, and returns the next state and the effects.
+Peeking, timers, logging and locking belong to the driver. All times are seconds on a monotonic clock.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, NamedTuple, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind
+from twinbus.pairing.decide.failover import PairClosed
 
-_MOST_AT_ONCE: Final = 256
+_MAX_PAGE: Final = 256
 
 
-class Oldest(NamedTuple):
-    """The oldest active message of a queue: its sequence number, how long it has been there, and for which entity."""
-
-    number: int
-    seconds: float
-    entity: str
-    failed_over: bool
+# --- state -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """A backlog queue that messages were diverted to.
-
-    `oldest` and `unattended` are as it was last seen. `waits_since`: since when the message at its `front` could have
-    been brought home. `start` and `count`: what is peeked next; what syphons have put aside is behind `start`.
-    """
+class QueueStatus:
+    """What is known about one backlog queue."""
 
     queue: str
     empty: bool = False
-    used_meanwhile: bool = False
-    start: int = 1
-    count: int = 1
-    looked: bool = False
-    front: int | None = None
-    waits_since: float = 0.0
-    oldest: float = 0.0
+    diverted_during_check: bool = False
+    """A message arrived while a check was running, so an empty peek result is not conclusive."""
+    peek_from: int = 1
+    """Sequence number at which the next peek starts. Everything below it is deferred or gone."""
+    page_size: int = 1
+    peeked: bool = False
+    front_number: int | None = None
+    """Sequence number of the oldest active message at the last peek."""
+    waiting_since: float = 0.0
+    """Since when the message at `front_number` could have been delivered."""
+    oldest_age: float = 0.0
     unattended: bool = False
-    told: bool = False
+    alerted: bool = False
+    """The alert for the message at `front_number` was raised already."""
 
 
 @dataclass(frozen=True, slots=True)
-class Attendance:
-    """It is never altered, only replaced. `interval` 0: never look. `patience`: how long a message may wait."""
+class BacklogWatch:
+    """State of one pair's checks. Immutable: `advance` returns the next one. `interval` 0 disables all checks."""
 
     interval: float
-    patience: float
-    watches: tuple[Watch, ...] = ()
-    looking: bool = False
-    ended: bool = False
+    alert_after: float
+    queues: tuple[QueueStatus, ...] = ()
+    checking: bool = False
+    closed: bool = False
 
-    def has_news(self, queue: str) -> bool:
-        """Whether QueueUsed would change anything: most diverted messages tell nothing new."""
-        if self.ended or not self.interval:
+    def needs_event_for(self, queue: str) -> bool:
+        """Return whether `MessageDiverted` would change anything. Lets the send path skip a lock for most messages."""
+        if self.closed or not self.interval:
             return False
-        return self.looking or all(watch.queue != queue or watch.empty for watch in self.watches)
+        return self.checking or all(status.queue != queue or status.empty for status in self.queues)
 
 
-# --- events ----------------------------------------------------------------------------------------------------------
+# --- events: what happened -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class QueueUsed:
-    """The queue has taken a diverted message."""
+class MessageDiverted:
+    """A backlog queue accepted a message."""
 
     queue: str
 
 
 @dataclass(frozen=True, slots=True)
-class LookDue:
-    """The timer that ArmLook asked for."""
+class CheckDue:
+    """The time set by `ScheduleCheck` has come."""
+
+
+class OldestMessage(NamedTuple):
+    """The oldest active message of a queue."""
+
+    number: int
+    age: float
+    entity: str
+    entity_failed_over: bool
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSeen:
-    """What a peek found. `past`: the sequence number after those that are put aside, where there is nothing else."""
+class QueuePeeked:
+    """A peek succeeded. `next_number` is set when the page held only deferred messages."""
 
     queue: str
-    oldest: Oldest | None
-    past: int | None = None
+    oldest: OldestMessage | None
+    next_number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class QueueNotSeen:
+class PeekFailed:
+    """A peek failed. `kind` tells whether the next check may succeed."""
+
     queue: str
     kind: FailureKind
 
 
 @dataclass(frozen=True, slots=True)
-class LookEnded:
-    """After every Look, whatever came of it."""
+class CheckFinished:
+    """Every queue of a `PeekQueues` effect was peeked, with or without success."""
+
+
+Event = MessageDiverted | CheckDue | QueuePeeked | PeekFailed | CheckFinished | PairClosed
+
+
+# --- effects: what the driver must do --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class PairClosed:
-    """Either side: nothing is diverted any more."""
-
-
-Event = QueueUsed | LookDue | QueueSeen | QueueNotSeen | LookEnded | PairClosed
-
-
-# --- effects ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ArmLook:
-    """In place of any earlier one."""
+class ScheduleCheck:
+    """Deliver `CheckDue` at this time. Replaces an earlier schedule."""
 
     at: float
 
 
-class Peek(NamedTuple):
+class PeekPage(NamedTuple):
+    """What to peek at: `size` messages of `queue` from sequence number `start`."""
+
     queue: str
     start: int
-    most: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Peek at each, report QueueSeen or QueueNotSeen, and LookEnded when all are done."""
+class PeekQueues:
+    """Peek each page, report `QueuePeeked` or `PeekFailed` for each, then `CheckFinished`."""
 
-    peeks: tuple[Peek, ...]
+    pages: tuple[PeekPage, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class TellRefused:
-    """The credential may not Listen: nobody will look any more, so it is said, once."""
+class ReportNoListenRight:
+    """Log once that the secondary's credential may not Listen. Checks end here."""
 
     queue: str
     kind: FailureKind
 
 
 @dataclass(frozen=True, slots=True)
-class BacklogUnattended:
-    """The oldest message of a backlog queue waits, its entity is not failed over, and nobody takes it home."""
+class RaiseAlert:
+    """Raise the event `backlog_unattended`."""
 
-    name: ClassVar[str] = "backlog_unattended"
     queue: str
-    at: float
     entity: str
-    oldest: float
+    oldest_age: float
 
 
-@dataclass(frozen=True, slots=True)
-class Emit:
-    notice: BacklogUnattended
+Effect = ScheduleCheck | PeekQueues | ReportNoListenRight | RaiseAlert
 
 
-Effect = ArmLook | Look | TellRefused | Emit
-
-
-class Step(NamedTuple):
-    attendance: Attendance
+class WatchDecision(NamedTuple):
+    watch: BacklogWatch
     effects: tuple[Effect, ...] = ()
 
 
 # --- decisions -------------------------------------------------------------------------------------------------------
 
 
-def advance(attendance: Attendance, event: Event, now: float) -> Step:
-    if attendance.ended or not attendance.interval:
-        return Step(attendance)
+def advance(watch: BacklogWatch, event: Event, now: float) -> WatchDecision:
+    """Return the state after `event`, and what the driver must do."""
+    if watch.closed or not watch.interval:
+        return WatchDecision(watch)
     match event:
-        case QueueUsed():
-            return _used(attendance, event.queue, now)
-        case LookDue():
-            peeks = tuple(Peek(one.queue, one.start, one.count) for one in attendance.watches if not one.empty)
-            if attendance.looking or not peeks:
-                return Step(attendance)
-            return Step(replace(attendance, looking=True), (Look(peeks),))
-        case QueueSeen():
-            return _seen(attendance, event, now)
-        case QueueNotSeen():
-            if event.kind not in CREDENTIAL_REFUSED:
-                return Step(attendance)
-            return Step(_ended(attendance), (TellRefused(event.queue, event.kind),))
-        case LookEnded():
-            watches = tuple(replace(watch, used_meanwhile=False) for watch in attendance.watches)
-            after = replace(attendance, looking=False, watches=watches)
-            return Step(after, _arm(after, now))
+        case MessageDiverted(queue):
+            return _message_diverted(watch, queue, now)
+        case CheckDue():
+            return _start_check(watch)
+        case QueuePeeked():
+            return _queue_peeked(watch, event, now)
+        case PeekFailed(queue, kind) if kind in CREDENTIAL_REFUSED:
+            return WatchDecision(_close(watch), (ReportNoListenRight(queue, kind),))
+        case PeekFailed():
+            return WatchDecision(watch)  # The next check tries again.
+        case CheckFinished():
+            return _finish_check(watch, now)
         case PairClosed():
-            return Step(_ended(attendance))
+            return WatchDecision(_close(watch))
         case _:
             assert_never(event)
 
 
-def _used(attendance: Attendance, queue: str, now: float) -> Step:
-    known = _watch(attendance, queue)
-    # A message that came while the queue was being peeked at need not be in what the peek shows.
-    after = _with(attendance, replace(known or Watch(queue), empty=False, used_meanwhile=attendance.looking))
-    armed = attendance.looking or any(not watch.empty for watch in attendance.watches)
-    return Step(after, () if armed else _arm(after, now))
+def _message_diverted(watch: BacklogWatch, queue: str, now: float) -> WatchDecision:
+    status = _find(watch, queue) or QueueStatus(queue)
+    after = _store(watch, replace(status, empty=False, diverted_during_check=watch.checking))
+    already_scheduled = watch.checking or _has_work(watch)
+    return WatchDecision(after, () if already_scheduled else _schedule(after, now))
 
 
-def _seen(attendance: Attendance, seen: QueueSeen, now: float) -> Step:
-    watch = _watch(attendance, seen.queue)
-    if watch is None:
-        return Step(attendance)
-    oldest = seen.oldest
-    if oldest is None and seen.past is None:
-        return Step(_with(attendance, Watch(watch.queue, empty=not watch.used_meanwhile, start=watch.start)))
-    if oldest is None:
-        count = min(watch.count * 2, _MOST_AT_ONCE)
-        return Step(_with(attendance, Watch(watch.queue, start=seen.past or 1, count=count, looked=True)))
-    stayed = watch.front == oldest.number
-    if oldest.failed_over or (watch.looked and not stayed):
-        # It could not have gone home until now; or somebody took what was before it.
-        since = now
-    else:
-        since = watch.waits_since if stayed else now - oldest.seconds
-    unattended = not oldest.failed_over and now - since > attendance.patience
-    told = watch.told and stayed
-    after = Watch(
-        watch.queue,
-        used_meanwhile=watch.used_meanwhile,
-        start=oldest.number,
-        looked=True,
-        front=oldest.number,
-        waits_since=since,
-        oldest=oldest.seconds,
-        unattended=unattended,
-        told=told or unattended,
+def _start_check(watch: BacklogWatch) -> WatchDecision:
+    pages = tuple(
+        PeekPage(status.queue, status.peek_from, status.page_size) for status in watch.queues if not status.empty
     )
-    tell = Emit(BacklogUnattended(watch.queue, now, oldest.entity, oldest.seconds))
-    return Step(_with(attendance, after), (tell,) if unattended and not told else ())
+    if watch.checking or not pages:
+        return WatchDecision(watch)
+    return WatchDecision(replace(watch, checking=True), (PeekQueues(pages),))
 
 
-def _arm(attendance: Attendance, now: float) -> tuple[Effect, ...]:
-    wanted = any(not watch.empty for watch in attendance.watches)
-    return (ArmLook(now + attendance.interval),) if wanted else ()
+def _queue_peeked(watch: BacklogWatch, peek: QueuePeeked, now: float) -> WatchDecision:
+    status = _find(watch, peek.queue)
+    if status is None:
+        return WatchDecision(watch)
+    if peek.oldest is not None:
+        return _oldest_found(watch, status, peek.oldest, now)
+    if peek.next_number is None:
+        return WatchDecision(_store(watch, _nothing_there(status)))
+    return WatchDecision(_store(watch, _only_deferred(status, peek.next_number)))
 
 
-def _ended(attendance: Attendance) -> Attendance:
-    return replace(attendance, watches=(), looking=False, ended=True)
+def _nothing_there(status: QueueStatus) -> QueueStatus:
+    # A message that arrived during the check need not be in the peek's result: keep checking in that case.
+    return QueueStatus(status.queue, empty=not status.diverted_during_check, peek_from=status.peek_from)
 
 
-def _watch(attendance: Attendance, queue: str) -> Watch | None:
-    return next((watch for watch in attendance.watches if watch.queue == queue), None)
+def _only_deferred(status: QueueStatus, next_number: int) -> QueueStatus:
+    page_size = min(status.page_size * 2, _MAX_PAGE)
+    return QueueStatus(status.queue, peek_from=next_number, page_size=page_size, peeked=True)
 
 
-def _with(attendance: Attendance, watch: Watch) -> Attendance:
-    others = tuple(one for one in attendance.watches if one.queue != watch.queue)
-    return replace(attendance, watches=(*others, watch))
+def _oldest_found(watch: BacklogWatch, status: QueueStatus, oldest: OldestMessage, now: float) -> WatchDecision:
+    same_front = status.front_number == oldest.number
+    waiting_since = _waiting_since(status, oldest, same_front, now)
+    unattended = not oldest.entity_failed_over and now - waiting_since > watch.alert_after
+    alerted = same_front and status.alerted
+    after = replace(
+        status,
+        empty=False,
+        peek_from=oldest.number,
+        page_size=1,
+        peeked=True,
+        front_number=oldest.number,
+        waiting_since=waiting_since,
+        oldest_age=oldest.age,
+        unattended=unattended,
+        alerted=alerted or unattended,
+    )
+    alert = RaiseAlert(status.queue, oldest.entity, oldest.age)
+    return WatchDecision(_store(watch, after), (alert,) if unattended and not alerted else ())
+
+
+def _waiting_since(status: QueueStatus, oldest: OldestMessage, same_front: bool, now: float) -> float:
+    """Return since when the oldest message could have been delivered but was not."""
+    if oldest.entity_failed_over:
+        return now  # Nobody could deliver it until now.
+    if same_front:
+        return status.waiting_since
+    if status.peeked:
+        return now  # The message before it was taken: a syphon is at work.
+    return now - oldest.age  # First peek: it may have waited since it arrived.
+
+
+def _finish_check(watch: BacklogWatch, now: float) -> WatchDecision:
+    queues = tuple(replace(status, diverted_during_check=False) for status in watch.queues)
+    after = replace(watch, checking=False, queues=queues)
+    return WatchDecision(after, _schedule(after, now))
+
+
+def _schedule(watch: BacklogWatch, now: float) -> tuple[Effect, ...]:
+    return (ScheduleCheck(now + watch.interval),) if _has_work(watch) else ()
+
+
+def _has_work(watch: BacklogWatch) -> bool:
+    return any(not status.empty for status in watch.queues)
+
+
+def _close(watch: BacklogWatch) -> BacklogWatch:
+    return replace(watch, queues=(), checking=False, closed=True)
+
+
+def _find(watch: BacklogWatch, queue: str) -> QueueStatus | None:
+    return next((status for status in watch.queues if status.queue == queue), None)
+
+
+def _store(watch: BacklogWatch, status: QueueStatus) -> BacklogWatch:
+    others = tuple(other for other in watch.queues if other.queue != status.queue)
+    return replace(watch, queues=(*others, status))

@@ -33,6 +33,8 @@ from twinbus.backlog import CALLER_FAILURES, COUNTING_FAILURES, UNUSABLE_FAILURE
 
 
 class EntityMode(StrEnum):
+    """The modes of an entity, explained at the top of this module."""
+
     HEALTHY = "healthy"
     FAILING = "failing"
     FAILED_OVER = "failed_over"
@@ -41,7 +43,7 @@ class EntityMode(StrEnum):
 
 
 class SendRoute(Enum):
-    """Where a call goes that begins now."""
+    """Where a call that starts now goes."""
 
     PRIMARY = "primary"
     BACKLOG = "backlog"
@@ -59,7 +61,7 @@ ROUTES: Final[Mapping[EntityMode, SendRoute]] = {
 
 
 class Trigger(StrEnum):
-    """An event, told apart as far as the table needs it."""
+    """An event, classified as far as the table needs it."""
 
     SENT = "a call succeeds"
     FAILED_COUNTING = "a call fails, counting"
@@ -82,20 +84,22 @@ class Trigger(StrEnum):
 
 
 class Action(StrEnum):
+    """What to do at a trigger. `_effect` turns an action into the effect for the driver."""
+
     ARM_TIMER = "arm the failover timer"
     DISARM_TIMER = "disarm the failover timer"
     ARM_PING = "arm the next ping"
     PING = "send a ping"
     STOP_PINGS = "stop the pings"
-    TELL_ENGAGED = "emit failover_engaged"
-    TELL_RESTORED = "emit restored"
-    TELL_UNUSABLE = "emit primary_unusable"
+    PUBLISH_ENGAGED = "emit failover_engaged"
+    PUBLISH_RESTORED = "emit restored"
+    PUBLISH_UNUSABLE = "emit primary_unusable"
     RAISE = "raise to the caller"
     DIVERT = "send to the backlog"
 
 
 class Transition(NamedTuple):
-    """The mode that follows, and what is done on the way."""
+    """One cell of the table: the next mode and the actions."""
 
     mode: EntityMode
     actions: tuple[Action, ...] = ()
@@ -103,9 +107,9 @@ class Transition(NamedTuple):
 
 _HEALTHY, _FAILING, _FAILED_OVER, _UNUSABLE, _CLOSED = EntityMode
 _T, _A = Trigger, Action
-_ENGAGE: Final = (_A.TELL_ENGAGED, _A.ARM_PING)
+_ENGAGE: Final = (_A.PUBLISH_ENGAGED, _A.ARM_PING)
 
-# While failed over, and the same while unusable but for what a ping that is refused does.
+# For failed_over and unusable alike. They differ only in what a refused ping does.
 _DIVERTING: Final = {
     _T.FAILED_COUNTING: (_A.DIVERT,),
     _T.FAILED_AT_ONCE: (_A.DIVERT,),
@@ -115,7 +119,7 @@ _DIVERTING: Final = {
     _T.PING_EARLY: (_A.ARM_PING,),
     _T.PING_FAILED: (_A.ARM_PING,),
 }
-_RESTORE: Final = Transition(_HEALTHY, (_A.STOP_PINGS, _A.TELL_RESTORED))
+_RESTORE: Final = Transition(_HEALTHY, (_A.STOP_PINGS, _A.PUBLISH_RESTORED))
 _CLOSE_PINGS: Final = Transition(_CLOSED, (_A.STOP_PINGS,))
 
 _CHANGES: Final[Mapping[EntityMode, Mapping[Trigger, Transition]]] = {
@@ -136,7 +140,7 @@ _CHANGES: Final[Mapping[EntityMode, Mapping[Trigger, Transition]]] = {
     },
     _FAILED_OVER: {
         _T.PING_SUCCEEDED: _RESTORE,
-        _T.PING_REFUSED: Transition(_UNUSABLE, (_A.TELL_UNUSABLE, _A.ARM_PING)),
+        _T.PING_REFUSED: Transition(_UNUSABLE, (_A.PUBLISH_UNUSABLE, _A.ARM_PING)),
         _T.FORCED_BACK: _RESTORE,
         _T.CLOSED: _CLOSE_PINGS,
     },
@@ -151,7 +155,7 @@ _CHANGES: Final[Mapping[EntityMode, Mapping[Trigger, Transition]]] = {
 
 
 def _stay(mode: EntityMode, trigger: Trigger) -> Transition:
-    """What is not a change of mode: a failed call is answered, pings go on, anything else is passed over."""
+    """Return the transition of a trigger that changes no mode: answer a failed call, go on pinging, or do nothing."""
     if mode in (_FAILED_OVER, _UNUSABLE):
         return Transition(mode, _DIVERTING.get(trigger, ()))
     return Transition(mode, (_A.RAISE,) if trigger in FAILED else ())
@@ -169,57 +173,61 @@ TABLE: Final[Mapping[tuple[EntityMode, Trigger], Transition]] = {
 
 @dataclass(frozen=True, slots=True)
 class PrimarySendSucceeded:
-    """A call on the primary; opening, entering, making a batch and scheduling are calls like sends (S3)."""
+    """A call on the primary succeeded. Opening, creating a batch and scheduling are calls like sends (S3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrimarySendFailed:
-    """Such a call failed for good. The step says what becomes of it."""
+    """A call on the primary failed, after its retries. The effects tell what to do with the call."""
 
     kind: FailureKind
 
 
 @dataclass(frozen=True, slots=True)
 class FailoverTimerFired:
-    """The failover timer. One that was disarmed too late does no harm."""
+    """The failover timer fired. A timer that was disarmed too late does no harm."""
 
 
 @dataclass(frozen=True, slots=True)
 class PingDue:
-    """The ping timer. One that was stopped too late does no harm."""
+    """The ping timer fired. A timer that was stopped too late does no harm."""
 
 
 @dataclass(frozen=True, slots=True)
 class PingSucceeded:
+    """A ping of this episode succeeded."""
+
     episode: int
 
 
 @dataclass(frozen=True, slots=True)
 class PingFailed:
+    """A ping of this episode failed."""
+
     episode: int
     kind: FailureKind
 
 
 @dataclass(frozen=True, slots=True)
-class MessagesDiverted:
-    """The backlog has taken them."""
+class BacklogAccepted:
+    """The backlog accepted messages."""
 
     messages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class FailoverForced:
-    pass
+    """An operator forced the failover."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreForced:
-    pass
+    """An operator forced the return to the primary."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairClosed:
-    """Closed or faulted (C1): the driver knows which, and with what error sends are refused."""
+    """The pair, or the side that is needed, closed or faulted (C1). The driver knows the error for later calls."""
 
 
 Event = (
@@ -229,7 +237,7 @@ Event = (
     | PingDue
     | PingSucceeded
     | PingFailed
-    | MessagesDiverted
+    | BacklogAccepted
     | FailoverForced
     | RestoreForced
     | PairClosed
@@ -240,7 +248,7 @@ Event = (
 
 
 class DrillCause(StrEnum):
-    """A cause that is no failure."""
+    """The cause of a failover that an operator forced."""
 
     FORCED = "forced"
 
@@ -250,54 +258,56 @@ Cause = FailureKind | DrillCause
 
 @dataclass(frozen=True, slots=True)
 class ArmFailoverTimer:
-    """In place of any earlier one."""
+    """Deliver `FailoverTimerFired` at this time. Replaces an earlier timer."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class DisarmFailoverTimer:
-    pass
+    """Stop the failover timer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArmPing:
-    """In place of any earlier one."""
+    """Deliver `PingDue` at this time. Replaces an earlier timer."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class SendPing:
-    """Report PingSucceeded or PingFailed with this episode, always: without it no further ping is armed."""
+    """Send a ping and always report `PingSucceeded` or `PingFailed`: no other ping is armed before."""
 
     episode: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopPings:
-    """Disarm the ping timer and give up a ping under way."""
+    """Disarm the ping timer, and cancel a ping in progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaiseToCaller:
-    """The failed call's own error."""
+    """Raise the failed call's own error."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendToBacklog:
-    """The failed call goes on to the backlog, and its caller sees what comes of that (S4, S5)."""
+    """Divert the failed call to the backlog. Its caller gets the result of that (S4, S5)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaiseUnusable:
-    """PrimaryUnusableError instead of the failed call's own error (G4)."""
+    """Raise PrimaryUnusableError instead of the failed call's own error (G4)."""
 
     cause: FailureKind
 
 
 @dataclass(frozen=True, slots=True)
 class FailoverEngaged:
+    """An entity failed over."""
+
     name: ClassVar[str] = "failover_engaged"
     entity: str
     at: float
@@ -307,7 +317,7 @@ class FailoverEngaged:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """`forced`, or by a ping. `outage` in seconds since the failover."""
+    """An entity returned to the primary, `forced` or by a ping. `outage` is in seconds since the failover."""
 
     name: ClassVar[str] = "restored"
     entity: str
@@ -320,6 +330,8 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class PrimaryUnusable:
+    """A ping found the entity gone from the primary, or the credential refused (G4)."""
+
     name: ClassVar[str] = "primary_unusable"
     entity: str
     at: float
@@ -332,7 +344,7 @@ FailoverNotice = FailoverEngaged | Restored | PrimaryUnusable
 
 @dataclass(frozen=True, slots=True)
 class PublishNotice:
-    """To callbacks, log, metrics and ledger (S11)."""
+    """Publish the notice to callbacks, log, metrics and ledger (S11)."""
 
     notice: FailoverNotice
 
@@ -355,7 +367,7 @@ Effect = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverPolicy:
-    """What of the options this machine needs."""
+    """The options that failover depends on. Times are in seconds."""
 
     failover_interval: float = 60.0
     ping_interval: float = 60.0
@@ -366,10 +378,11 @@ class FailoverPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """One entity of one pair. It is never altered, only replaced: a sender reads `route` without a lock.
+    """The failover state of one entity. Immutable: a sender reads `route` without a lock.
 
-    `since` is when the mode began, `engaged` when the failover did; `episode` counts failovers, `diverted` the messages
-    of the present or last one. While `deadline` is None a success tells the machine nothing new.
+    `since` is when the mode began, and `engaged` when the failover did. `deadline` is when the failover timer fires;
+    while it is None, a success changes nothing. `episode` counts failovers, and `diverted` the messages of the present
+    or last one.
     """
 
     path: str
@@ -396,14 +409,17 @@ def route_of(mode: EntityMode, policy: FailoverPolicy) -> SendRoute:
 
 
 class FailoverDecision(NamedTuple):
-    """The entity as it is now, and what to do, in this order, after it has taken the old one's place."""
+    """The next state, and what the driver must do, in this order, after it has replaced the old one."""
 
     entity: Entity
     effects: tuple[Effect, ...] = ()
 
 
 def advance(entity: Entity, event: Event, now: float, chance: float = 0.0) -> FailoverDecision:
-    """`chance` spreads the first ping of many processes that failed over together (P2)."""
+    """Return the state after `event`, and what the driver must do.
+
+    `chance` spreads the first pings of many processes that failed over together (P2).
+    """
     trigger = trigger_of(entity, event, now)
     decision = TABLE[entity.mode, trigger]
     if decision.mode is entity.mode:
@@ -413,10 +429,11 @@ def advance(entity: Entity, event: Event, now: float, chance: float = 0.0) -> Fa
     return FailoverDecision(after, tuple([_effect(action, entity, after, event, now) for action in decision.actions]))
 
 
-# --- which trigger an event is ---------------------------------------------------------------------------------------
+# --- classifying events ----------------------------------------------------------------------------------------------
 
 
 def trigger_of(entity: Entity, event: Event, now: float) -> Trigger:
+    """Return the row of the table for an event."""
     match event:
         case PrimarySendSucceeded():
             return Trigger.SENT
@@ -434,7 +451,7 @@ def trigger_of(entity: Entity, event: Event, now: float) -> Trigger:
             return Trigger.PING_SUCCEEDED
         case PingFailed():
             return Trigger.PING_REFUSED if event.kind in UNUSABLE_FAILURES else Trigger.PING_FAILED
-        case MessagesDiverted():
+        case BacklogAccepted():
             return Trigger.DIVERTED
         case FailoverForced():
             return Trigger.FORCED_OVER
@@ -448,7 +465,7 @@ def trigger_of(entity: Entity, event: Event, now: float) -> Trigger:
 
 def _failure(entity: Entity, kind: FailureKind, now: float) -> Trigger:
     if kind in entity.policy.counting:
-        # A timer whose time has come, only not its turn, has fired for this call.
+        # A timer that is due, but has not been delivered yet, counts as fired.
         at_once = entity.policy.failover_interval <= 0 or _reached(entity.deadline, now)
         return Trigger.FAILED_AT_ONCE if at_once else Trigger.FAILED_COUNTING
     return Trigger.FAILED_BY_CALLER if kind in CALLER_FAILURES else Trigger.FAILED_OTHERWISE
@@ -458,7 +475,7 @@ def _reached(at: float | None, now: float) -> bool:
     return at is not None and now >= at
 
 
-# --- the state that follows ------------------------------------------------------------------------------------------
+# --- the next state --------------------------------------------------------------------------------------------------
 
 
 def _entered(entity: Entity, mode: EntityMode, event: Event, now: float, chance: float) -> Entity:
@@ -468,7 +485,8 @@ def _entered(entity: Entity, mode: EntityMode, event: Event, now: float, chance:
             deadline = now + entity.policy.failover_interval
             return replace(entity, mode=mode, since=now, cause=event.kind, deadline=deadline)
         case EntityMode.FAILED_OVER:
-            # The first ping comes one interval after the failover (G2), never sooner; spread, not synchronised.
+            # The first ping is due one interval after the failover (G2), and a little later: processes must not
+            # ping in step.
             wait = entity.policy.ping_interval * (1 + entity.policy.ping_jitter * chance)
             return replace(
                 entity,
@@ -498,7 +516,7 @@ def _stayed(entity: Entity, trigger: Trigger, event: Event, now: float) -> Entit
     if trigger is Trigger.PING_REFUSED:
         assert isinstance(event, PingFailed)
         return replace(entity, pinging=False, cause=event.kind)
-    if isinstance(event, MessagesDiverted):
+    if isinstance(event, BacklogAccepted):
         return replace(entity, diverted=entity.diverted + event.messages)
     return entity
 
@@ -509,7 +527,7 @@ def _cause_of(entity: Entity, event: Event) -> Cause:
     if entity.cause is None:
         assert isinstance(event, PrimarySendFailed)
         return event.kind
-    # The failure that started the timer, not the last before it fired.
+    # The failure that started the timer, not the last one before it fired.
     return entity.cause
 
 
@@ -525,7 +543,7 @@ def _effect(action: Action, before: Entity, after: Entity, event: Event, now: fl
             return DisarmFailoverTimer()
         case Action.ARM_PING:
             assert after.next_ping is not None
-            # A ping may take longer than its interval: the next one follows at once, never beside it.
+            # A ping may take longer than the interval. Then the next one follows at once, never at the same time.
             return ArmPing(max(after.next_ping, now))
         case Action.PING:
             return SendPing(after.episode)
@@ -538,15 +556,15 @@ def _effect(action: Action, before: Entity, after: Entity, event: Event, now: fl
                 assert isinstance(after.cause, FailureKind)
                 return RaiseUnusable(after.cause)
             return SendToBacklog()
-        case Action.TELL_ENGAGED:
+        case Action.PUBLISH_ENGAGED:
             assert after.cause is not None
             return PublishNotice(FailoverEngaged(after.path, now, after.episode, after.cause))
-        case Action.TELL_RESTORED:
+        case Action.PUBLISH_RESTORED:
             assert before.engaged is not None
             forced = isinstance(event, RestoreForced)
             outage = now - before.engaged
             return PublishNotice(Restored(after.path, now, after.episode, outage, after.diverted, forced))
-        case Action.TELL_UNUSABLE:
+        case Action.PUBLISH_UNUSABLE:
             assert isinstance(after.cause, FailureKind)
             return PublishNotice(PrimaryUnusable(after.path, now, after.episode, after.cause))
         case _:

@@ -8,25 +8,25 @@ from twinbus.pairing.decide.failover import TABLE, EntityMode, Trigger
 
 
 def diagram() -> str:
-    """The changes of mode, as a Mermaid state diagram."""
+    """Return the changes of mode as a Mermaid state diagram."""
     lines = ["stateDiagram-v2", f"    [*] --> {EntityMode.HEALTHY}"]
-    for (mode, trigger), decision in TABLE.items():
-        if decision.mode is not mode:
-            lines.append(f"    {mode} --> {decision.mode}: {trigger}")
+    for (mode, trigger), transition in TABLE.items():
+        if transition.mode is not mode:
+            lines.append(f"    {mode} --> {transition.mode}: {trigger}")
     return "\n".join(lines) + "\n"
 
 
 def table() -> str:
-    """Every cell, as a Markdown table: the mode that follows, if it is another, and what is done."""
+    """Return every cell as a Markdown table: the next mode, if it is another, and the actions."""
     lines = [f"| | {' | '.join(EntityMode)} |", "| --- " * (len(EntityMode) + 1) + "|"]
     lines += [f"| {trigger} | {' | '.join(_cell(mode, trigger) for mode in EntityMode)} |" for trigger in Trigger]
     return "\n".join(lines) + "\n"
 
 
 def _cell(mode: EntityMode, trigger: Trigger) -> str:
-    decision = TABLE[mode, trigger]
-    change = [f"**→ {decision.mode}**"] if decision.mode is not mode else []
-    return "; ".join([*change, *decision.actions])
+    transition = TABLE[mode, trigger]
+    change = [f"**→ {transition.mode}**"] if transition.mode is not mode else []
+    return "; ".join([*change, *transition.actions])
 
 
 if __name__ == "__main__":

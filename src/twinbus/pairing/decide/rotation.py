@@ -1,21 +1,23 @@
-"""The backlog queues a pair now considers usable: who is picked, who leaves, who comes back (S6, P7).
+"""Decide which backlog queues senders may use now: which is picked, which leaves, which returns (S6, P7).
 
-All senders of a pair share one Rotation. Sending, and the random number, are the driver's. Time is in seconds on any
-clock that only goes forward.
+All senders of a pair share one `Rotation`. A sender stays on its queue. A queue that fails leaves for the `probation`
+time and then returns; a queue that was never found or created stays out until it is found.
+
+This module is pure. Sending, timers and the random number belong to the driver. Times are seconds on a monotonic clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final, NamedTuple, assert_never
+from typing import ClassVar, NamedTuple, assert_never
 
 from twinbus.backlog import EVICTING_FAILURES, FailureKind
 from twinbus.pairing.errors import QueueCause
 
 
 class Absence(NamedTuple):
-    """A queue outside the rotation. `until` is None for one that was never found or created (P7)."""
+    """A queue outside the rotation. `until` is None if it was never found or created (P7)."""
 
     cause: QueueCause
     since: float
@@ -24,7 +26,7 @@ class Absence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """It is never altered, only replaced: a sender reads `usable` without a lock."""
+    """The backlog queues of a pair. Immutable: a sender reads `usable` without a lock."""
 
     queues: tuple[str, ...]
     probation: float
@@ -37,30 +39,30 @@ class Rotation:
 
     @property
     def found(self) -> tuple[str, ...]:
-        """Those that exist, in the rotation or on probation."""
+        """The queues that exist, in the rotation or on probation."""
         missing = {absence.cause.queue for absence in self.absent if absence.until is None}
         return tuple(queue for queue in self.queues if queue not in missing)
 
     @property
     def causes(self) -> tuple[QueueCause, ...]:
-        """Why the others are missing: what BacklogUnavailableError carries when none is left."""
+        """Why the other queues are absent, for BacklogUnavailableError."""
         return tuple(absence.cause for absence in self.absent)
 
 
 def choose(rotation: Rotation, current: str | None, chance: float) -> str | None:
-    """The queue of a sender that was on `current`: it stays there as long as it may. None: none is left."""
+    """Return the queue for a sender that was on `current`: the same if it is usable. None if no queue is usable."""
     usable = rotation.usable
     if current in usable:
         return current
     return usable[int(chance * len(usable))] if usable else None
 
 
-# --- events ----------------------------------------------------------------------------------------------------------
+# --- events: what happened -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class BacklogSendFailed:
-    """A diverted message was not taken. The step says what becomes of it."""
+    """A queue did not accept a diverted message. The effects tell what to do with the message."""
 
     queue: str
     kind: FailureKind
@@ -69,19 +71,19 @@ class BacklogSendFailed:
 
 @dataclass(frozen=True, slots=True)
 class ProbationEnded:
-    """The timer that ArmProbation asked for."""
+    """The time set by `ArmProbation` has come."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueFound:
-    """Found or created, perhaps only after others (P8)."""
+    """The queue was found or created, perhaps later than others (P8)."""
 
     queue: str
 
 
 @dataclass(frozen=True, slots=True)
 class QueueMissing:
-    """Neither found nor created: it drops out until it is found (P7)."""
+    """The queue was neither found nor created: it stays out until it is found (P7)."""
 
     queue: str
     kind: FailureKind
@@ -91,29 +93,29 @@ class QueueMissing:
 Event = BacklogSendFailed | ProbationEnded | QueueFound | QueueMissing
 
 
-# --- effects ---------------------------------------------------------------------------------------------------------
+# --- effects: what the driver must do --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TryAnother:
-    """`choose` again and send there, within the call's time-out; none left is BacklogUnavailableError."""
+    """Send the message to another queue, within the call's timeout. Without one: BacklogUnavailableError."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaiseSendError:
-    """The failed send's own error: another queue would fare no better."""
+    """Raise the error of the failed send: another queue would fail in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArmProbation:
-    """In place of any earlier one."""
+    """Deliver `ProbationEnded` at this time. Replaces an earlier timer."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLeft:
-    """`left` queues are still usable."""
+    """A queue left the rotation. `left` queues are still usable."""
 
     name: ClassVar[str] = "backlog_queue_left"
     queue: str
@@ -124,6 +126,8 @@ class QueueLeft:
 
 @dataclass(frozen=True, slots=True)
 class QueueReturned:
+    """A queue returned to the rotation."""
+
     name: ClassVar[str] = "backlog_queue_returned"
     queue: str
     at: float
@@ -131,6 +135,8 @@ class QueueReturned:
 
 @dataclass(frozen=True, slots=True)
 class PublishQueueNotice:
+    """Publish the notice to callbacks, log, metrics and ledger (S11)."""
+
     notice: QueueLeft | QueueReturned
 
 
@@ -138,22 +144,24 @@ Effect = TryAnother | RaiseSendError | ArmProbation | PublishQueueNotice
 
 
 class RotationDecision(NamedTuple):
+    """The next state, and what the driver must do after it has replaced the old one."""
+
     rotation: Rotation
     effects: tuple[Effect, ...] = ()
 
 
 # --- decisions -------------------------------------------------------------------------------------------------------
 
-_TRY_ANOTHER: Final = TryAnother()
-
 
 def advance(rotation: Rotation, event: Event, now: float) -> RotationDecision:
+    """Return the state after `event`, and what the driver must do."""
     match event:
         case BacklogSendFailed():
             if event.kind not in EVICTING_FAILURES:
                 return RotationDecision(rotation, (RaiseSendError(),))
-            step = _leave(rotation, QueueCause(event.queue, event.kind, event.detail), now, now + rotation.probation)
-            return RotationDecision(step.rotation, (*step.effects, _TRY_ANOTHER))
+            cause = QueueCause(event.queue, event.kind, event.detail)
+            left = _leave(rotation, cause, now, now + rotation.probation)
+            return RotationDecision(left.rotation, (*left.effects, TryAnother()))
         case ProbationEnded():
             over = [a.cause.queue for a in rotation.absent if a.until is not None and a.until <= now]
             return _return(rotation, over, now)
@@ -167,7 +175,7 @@ def advance(rotation: Rotation, event: Event, now: float) -> RotationDecision:
 
 def _leave(rotation: Rotation, cause: QueueCause, now: float, until: float | None) -> RotationDecision:
     if cause.queue not in rotation.usable:
-        # Another sender was told first; its probation is not drawn out by those that were still under way.
+        # Another call found out first. Calls that were in progress then do not extend the probation.
         return RotationDecision(rotation)
     after = replace(rotation, absent=(*rotation.absent, Absence(cause, now, until)))
     left = PublishQueueNotice(QueueLeft(cause.queue, now, cause.kind, len(after.usable)))

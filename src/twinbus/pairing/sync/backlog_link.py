@@ -1,4 +1,8 @@
-"""Links to the backlog queues, shared by all senders of a sync pair (S6). One call at a time on each."""
+"""Links to the backlog queues of a sync pair, shared by all its senders (S6).
+
+The SDK's sender takes one call at a time, so calls wait here for their turn on the link. A call may wait for all the
+time that it has left. The link makes the copies of a call's messages that fit its own limits.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,9 @@ from typing import Any
 from azure.servicebus import ServiceBusClient, ServiceBusSender
 
 from twinbus.ledger import Stage
-from twinbus.pairing.calls import NoTurnError, QueueLeftMeanwhileError
-from twinbus.pairing.message_copies import Payload
+from twinbus.pairing.call_errors import NoTurnError
+from twinbus.pairing.decide.send_flow import QueueLeftMeanwhileError
+from twinbus.pairing.message_copies import BacklogCopies
 from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.recording import OperationRecorder
 from twinbus.pairing.shared_state import SharedRotation
@@ -21,7 +26,7 @@ from twinbus.sdk import LinkLimits, is_open, link_limits, open_sync_link, retry_
 
 
 class BacklogLink:
-    """One backlog queue. The SDK's sender takes one call at a time, so they queue here."""
+    """The link to one backlog queue."""
 
     def __init__(
         self,
@@ -29,38 +34,36 @@ class BacklogLink:
         side: Side,
         queue: str,
         rotation: SharedRotation,
-        attempts: ThreadTimeouts,
-        recording: OperationRecorder,
+        timeouts: ThreadTimeouts,
+        recorder: OperationRecorder,
     ) -> None:
         self._client = client
         self._side = side
         self._queue = queue
         self._rotation = rotation
-        self._attempts = attempts
-        self._recording = recording
+        self._timeouts = timeouts
+        self._recorder = recorder
         self._retries = retry_settings(client)
         self._turn = threading.Lock()
         self._sender: ServiceBusSender | None = None
         self._closed = False
         self._limits: LinkLimits | None = None
 
-    def limits(self, seconds: float) -> LinkLimits:
-        if self._limits is None:
-            with self._turn_within(seconds) as until:
-                if self._limits is None:
-                    self._try(open_sync_link, until)
-        assert self._limits is not None
-        return self._limits
+    def send(self, copies: BacklogCopies, seconds: float, destination: str) -> None:
+        """Send the next transfer of `copies`. `destination` is the `namespace/entity` on the primary.
 
-    def take(self, payload: Payload, seconds: float, destination: str) -> None:
-        """`destination`: the `namespace/entity` on the primary that it is for."""
-        call = self._recording.recorded(
-            self._recording.place(Stage.SEND_BACKLOG, self._queue, destination),
-            payload,
-            lambda sender, left: sender.send_messages(payload, timeout=left),
-        )
+        Raises QueueLeftMeanwhileError, NoTurnError, or the error of the SDK call.
+        """
         with self._turn_within(seconds) as until:
-            self._try(call, until)
+            if self._limits is None:
+                self._call(open_sync_link, until)
+            assert self._limits is not None
+            payload = copies.next_payload(self._limits)
+            prefix = self._recorder.prefix(Stage.SEND_BACKLOG, self._queue, destination)
+            send = self._recorder.recorded(
+                prefix, payload, lambda sender, timeout: sender.send_messages(payload, timeout=timeout)
+            )
+            self._call(send, until)
 
     def close(self) -> None:
         self._closed = True
@@ -68,13 +71,14 @@ class BacklogLink:
 
     @contextlib.contextmanager
     def _turn_within(self, seconds: float) -> Iterator[float]:
+        """Wait for the turn. Yields the call's deadline."""
         until = time.monotonic() + seconds
         if not self._turn.acquire(timeout=seconds):
-            # Once the pair is closed that is what the call is told (C3).
+            # A closed pair refuses the call with its own error (C3).
             raise QueueLeftMeanwhileError if self._closed else NoTurnError(self._queue, seconds)
         try:
             if self._closed or self._queue not in self._rotation.rotation.usable:
-                # Those that waited behind a call that found the queue dead need not find it out each for themselves.
+                # The call before this one found the queue dead: calls that waited behind it need not find out again.
                 raise QueueLeftMeanwhileError
             if time.monotonic() >= until:
                 raise NoTurnError(self._queue, seconds)
@@ -82,13 +86,14 @@ class BacklogLink:
         finally:
             self._turn.release()
 
-    def _try(self, call: Callable[[Any, float | None], None], until: float) -> None:
+    def _call(self, call: Callable[[Any, float | None], None], until: float) -> None:
         sender = self._sender
         if sender is None:
-            made = self._side.made(lambda: self._client.get_queue_sender(self._queue))
-            sender = self._sender = self._attempts.ready(made)
+            made = self._side.remake(lambda: self._client.get_queue_sender(self._queue))
+            sender = self._sender = self._timeouts.prepare(made)
+        seconds = min(until - time.monotonic(), self._timeouts.try_timeout)
         try:
-            self._attempts.attempt(sender, call, min(until - time.monotonic(), self._attempts.seconds), self._retries)
+            self._timeouts.call(sender, call, seconds, self._retries)
         except BaseException as error:
             self._drop()
             if self._closed and isinstance(error, Exception):
@@ -97,31 +102,29 @@ class BacklogLink:
         if is_open(sender):
             self._limits = link_limits(sender)
         if self._closed:
-            # Opened while the pair closed.
-            self._attempts.discard(sender)
+            # The link was opened while the pair closed.
+            self._timeouts.discard(sender)
 
     def _drop(self) -> None:
         sender, self._sender = self._sender, None
         if sender is not None:
-            self._attempts.discard(sender)
+            self._timeouts.discard(sender)
 
 
 class BacklogLinks:
-    """All of them, made when first needed."""
+    """The links of a pair by queue. Each is made at its first use."""
 
     def __init__(
         self,
         client: ServiceBusClient,
         side: Side,
         rotation: SharedRotation,
-        attempts: ThreadTimeouts,
-        recording: OperationRecorder,
+        timeouts: ThreadTimeouts,
+        recorder: OperationRecorder,
     ) -> None:
-        self._client = client
-        self._side = side
-        self._rotation = rotation
-        self._attempts = attempts
-        self._recording = recording
+        self._make: Callable[[str], BacklogLink] = lambda queue: BacklogLink(
+            client, side, queue, rotation, timeouts, recorder
+        )
         self._making = threading.Lock()
         self._links: dict[str, BacklogLink] = {}
         self._closed = False
@@ -132,8 +135,7 @@ class BacklogLinks:
             with self._making:
                 if self._closed:
                     raise QueueLeftMeanwhileError
-                made = BacklogLink(self._client, self._side, queue, self._rotation, self._attempts, self._recording)
-                found = self._links.setdefault(queue, made)
+                found = self._links.setdefault(queue, self._make(queue))
         return found
 
     def close(self) -> None:

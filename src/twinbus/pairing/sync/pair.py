@@ -1,4 +1,4 @@
-"""The sync pair: its threads and timers. What a pair is: `partnership`; what its senders do: `calls`."""
+"""The sync pair: its threads, timers, pings and closing. What a pair is: `pair_state`; what senders do: `sender`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from datetime import datetime
-from typing import Any, Self
+from typing import Any, Final, Self
 from weakref import WeakSet
 
 from azure.core.paging import ItemPaged
@@ -17,43 +16,32 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from twinbus.backlog import FailureKind, failure_kind
 from twinbus.ledger import Stage
 from twinbus.pairing.administration import Administration
-from twinbus.pairing.attending import BacklogPeeker, SharedBacklogWatch
-from twinbus.pairing.decide.backlog_watch import Peek
+from twinbus.pairing.decide.backlog_watch import PeekPage
 from twinbus.pairing.decide.failover import PingFailed, PingSucceeded
-from twinbus.pairing.events import Callback, Notice
 from twinbus.pairing.message_copies import ping_message
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.pair_sides import Side, SideState
-from twinbus.pairing.pair_state import EntityState, PairState, PairSyphon, SyphonFactory
+from twinbus.pairing.pair_sides import Side, SideState, SideView
+from twinbus.pairing.pair_state import PairInterface, PairState, SyphonFactory
 from twinbus.pairing.provisioning import background_pause
-from twinbus.pairing.receivers import QuietReceiver, recorded
-from twinbus.pairing.retrying import ONCE
-from twinbus.pairing.shared_state import SharedEntity
+from twinbus.pairing.receivers import QuietReceiver
+from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
 from twinbus.pairing.sync.backlog_link import BacklogLinks
+from twinbus.pairing.sync.backlog_peeker import BacklogPeeker
 from twinbus.pairing.sync.sender import PairedSender
 from twinbus.pairing.sync.timeout_thread import ThreadTimer
 from twinbus.pairing.sync.timeouts import ThreadTimeouts
-from twinbus.sdk import check_version, client_endpoint, hides_pings, interrupt, open_sync_link, retry_settings
+from twinbus.sdk import check_version, client_endpoint, interrupt, open_sync_link
 
-# How long closing waits for the thread that is closing the same pair already.
-_END_SECONDS = 10.0
+# How long closing waits if another thread is closing the same pair.
+_END_SECONDS: Final = 10.0
 
 
-class PairSide:
+class PairSide(SideView):
     """`pair.primary` or `pair.secondary` (C1)."""
 
     def __init__(self, pair: Pair, side: Side) -> None:
+        super().__init__(side)
         self._pair = pair
-        self._side = side
-
-    @property
-    def state(self) -> SideState:
-        return self._side.state
-
-    @property
-    def cause(self) -> BaseException | None:
-        """Why it faulted."""
-        return self._side.cause
 
     def close(self) -> None:
         self._pair._leave((self._side,), SideState.CLOSED)
@@ -62,7 +50,7 @@ class PairSide:
         self._pair._leave((self._side,), SideState.FAULTED, cause)
 
 
-class Pair:
+class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | QuietReceiver, ItemPaged[str]]):
     """Two namespaces as one. Made by `pair_namespaces` or `pair_connection_strings`."""
 
     def __init__(
@@ -75,10 +63,10 @@ class Pair:
     ) -> None:
         check_version()
         self.options = options
-        self._clients = {"primary": primary, "secondary": secondary}
+        self._primary_client = primary
+        self._secondary_client = secondary
         self._owns_clients = owns_clients
-        self._retries = retry_settings(primary)
-        self._attempts = ThreadTimeouts(client_endpoint(primary).host, options.try_timeout.total_seconds())
+        self._timeouts = ThreadTimeouts(client_endpoint(primary).host, options.try_timeout.total_seconds())
         self._pinging: dict[SharedEntity, Any] = {}
         self._senders: WeakSet[PairedSender] = WeakSet()
         self._leaving = threading.Event()
@@ -86,103 +74,20 @@ class Pair:
         self._ended = threading.Event()
         self._this_thread = threading.local()
         self._state = PairState(
-            (primary, secondary), options, self, threaded=True, let_go=self._let_go, look=self._look
+            (primary, secondary), options, self, threaded=True, on_side_left=self._on_side_left, peek=self._peek
         )
-        self._looks = BacklogPeeker(secondary, self._attempts, self._state.on_secondary, self._state.failed_over)
-        self._links = BacklogLinks(
-            secondary, self._state.secondary, self._state.rotation, self._attempts, self._state.on_secondary
-        )
+        recorder = self._state.secondary_recorder
+        self._peeker = BacklogPeeker(secondary, self._timeouts, recorder, self._state.is_failed_over)
+        self._links = BacklogLinks(secondary, self._state.secondary, self._state.rotation, self._timeouts, recorder)
         self.primary = PairSide(self, self._state.primary)
         self.secondary = PairSide(self, self._state.secondary)
-        # Last: what could not be made whole is not in anyone's way (P3).
+        # Last: a pair whose making failed must not be registered (P3).
         self._state.begin()
-
-    # --- senders and receivers -------------------------------------------------------------------------------------
-
-    def get_queue_sender(self, queue_name: str, **kwargs: Any) -> PairedSender:
-        return self._sender(queue_name, lambda: self._clients["primary"].get_queue_sender(queue_name, **kwargs))
-
-    def get_topic_sender(self, topic_name: str, **kwargs: Any) -> PairedSender:
-        return self._sender(topic_name, lambda: self._clients["primary"].get_topic_sender(topic_name, **kwargs))
-
-    def get_queue_receiver(
-        self, queue_name: str, *, quiet_while_down: bool = False, **kwargs: Any
-    ) -> ServiceBusReceiver | QuietReceiver:
-        receiver = recorded(
-            self._clients["primary"].get_queue_receiver(queue_name, **kwargs), self._state.on_primary, queue_name
-        )
-        return QuietReceiver(receiver) if quiet_while_down else receiver
-
-    def get_subscription_receiver(
-        self, topic_name: str, subscription_name: str, *, quiet_while_down: bool = False, **kwargs: Any
-    ) -> ServiceBusReceiver | QuietReceiver:
-        receiver = recorded(
-            self._clients["primary"].get_subscription_receiver(topic_name, subscription_name, **kwargs),
-            self._state.on_primary,
-            f"{topic_name}/Subscriptions/{subscription_name}",
-        )
-        return QuietReceiver(receiver) if quiet_while_down else receiver
-
-    def list_queue_sessions(
-        self, queue_name: str, *, state_updated_after: datetime | None = None, timeout: float | None = None
-    ) -> ItemPaged[str]:
-        """Session ids of a queue of the primary, as `ServiceBusClient.list_queue_sessions` returns them."""
-        return self._clients["primary"].list_queue_sessions(
-            queue_name, state_updated_after=state_updated_after, timeout=timeout
-        )
-
-    def list_subscription_sessions(
-        self,
-        topic_name: str,
-        subscription_name: str,
-        *,
-        state_updated_after: datetime | None = None,
-        timeout: float | None = None,
-    ) -> ItemPaged[str]:
-        """Session ids of a subscription, as `ServiceBusClient.list_subscription_sessions` returns them."""
-        return self._clients["primary"].list_subscription_sessions(
-            topic_name, subscription_name, state_updated_after=state_updated_after, timeout=timeout
-        )
-
-    def _sender(self, path: str, make: Callable[[], Any]) -> PairedSender:
-        self._state.primary.refuse_unless_open()
-        place = self._state.place(path)
-        made = PairedSender(
-            place,
-            lambda: self._attempts.ready(make()),
-            self._links,
-            self._attempts,
-            self._retries,
-            self._state.on_primary,
-        )
-        self._senders.add(made)
-        return made
-
-    # --- what it shows and obeys -----------------------------------------------------------------------------------
-
-    @property
-    def fully_qualified_namespace(self) -> str:
-        return self._clients["primary"].fully_qualified_namespace
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:
-        """Those usable now: the pair's effective count is their number (P7)."""
+        """The backlog queues that senders may use now (P7)."""
         return self._state.rotation.rotation.usable
-
-    @property
-    def syphon(self) -> PairSyphon | None:
-        return self._state.syphon
-
-    @syphon.setter
-    def syphon(self, syphon: PairSyphon | None) -> None:
-        self._state.syphon = syphon
-
-    def entities(self) -> tuple[EntityState, ...]:
-        return self._state.entities()
-
-    def on(self, event: str, callback: Callback) -> Callable[[], None]:
-        """Call back at every `failover_engaged`, `restored`, `primary_unusable`…; what is returned takes it off."""
-        return self._state.events.on(event, callback)
 
     def force_failover(self, entity: str) -> None:
         self._state.force_failover(entity)
@@ -190,13 +95,22 @@ class Pair:
     def force_restore(self, entity: str) -> None:
         self._state.force_restore(entity)
 
+    def _make_sender(self, path: str, make: Callable[[], Any]) -> PairedSender:
+        setup = self._state.sender_setup(path)
+        sender = PairedSender(setup, lambda: self._timeouts.prepare(make()), self._links, self._timeouts)
+        self._senders.add(sender)
+        return sender
+
+    def _make_quiet(self, receiver: Any) -> QuietReceiver:
+        return QuietReceiver(receiver)
+
     # --- closing ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         self._leave((self._state.primary, self._state.secondary), SideState.CLOSED)
 
     def __enter__(self) -> Self:
-        """Raises PairClosedError or PairFaultedError where the primary is no longer open."""
+        """Raises PairClosedError or PairFaultedError if the primary is no longer open."""
         self._state.primary.refuse_unless_open()
         return self
 
@@ -204,102 +118,98 @@ class Pair:
         self.close()
 
     def _leave(self, sides: tuple[Side, ...], state: SideState, cause: BaseException | None = None) -> None:
-        self._this_thread.ends = True
+        self._this_thread.ends_pair = True
         try:
             for side in sides:
                 side.leave(state, cause)
         finally:
-            self._this_thread.ends = False
-        if self._state.closed and self._attempts.ours:
+            self._this_thread.ends_pair = False
+        if self._state.closed and self._timeouts.ours:
             self._end()
             self._ended.wait(_END_SECONDS)
 
-    def _let_go(self, side: Side) -> None:
-        # Without either side nothing is diverted any more.
+    def _on_side_left(self, side: Side) -> None:
+        # With either side gone, nothing is diverted any more.
         self._leaving.set()
-        self._looks.stop()
+        self._peeker.stop()
         self._links.close()
         if side is self._state.primary:
             for sender in list(self._senders):
-                sender.let_go()
-        if self._state.closed and not getattr(self._this_thread, "ends", False):
-            # Nobody closed it: the other side faulted by itself, and nobody may ever call close (C3).
-            self._attempts.keeper.soon(self._end)
+                sender.release()
+        if self._state.closed and not getattr(self._this_thread, "ends_pair", False):
+            # Nobody called `close`: the second side faulted by itself, so the pair ends itself (C3).
+            self._timeouts.thread.soon(self._end)
 
     def _end(self) -> None:
-        """Once: all threads end, and the clients where they are the pair's own."""
+        """End the pair, once: its threads, its ledger, and its clients if it owns them."""
         if not self._ending.acquire(blocking=False):
             return
-        # The last first; one that raises holds up none of the others.
+        # Callbacks run in reverse order, and all of them run even if one raises.
         with contextlib.ExitStack() as steps:
             steps.callback(self._ended.set)
             if self._state.own_ledger is not None:
                 steps.callback(self._state.own_ledger.close)
             if self._owns_clients:
-                for client in self._clients.values():
-                    steps.callback(client.close)
+                steps.callback(self._primary_client.close)
+                steps.callback(self._secondary_client.close)
             steps.callback(self._state.events.close)
-            steps.callback(self._attempts.end)
+            steps.callback(self._timeouts.end)
             if self._state.syphon is not None:
                 steps.callback(self._state.syphon.ended)
 
-    # --- what the cells ask of a driver ----------------------------------------------------------------------------
+    # --- what the shared state needs of a driver -------------------------------------------------------------------
 
     def timer(self, due: Callable[[], object]) -> ThreadTimer:
-        return ThreadTimer(self._attempts.keeper, due)
+        return ThreadTimer(self._timeouts.thread, due)
 
-    def emit(self, notice: Notice) -> None:
-        self._state.events.emit(notice)
+    def ping(self, entity: SharedEntity, episode: int) -> None:
+        self._timeouts.thread.soon(lambda: self._ping(entity, episode))
 
-    def ping(self, cell: SharedEntity, episode: int) -> None:
-        self._attempts.keeper.soon(lambda: self._ping(cell, episode))
-
-    def stop_ping(self, cell: SharedEntity) -> None:
-        sender = self._pinging.pop(cell, None)
+    def stop_ping(self, entity: SharedEntity) -> None:
+        sender = self._pinging.pop(entity, None)
         if sender is not None:
             interrupt(sender)
 
-    def _ping(self, cell: SharedEntity, episode: int) -> None:
-        begun = time.monotonic()
+    def _peek(self, watch: SharedBacklogWatch, pages: tuple[PeekPage, ...]) -> None:
+        self._peeker.start(watch, pages)
+
+    def _ping(self, entity: SharedEntity, episode: int) -> None:
+        path = entity.entity.path
+        started = time.monotonic()
         failure: FailureKind | None = None
         sender: Any = None
         try:
-            sender = self._attempts.ready(self._clients["primary"].get_queue_sender(cell.entity.path))
-            self._pinging[cell] = sender
-            self._attempts.attempt(sender, self._pinged, self._attempts.seconds, ONCE)
+            sender = self._timeouts.prepare(self._primary_client.get_queue_sender(path))
+            self._pinging[entity] = sender
+            self._timeouts.call_once(sender, self._send_ping)
         except Exception as error:
             failure = failure_kind(error)
         finally:
-            self._pinging.pop(cell, None)
+            self._pinging.pop(entity, None)
             if sender is not None and failure is None:
-                self._attempts.keeper.soon(lambda: self._attempts.closed(sender))
+                self._timeouts.thread.soon(lambda: self._timeouts.close_handler(sender))
             elif sender is not None:
-                self._attempts.discard(sender)
-        self._state.events.pinged(cell.entity.path, failure, time.monotonic() - begun)
-        cell.advance(PingSucceeded(episode) if failure is None else PingFailed(episode, failure))
+                self._timeouts.discard(sender)
+        self._state.events.pinged(path, failure, time.monotonic() - started)
+        entity.advance(PingSucceeded(episode) if failure is None else PingFailed(episode, failure))
 
-    def _pinged(self, sender: Any, seconds: float | None) -> None:
-        how = self.options.ping
+    def _send_ping(self, sender: Any, seconds: float | None) -> None:
         open_sync_link(sender, seconds)
-        if how == "message" or (how == "auto" and hides_pings(sender)):
+        if self._state.pings_with_message(sender):
             ping = ping_message()
-            primary = self._state.on_primary
-            there = primary.place(Stage.PING, sender.entity_name)
-            send = primary.recorded(there, ping, lambda link, left: link.send_messages(ping, timeout=left))
-            send(sender, None)
-
-    def _look(self, cell: SharedBacklogWatch, peeks: tuple[Peek, ...]) -> None:
-        self._looks.begin(cell, peeks)
+            recorder = self._state.primary_recorder
+            prefix = recorder.prefix(Stage.PING, sender.entity_name)
+            recorder.recorded(prefix, ping, lambda link, _: link.send_messages(ping))(sender, None)
 
     # --- backlog queues --------------------------------------------------------------------------------------------
 
     def _provision(self, administration: Administration) -> None:
-        """P1. What could not be reached is tried again in the background where that was asked for (P8)."""
+        """Find or create the backlog queues (P1). With `background`, go on with those that failed (P8)."""
         done = administration.provision(self._state.queues, self.options)
         self._state.provisioned(done)
         if done.failed and self.options.on_secondary_down == "background":
             missing = tuple(cause.queue for cause in done.failed)
-            self._attempts.workers.run(lambda: self._provision_again(administration, missing))
+            self._timeouts.workers.run(lambda: self._provision_again(administration, missing))
         else:
             administration.close()
 
@@ -359,7 +269,7 @@ def _paired(
         raise
     try:
         administration = Administration.of(secondary, admin, seconds=options.try_timeout.total_seconds())
-        administration.recording = pair._state.on_secondary
+        administration.recorder = pair._state.secondary_recorder
         try:
             pair._provision(administration)
         except BaseException:

@@ -1,4 +1,4 @@
-"""A sender of a sync pair, with azure-servicebus' own interface: `calls` decides, this carries out."""
+"""The sender of a sync pair, with the interface of azure-servicebus. It carries out what `send_flow` decides."""
 
 from __future__ import annotations
 
@@ -8,70 +8,61 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Final, Self, TypeVar, assert_never
+from typing import Any, Self, TypeVar
 
-from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
+from azure.servicebus import ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.ledger import Stage
-from twinbus.pairing import calls
-from twinbus.pairing.calls import (
-    FailedOverMeanwhileError,
-    LimitsOf,
-    NoTurnError,
-    OnPrimary,
-    SendContext,
-    SendSteps,
-    ToBacklog,
-    closed_error,
-    end_of_call,
-)
+from twinbus.pairing.call_arguments import IdentifiedBatch, check_cancel, check_open, check_schedule, check_send
+from twinbus.pairing.call_errors import NoTurnError, closed_error
+from twinbus.pairing.decide import send_flow
 from twinbus.pairing.decide.failover import SendRoute
-from twinbus.pairing.errors import ScheduledInBacklogError
-from twinbus.pairing.message_copies import IdentifiedBatch, identified, is_empty
-from twinbus.pairing.recording import OperationRecorder, sent
+from twinbus.pairing.decide.send_flow import (
+    CallPrimary,
+    DivertTo,
+    FailedOverMeanwhileError,
+    SendStep,
+    SendSteps,
+)
+from twinbus.pairing.message_copies import BacklogCopies
+from twinbus.pairing.pair_state import SenderSetup
 from twinbus.pairing.sync.backlog_link import BacklogLinks
 from twinbus.pairing.sync.timeouts import Call, ThreadTimeouts
-from twinbus.sdk import RetrySettings, amqp_messages, empty_batch, interrupt, is_open, keep_alive_of, open_sync_link
+from twinbus.sdk import amqp_messages, empty_batch, interrupt, is_open, keep_alive_of, open_sync_link
 
 T = TypeVar("T")
-# Looked up once: a member of an Enum costs as much as half a microsecond at every use.
-_PRIMARY: Final = SendRoute.PRIMARY
 
 
 class PairedSender:
     """Sends to the primary, or to the backlog while the entity is failed over.
 
-    `timeout` bounds all of a call: waiting for a turn, the primary, the backlog (S6). Threads may share it: on the
-    primary they take turns, as the SDK's sender demands (S13).
+    `timeout` bounds the whole call: waiting for a turn, the primary and the backlog (S6). Threads may share a sender.
+    On the primary they take turns, because the SDK's sender takes one call at a time (S13).
     """
 
     def __init__(
         self,
-        place: SendContext,
+        setup: SenderSetup,
         make: Callable[[], ServiceBusSender],
         links: BacklogLinks,
-        attempts: ThreadTimeouts,
-        retries: RetrySettings,
-        recording: OperationRecorder,
+        timeouts: ThreadTimeouts,
     ) -> None:
-        self._place = place
+        """`make` returns a new sender of the SDK, prepared for `timeouts`."""
+        self._context, self._entity, self._primary, self._recorder, self._retries = setup
         self._make = make
         self._links = links
-        self._attempts = attempts
-        self._retries = retries
-        self._recording = recording
-        self._sends = recording.place(Stage.SEND_PRIMARY, place.path)
-        self._destination = f"{recording.namespace}/{place.path}"
-        self._seconds = attempts.seconds
+        self._timeouts = timeouts
+        self._send_prefix = self._recorder.prefix(Stage.SEND_PRIMARY, self._context.path)
+        self._destination = f"{self._recorder.namespace}/{self._context.path}"
         self._turn = threading.Lock()
         self._sender = make()
-        self._episode = place.cell.entity.episode
+        self._episode = self._entity.entity.episode
         self._closed = False
         self.fully_qualified_namespace: str = self._sender.fully_qualified_namespace
         self.entity_name: str = self._sender.entity_name
 
-    # --- azure-servicebus' interface -------------------------------------------------------------------------------
+    # --- the interface of azure-servicebus -------------------------------------------------------------------------
 
     @property
     def client_identifier(self) -> str:
@@ -79,104 +70,103 @@ class PairedSender:
         return self._sender.client_identifier
 
     def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
-        message = identified(message)
-        until = end_of_call(self._closed, timeout)
-        if type(message) is not ServiceBusMessage and is_empty(message):
+        checked = check_send(self._closed, message, timeout)
+        if checked is None:
             return
-        ledger = self._recording.ledger
-        if ledger is not None and ledger.stops_on_error:
-            ledger.check()
-        self._call(
-            (lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs))
-            if ledger is None
-            else (lambda sender, seconds: sent(ledger, self._sends, message, kwargs, sender, seconds)),
-            lambda: calls.divert(self._place, amqp_messages(message), until),
-            until,
+        message, until = checked
+        send = self._recorder.recorded(
+            self._send_prefix,
+            message,
+            lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs),
         )
+        self._call(send, lambda: send_flow.divert(self._context, self._copies(message), until), until)
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
-        def made(sender: ServiceBusSender, seconds: float | None) -> ServiceBusMessageBatch:
+        check_open(self._closed)
+
+        def create(sender: ServiceBusSender, seconds: float | None) -> ServiceBusMessageBatch:
             if not is_open(sender):
                 open_sync_link(sender, seconds)
             return sender.create_message_batch(max_size_in_bytes)
 
-        batch = self._call(
-            made,
-            lambda: calls.instead(lambda: empty_batch(self._sender, max_size_in_bytes)),
-            end_of_call(self._closed, None),
-        )
-        return IdentifiedBatch.copy_of(batch)
+        def create_offline() -> SendSteps[ServiceBusMessageBatch]:
+            return send_flow.instead(lambda: empty_batch(self._sender, max_size_in_bytes))
+
+        return IdentifiedBatch.copy_of(self._call(create, create_offline, None))
 
     def schedule_messages(
         self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **kwargs: Any
     ) -> list[int]:
-        message = identified(messages)
-        until = end_of_call(self._closed, timeout)
-        if is_empty(message):
+        checked = check_schedule(self._closed, messages, timeout)
+        if checked is None:
             return []
+        message, until = checked
+        schedule = self._recorder.recorded(
+            self._recorder.prefix(Stage.SCHEDULE_PRIMARY, self._context.path),
+            message,
+            lambda sender, seconds: sender.schedule_messages(message, schedule_time_utc, timeout=seconds, **kwargs),
+        )
         return self._call(
-            self._recording.recorded(
-                self._recording.place(Stage.SCHEDULE_PRIMARY, self._place.path),
-                message,
-                lambda sender, seconds: sender.schedule_messages(message, schedule_time_utc, timeout=seconds, **kwargs),
-            ),
-            lambda: calls.schedule(self._place, amqp_messages(message), until, schedule_time_utc),
+            schedule,
+            lambda: send_flow.schedule(self._context, self._copies(message, schedule_time_utc), until),
             until,
         )
 
     def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None, **kwargs: Any
     ) -> None:
-        if waiting := calls.in_backlog(sequence_numbers):
-            raise ScheduledInBacklogError(waiting)
-        given = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
-        self._call(
-            self._recording.recorded(
-                self._recording.place(Stage.CANCEL_PRIMARY, self._place.path),
-                None,
-                lambda sender, seconds: sender.cancel_scheduled_messages(sequence_numbers, timeout=seconds, **kwargs),
-            ),
-            lambda: calls.cannot_cancel(given),
-            end_of_call(self._closed, timeout),
+        checked = check_cancel(self._closed, sequence_numbers, timeout)
+        if checked is None:
+            return
+        numbers, until = checked
+        cancel = self._recorder.recorded(
+            self._recorder.prefix(Stage.CANCEL_PRIMARY, self._context.path),
+            None,
+            lambda sender, seconds: sender.cancel_scheduled_messages(numbers, timeout=seconds, **kwargs),
         )
+        self._call(cancel, lambda: send_flow.cannot_cancel(numbers), until)
 
     def close(self) -> None:
-        """A call that another thread has under way may end first, if it is quick; later ones are refused (S13)."""
+        """Refuse later calls. A call of another thread may end first, if it takes less than a second (S13)."""
         if not self._closed:
             self._closed = True
-            self._attempts.retire(lambda: self._sender, self._turn, self._place.cell)
+            self._timeouts.retire(lambda: self._sender, self._turn, self._entity)
 
-    def let_go(self) -> None:
-        """The primary's side closed or faulted: the link goes in the background, and the pair's state refuses calls."""
+    def release(self) -> None:
+        """Close the link in the background because the primary's side closed or faulted. The side refuses calls."""
         if not self._closed:
-            self._attempts.retire(lambda: self._sender, self._turn, self._place.cell)
+            self._timeouts.retire(lambda: self._sender, self._turn, self._entity)
 
     def __enter__(self) -> Self:
-        self._call(open_sync_link, calls.nothing, end_of_call(self._closed, None))
+        check_open(self._closed)
+        self._call(open_sync_link, send_flow.nothing, None)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
-        # Dropped without being closed: neither its connection nor the thread that keeps it alive stays behind. After a
-        # fork both are the parent's.
+        # A sender that was dropped without closing leaves no connection and no keep-alive thread. After a fork both
+        # belong to the parent.
         with contextlib.suppress(Exception):
-            open_ = not self._closed and self._place.cell.entity.route is not SendRoute.CLOSED
-            if open_ and not sys.is_finalizing() and (keep_alive := keep_alive_of(self._sender)) is not None:
-                # No lock is taken here: whoever holds it may be gone, or be this very thread.
+            is_in_use = not self._closed and self._entity.entity.route is not SendRoute.CLOSED
+            if is_in_use and not sys.is_finalizing() and (keep_alive := keep_alive_of(self._sender)) is not None:
+                # No lock may be taken here: this very thread may hold it.
                 keep_alive.cancel()
                 interrupt(self._sender)
 
     # --- carrying out ----------------------------------------------------------------------------------------------
 
+    def _copies(self, message: Any, scheduled: datetime | None = None) -> BacklogCopies:
+        return BacklogCopies(amqp_messages(message), self._context.path, scheduled)
+
     def _call(self, call: Call[T], backlog: Callable[[], SendSteps[T]], until: float | None) -> T:
-        entity = self._place.cell.entity
+        entity = self._entity.entity
         failed: Exception | None = None
-        if entity.route is _PRIMARY:
-            # The healthy path: the SDK's sender under a deadline, and nothing told unless something was wrong.
+        if entity.route is SendRoute.PRIMARY:
+            # The usual case, without the generator: one SDK call under a deadline.
             try:
-                result = self._on_primary(call, until)
+                result = self._call_primary(call, until)
             except FailedOverMeanwhileError:
                 if self._closed:
                     raise closed_error() from None
@@ -185,20 +175,20 @@ class PairedSender:
                     raise closed_error() from error
                 failed = error
             else:
-                after = self._place.cell.entity
+                after = self._entity.entity
                 if after is not entity or after.deadline is not None:
                     self._succeeded_late()
                 return result
-        return self._carry_out(calls.call(self._place, backlog, failed, until), call, until)
+        return self._carry_out(send_flow.call(self._context, backlog, failed, until), call, until)
 
     def _carry_out(self, steps: SendSteps[T], call: Call[Any], until: float | None) -> T:
         try:
             step = next(steps)
             while True:
                 try:
-                    result = self._try(step, call, until)
+                    result = self._do_step(step, call, until)
                 except Exception as error:
-                    if self._closed and isinstance(step, OnPrimary):
+                    if self._closed and isinstance(step, CallPrimary):
                         raise closed_error() from error
                     step = steps.throw(error)
                 else:
@@ -208,56 +198,57 @@ class PairedSender:
         finally:
             steps.close()
 
-    def _try(self, step: calls.SendStep, call: Call[Any], until: float | None) -> Any:
+    def _do_step(self, step: SendStep, call: Call[Any], until: float | None) -> Any:
         match step:
-            case OnPrimary():
-                # Its seconds are counted anew when its turn has come.
-                return self._on_primary(call, until)
-            case LimitsOf(queue, seconds):
-                return self._links[queue].limits(seconds)
-            case ToBacklog(queue, payload, seconds):
-                return self._links[queue].take(payload, seconds, self._destination)
+            case CallPrimary():
+                # Its seconds are counted from when this call has the turn.
+                return self._call_primary(call, until)
+            case DivertTo(queue, BacklogCopies() as copies, seconds):
+                return self._links[queue].send(copies, seconds, self._destination)
             case _:
-                assert_never(step)
+                raise AssertionError(step)
 
-    def _on_primary(self, call: Call[T], until: float | None) -> T:
+    def _call_primary(self, call: Call[T], until: float | None) -> T:
         cut_short = False
         if not self._turn.acquire(False):
             cut_short = self._wait_for_turn(until)
         try:
             if self._closed:
                 raise closed_error()
-            entity = self._place.cell.entity
-            if entity.route is not _PRIMARY:
-                # It failed over while this call waited for its turn.
+            entity = self._entity.entity
+            if entity.route is not SendRoute.PRIMARY:
+                # The entity failed over while this call waited for its turn.
                 raise FailedOverMeanwhileError
             if entity.episode != self._episode:
-                # After a failover the old link may be one that nobody answers on: begin anew.
+                # After a failover the old link may be dead without an error: start with a new one.
                 self._episode = entity.episode
-                self._replace()
-            seconds = self._seconds if until is None else self._place.primary_seconds(until)
+                self._replace_sender()
+            seconds = self._timeouts.try_timeout if until is None else self._context.primary_seconds(until)
             try:
-                return self._attempts.attempt(self._sender, call, seconds, self._retries, self._place.cell)
+                return self._timeouts.call(self._sender, call, seconds, self._retries, self._entity)
             except OperationTimeoutError as error:
-                self._replace()
+                self._replace_sender()
                 if cut_short:
                     raise NoTurnError(self.entity_name, seconds) from error
                 raise
             except Exception:
-                # The SDK has closed its link where it had to.
+                # The SDK has closed its link if it had to.
                 raise
             except BaseException:
-                # Interrupted in the middle of a frame, perhaps: the link cannot be used again.
-                self._replace()
+                # Perhaps interrupted in the middle of a frame: the link cannot be used again.
+                self._replace_sender()
                 raise
         finally:
             self._turn.release()
 
     def _wait_for_turn(self, until: float | None) -> bool:
-        """Whether it took most of the call's time: if the primary does not answer in the rest, that says nothing."""
+        """Wait for the turn. Returns whether the wait took more than half of the call's time.
+
+        Such a call is cut short: a timeout of it says nothing about the primary (S2). Raises NoTurnError.
+        """
         if until is None:
-            # Longer than the attempt before it can take, after which the entity may have failed over.
-            seconds = 2 * self._seconds
+            # Longer than the attempt before this one can take; after that the entity may have failed over.
+            seconds = 2 * self._timeouts.try_timeout
             if not self._turn.acquire(timeout=seconds):
                 raise NoTurnError(self.entity_name, seconds)
             return False
@@ -271,14 +262,14 @@ class PairedSender:
         return left < seconds / 2
 
     def _succeeded_late(self) -> None:
-        """The entity was failing, or something happened to it, while this call was under way (S3, S5, C3)."""
-        self._place.cell.succeeded()
-        if self._place.cell.entity.route is SendRoute.CLOSED:
-            self.let_go()
+        """Report a success after the entity started to fail, or changed, during the call (S3, S5, C3)."""
+        self._entity.succeeded()
+        if self._entity.entity.route is SendRoute.CLOSED:
+            self.release()
 
-    def _replace(self) -> None:
+    def _replace_sender(self) -> None:
         if not self._closed:
             old = self._sender
-            if self._place.cell.entity.route is not SendRoute.CLOSED:
-                self._sender = self._place.primary.made(self._make)
-            self._attempts.discard(old)
+            if self._entity.entity.route is not SendRoute.CLOSED:
+                self._sender = self._primary.remake(self._make)
+            self._timeouts.discard(old)

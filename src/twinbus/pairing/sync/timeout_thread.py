@@ -1,7 +1,10 @@
-"""The one thread of a sync pair that watches the clock: timers without traffic (S3), calls past their deadline (S12).
+"""The one thread of a sync pair that watches the clock: deadlines of calls (S12), and timers (S3).
 
-A call that ends in time neither takes a lock nor wakes it. It calls nobody that may wait: what a timer does when it is
-due, a worker does.
+A call that ends in time takes no lock and does not wake the thread: `begin` adds it to a set, `end` removes it. The
+thread sleeps until the earliest time that it knows. All deadlines of a pair are equally long, so a new call hardly ever
+has to wake it.
+
+The thread itself runs nothing that may block: workers run what is due.
 """
 
 from __future__ import annotations
@@ -15,69 +18,70 @@ from typing import Any, Final
 
 from twinbus.sdk import interrupt_at_deadline
 
-# The SDK may be opening another socket while one is shut: until its call ends, each is shut in turn.
+# The SDK may open another socket while one is shut down: until its call ends, each is shut down in turn.
 _AGAIN_SECONDS: Final = 0.1
-# The process may have as many threads as it is allowed: what needs one is tried again after that long.
+# If the process can have no more threads, a job is tried again after this time.
 _NO_THREAD_SECONDS: Final = 1.0
 
 
 class TimedCall:
-    """One call under way on a sender of the SDK. Set by `begin`: there is one at every send."""
+    """One call in progress on a handler of the SDK. `expired` tells whether its deadline has passed."""
 
-    __slots__ = ("at", "expired", "sender")
+    __slots__ = ("at", "expired", "handler")
 
-    sender: Any
-    at: float
-    expired: bool
+    def __init__(self, handler: Any, at: float) -> None:
+        self.handler = handler
+        self.at = at
+        self.expired = False
 
 
 class ThreadTimer:
-    """Calls back in a worker (entity.Timer)."""
+    """Calls back in a worker thread (`shared_state.DriverTimer`)."""
 
-    def __init__(self, keeper: TimeoutThread, due: Callable[[], object]) -> None:
-        self._keeper = keeper
+    def __init__(self, thread: TimeoutThread, due: Callable[[], object]) -> None:
+        self._thread = thread
         self.due = due
 
     def arm(self, at: float) -> None:
-        self._keeper.arm(self, at)
+        self._thread.arm(self, at)
 
     def disarm(self) -> None:
-        self._keeper.disarm(self)
+        self._thread.disarm(self)
 
 
 class TimeoutThread:
-    """Its thread is there while a call or a timer may need it, and begins anew with the next. `run`: in a worker."""
+    """Starts its thread when a call or timer needs it; the thread ends when nothing is left to watch.
 
-    def __init__(self, name: str, run: Callable[[Callable[[], object]], None]) -> None:
+    `run_in_worker` starts a job in a worker thread, or raises RuntimeError if there can be none.
+    """
+
+    def __init__(self, name: str, run_in_worker: Callable[[Callable[[], object]], None]) -> None:
         self._name = name
-        self._run_in_worker = run
+        self._run_in_worker = run_in_worker
         self._changed = threading.Condition()
-        self._watches: set[TimedCall] = set()
+        self._calls: set[TimedCall] = set()
         self._timers: dict[ThreadTimer, float] = {}
         self._thread: threading.Thread | None = None
         self._stopped = False
-        self._next = math.inf
+        self._wakes_at = math.inf
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
-    def begin(self, sender: Any, at: float) -> TimedCall:
-        watch = TimedCall()
-        watch.sender = sender
-        watch.at = at
-        watch.expired = False
-        self._watches.add(watch)
-        # All deadlines of a pair are equally long, so a later call hardly ever has an earlier one.
-        if at < self._next:
+    def begin(self, handler: Any, at: float) -> TimedCall:
+        """Watch a call that starts now: interrupt its handler at `at`. `end` must follow."""
+        call = TimedCall(handler, at)
+        self._calls.add(call)
+        if at < self._wakes_at:
             try:
                 self._wake()
             except BaseException:
-                # Nobody would end it.
-                self._watches.discard(watch)
+                # No thread could be started, so nobody would interrupt the call.
+                self._calls.discard(call)
                 raise
-        return watch
+        return call
 
-    def end(self, watch: TimedCall) -> None:
-        self._watches.discard(watch)
+    def end(self, call: TimedCall) -> None:
+        self._calls.discard(call)
 
     # --- timers ----------------------------------------------------------------------------------------------------
 
@@ -86,8 +90,9 @@ class TimeoutThread:
             if self._stopped:
                 return
             self._timers[timer] = at
-        if at < self._next:
-            # Asked for under a cell's lock. Without a thread it stays armed, and the next call or timer starts one.
+        if at < self._wakes_at:
+            # The caller holds the lock of a shared state and must get no error. Without a thread the timer stays armed,
+            # and the next call or timer starts one.
             with contextlib.suppress(RuntimeError):
                 self._wake()
 
@@ -96,14 +101,14 @@ class TimeoutThread:
             self._timers.pop(timer, None)
 
     def soon(self, job: Callable[[], object]) -> None:
-        """In a worker: at once, or as soon as a thread can be started. It never raises for the lack of one."""
+        """Run a job in a worker: now, or as soon as a thread can be started. Never raises for lack of a thread."""
         try:
             self._run_in_worker(job)
         except RuntimeError:
             self.arm(ThreadTimer(self, job), time.monotonic() + _NO_THREAD_SECONDS)
 
     def stop(self) -> None:
-        """No timer is due any more; a call under way is still ended in time, and then the thread ends too."""
+        """Drop all timers. Calls in progress still end at their deadlines; then the thread ends."""
         with self._changed:
             self._stopped = True
             self._timers.clear()
@@ -124,18 +129,19 @@ class TimeoutThread:
 
     def _run(self) -> None:
         while True:
-            self._end_overdue(time.monotonic())
+            self._interrupt_overdue(time.monotonic())
             with self._changed:
-                due = self._due_timers(time.monotonic())
+                due = self._take_due_timers(time.monotonic())
                 if not due:
-                    # A call that begins after this line compares itself with it, and one before is counted in it.
-                    self._next = math.inf
-                    self._next = self._earliest()
-                    if self._next == math.inf:
+                    # `begin` takes no lock. A call that it adds before the second line is counted there. A call that it
+                    # adds after the first line compares itself with infinity, and wakes this thread.
+                    self._wakes_at = math.inf
+                    self._wakes_at = self._earliest()
+                    if self._wakes_at == math.inf:
                         self._thread = None
                         return
-                    self._changed.wait(max(self._next - time.monotonic(), 0))
-                    self._next = -math.inf
+                    self._changed.wait(max(self._wakes_at - time.monotonic(), 0))
+                    self._wakes_at = -math.inf
                     continue
             for timer in due:
                 try:
@@ -144,24 +150,24 @@ class TimeoutThread:
                     self._put_back(timer, time.monotonic() + _NO_THREAD_SECONDS)
 
     def _put_back(self, timer: ThreadTimer, at: float) -> None:
-        """Unless it was armed anew meanwhile."""
+        """Arm a timer again, unless somebody else has armed it meanwhile."""
         with self._changed:
             if not self._stopped:
                 self._timers.setdefault(timer, at)
 
     def _earliest(self) -> float:
-        times = [watch.at for watch in list(self._watches)]
+        times = [call.at for call in list(self._calls)]
         return min([*times, *self._timers.values()], default=math.inf)
 
-    def _due_timers(self, now: float) -> list[ThreadTimer]:
+    def _take_due_timers(self, now: float) -> list[ThreadTimer]:
         due = [timer for timer, at in self._timers.items() if at <= now]
         for timer in due:
             del self._timers[timer]
         return due
 
-    def _end_overdue(self, now: float) -> None:
-        for watch in list(self._watches):
-            if watch.at <= now:
-                watch.expired = True
-                watch.at = now + _AGAIN_SECONDS
-                interrupt_at_deadline(watch.sender)
+    def _interrupt_overdue(self, now: float) -> None:
+        for call in list(self._calls):
+            if call.at <= now:
+                call.expired = True
+                call.at = now + _AGAIN_SECONDS
+                interrupt_at_deadline(call.handler)

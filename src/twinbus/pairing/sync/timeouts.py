@@ -1,7 +1,14 @@
-"""Attempts of a sync pair, each within its deadline (S12).
+"""Run SDK calls of a sync pair under a deadline (S12), and own the threads that this needs.
 
-On an open link the SDK is called in the caller's thread, one try, and its socket is shut at the deadline. Opening and
-trying again, which no socket can end (names, connecting, tokens), is done by a worker that the caller can leave behind.
+The SDK's own timeouts do not hold: it blocks in name resolution, in connecting, in a credential, in a socket. There are
+two ways to call it:
+
+    on an open link        In the caller's thread. The timeout thread shuts the socket at the deadline, and the call
+                           fails at once.
+    to open a link,        In a worker thread, because shutting a socket ends none of the rest. The caller waits for the
+    and for every retry    worker until the deadline and then leaves it behind; the worker ends by itself.
+
+A handler whose call was interrupted must not be used again: discard it.
 """
 
 from __future__ import annotations
@@ -17,9 +24,9 @@ from typing import Any, Final, TypeVar
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.calls import FailedOverMeanwhileError
+from twinbus.backlog import failure_kind
 from twinbus.pairing.decide.failover import SendRoute
-from twinbus.pairing.retrying import pause_before_next
+from twinbus.pairing.decide.send_flow import FailedOverMeanwhileError, pause_before_retry
 from twinbus.pairing.shared_state import SharedEntity
 from twinbus.pairing.sync.timeout_thread import TimeoutThread
 from twinbus.sdk import (
@@ -30,6 +37,7 @@ from twinbus.sdk import (
     interrupt_at_deadline,
     is_closed,
     is_open,
+    is_retryable,
     keep_alive_of,
     refuse_calls,
     speed_up_opening,
@@ -37,211 +45,223 @@ from twinbus.sdk import (
 )
 
 T = TypeVar("T")
-_CLOSING_SECONDS: Final = 2.5
-# How long a closing sender lets a call end that is under way on it.
-_PATIENCE_SECONDS: Final = 1.0
-# Of a sender, and the time-out to give it: none on an open link, where ours holds and the SDK's own costs 10 µs.
 Call = Callable[[Any, float | None], T]
+"""An SDK call on a handler. The timeout is None on an open link: our deadline holds there, the SDK's costs 10 µs."""
+
+_log = logging.getLogger("twinbus.pairing")
+
+_NO_RETRIES: Final = RetrySettings(0, 0.0, 0.0, True)
+# How long ending the pair waits for worker threads.
+_WORKERS_SECONDS: Final = 2.5
+# How long closing a sender waits for the call in progress on it, and closing a link for the other end.
+_LAST_CALL_SECONDS: Final = 1.0
+_CLOSING_SECONDS: Final = 1.0
+_IDLE_SECONDS: Final = 2.0
+_MIN_TIMEOUT_SECONDS: Final = 0.001
 
 
 class ThreadTimeouts:
-    """Those of one pair, with its threads: they end with it (C3)."""
+    """Runs SDK calls of one pair under a deadline. Owns the pair's threads; `end` ends them (C3)."""
 
-    def __init__(self, name: str, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, name: str, try_timeout: float) -> None:
+        self.try_timeout = try_timeout
         self.workers = Workers(f"twinbus-work-{name}")
-        self.keeper = TimeoutThread(f"twinbus-time-{name}", self.workers.run)
+        self.thread = TimeoutThread(f"twinbus-time-{name}", self.workers.run)
         self._process = os.getpid()
         self._issuers = TokenIssuers(self.workers.run)
 
     @property
     def ours(self) -> bool:
-        """False in the child of a fork: connections and threads are the parent's, and none of it may be touched."""
+        """False in the child of a fork: threads and connections belong to the parent and must not be touched."""
         return os.getpid() == self._process
 
-    def ready(self, sender: Any) -> Any:
-        """The same sender or receiver of the SDK, as attempts need it: one try, quick to open, no endless wait."""
-        self._issuers.attach(sender)
-        return disable_retries(speed_up_opening(sender))
+    def prepare(self, handler: Any) -> Any:
+        """Make a new sender or receiver of the SDK ready for calls under a deadline. Returns the handler."""
+        self._issuers.attach(handler)
+        return disable_retries(speed_up_opening(handler))
 
-    def attempt(
-        self, sender: Any, call: Call[T], seconds: float, retries: RetrySettings, cell: SharedEntity | None = None
+    def call(
+        self, handler: Any, call: Call[T], seconds: float, retries: RetrySettings, entity: SharedEntity | None = None
     ) -> T:
-        """OperationTimeoutError past the deadline; then the sender must not be used again.
+        """Run `call` with its retries within `seconds`. Raises OperationTimeoutError past the deadline.
 
-        `cell` is that of an attempt on the primary: no second try is made there once it is failed over (S5).
+        For a call on the primary `entity` is given: after a failover there is no other try, and the call raises
+        FailedOverMeanwhileError (S5).
         """
         until = time.monotonic() + seconds
         pause: float | None = None
-        if is_open(sender):
+        if is_open(handler):
             try:
-                # As `watched`, without a function more on the healthy path.
-                watch = self.keeper.begin(sender, until)
-                try:
-                    return call(sender, None)
-                except Exception as error:
-                    if watch.expired:
-                        raise timeout_error(sender, "not answered in time") from error
-                    raise
-                finally:
-                    self.keeper.end(watch)
+                return self.run_until(until, handler, call)
             except Exception as error:
-                pause = pause_before_next(error, retries, 1, until - time.monotonic())
+                pause = _pause_before_retry(error, retries, 1, until)
                 if pause is None:
                     raise
-        job = BackgroundCall(self, sender, call, until, retries, pause, cell)
-        self.workers.run(job.run)
-        result: T = job.result(seconds)
+        background = BackgroundCall(self, handler, call, until, retries, pause, entity)
+        self.workers.run(background.run)
+        result: T = background.result(seconds)
         return result
 
-    def discard(self, sender: Any) -> None:
-        """Give up a sender of the SDK at once; what is left of it is closed in the background."""
-        if self.ours:
-            refuse_calls(sender)
-            interrupt(sender)
-            self.keeper.soon(lambda: self.closed(sender))
+    def call_once(self, handler: Any, call: Call[T]) -> T:
+        """Run `call` within try_timeout, without retries."""
+        return self.call(handler, call, self.try_timeout, _NO_RETRIES)
 
-    def retire(self, current: Callable[[], Any], turn: threading.Lock, cell: SharedEntity) -> None:
-        """Close a sender of the SDK in the background and with a word, after the call that has the turn on it."""
-        if self.ours:
-            self.keeper.soon(lambda: self._retired(current, turn, cell))
-
-    def _retired(self, current: Callable[[], Any], turn: threading.Lock, cell: SharedEntity) -> None:
-        ended = turn.acquire(timeout=_PATIENCE_SECONDS)
+    def run_until(self, until: float, handler: Any, call: Call[T]) -> T:
+        """Run `call` in this thread. The handler's socket is shut at the deadline."""
+        timed = self.thread.begin(handler, until)
         try:
-            if not ended:
-                refuse_calls(current())
-                interrupt(current())
-                cell.wake()
-            self.closed(current())
-        finally:
-            if ended:
-                turn.release()
-
-    def end(self) -> None:
-        self.workers.stop(_CLOSING_SECONDS)
-        self.keeper.stop()
-
-    def watched(self, sender: Any, until: float, action: Callable[[], T]) -> T:
-        """In this thread, with the sender's socket shut at the deadline."""
-        watch = self.keeper.begin(sender, until)
-        try:
-            return action()
+            return call(handler, None)
         except Exception as error:
-            if watch.expired:
-                raise timeout_error(sender, "not answered in time") from error
+            if timed.expired:
+                raise timeout_error(handler, "not answered in time") from error
             raise
         finally:
-            self.keeper.end(watch)
+            self.thread.end(timed)
 
-    def closed(self, sender: Any) -> None:
-        """In this thread: with a word to the other end if it listens, and all its own gone."""
-        keep_alive = keep_alive_of(sender)
+    def discard(self, handler: Any) -> None:
+        """Interrupt a handler at once. A worker closes what is left of it."""
+        if self.ours:
+            refuse_calls(handler)
+            interrupt(handler)
+            self.thread.soon(lambda: self.close_handler(handler))
+
+    def retire(self, current: Callable[[], Any], turn: threading.Lock, entity: SharedEntity) -> None:
+        """Close a sender's handler in a worker, after the call that has the turn on it. `current` returns it."""
+        if self.ours:
+            self.thread.soon(lambda: self._retire(current, turn, entity))
+
+    def _retire(self, current: Callable[[], Any], turn: threading.Lock, entity: SharedEntity) -> None:
+        has_turn = turn.acquire(timeout=_LAST_CALL_SECONDS)
+        try:
+            if not has_turn:
+                refuse_calls(current())
+                interrupt(current())
+                entity.wake_waiting_calls()
+            self.close_handler(current())
+        finally:
+            if has_turn:
+                turn.release()
+
+    def close_handler(self, handler: Any) -> None:
+        """Close a handler in this thread: politely if the other end answers within a second, at once otherwise."""
+        keep_alive = keep_alive_of(handler)
         if keep_alive is not None:
             keep_alive.cancel()
         with contextlib.suppress(Exception):
-            self.watched(sender, time.monotonic() + 1.0, sender.close)
+            self.run_until(time.monotonic() + _CLOSING_SECONDS, handler, lambda it, _: it.close())
         with contextlib.suppress(Exception):
-            interrupt(sender)
+            interrupt(handler)
+
+    def end(self) -> None:
+        """End all threads, and wait for them for a while."""
+        self.workers.stop(_WORKERS_SECONDS)
+        self.thread.stop()
 
 
 class BackgroundCall:
-    """An attempt, or what is left of it, in a worker: try after try until the deadline, or until it is left behind."""
+    """A call, or its retries, in a worker thread: try after try until the deadline, or until the caller leaves it."""
 
     def __init__(
         self,
-        attempts: ThreadTimeouts,
-        sender: Any,
+        timeouts: ThreadTimeouts,
+        handler: Any,
         call: Call[Any],
         until: float,
         retries: RetrySettings,
         pause: float | None,
-        cell: SharedEntity | None,
+        entity: SharedEntity | None,
     ) -> None:
-        self._attempts = attempts
-        self._sender = sender
+        """`pause` is set if a first try failed already: the pause before the next."""
+        self._timeouts = timeouts
+        self._handler = handler
         self._call = call
         self._until = until
         self._retries = retries
         self._pause = pause
-        self._cell = cell
+        self._entity = entity
         self._done = threading.Event()
         self._woken = threading.Event()
-        self._left = False
+        self._abandoned = False
         self._result: Any = None
         self._error: BaseException | None = None
 
     def result(self, seconds: float) -> Any:
-        """Waited for in the caller's thread."""
+        """Wait in the caller's thread for the result. At the deadline, or if the wait is interrupted, abandon it."""
         try:
-            ended = self._done.wait(max(self._until - time.monotonic(), 0))
+            in_time = self._done.wait(max(self._until - time.monotonic(), 0))
         except BaseException:
-            self.leave()
+            self._abandon()
             raise
-        if not ended:
-            told = timeout_error(self._sender, f"not answered within {seconds:g} s")
-            self.leave()
-            raise told
+        if not in_time:
+            # Before `_abandon`, which ends a wait for a token: the error says whether that is what was missing.
+            error = timeout_error(self._handler, f"not answered within {seconds:g} s")
+            self._abandon()
+            raise error
         if self._error is not None:
             raise self._error
         return self._result
 
-    def leave(self) -> None:
-        """Nobody waits for it any longer."""
-        self._left = True
-        self._woken.set()
-        interrupt_at_deadline(self._sender)
-
     def run(self) -> None:
-        if self._cell is not None:
-            self._cell.rerouted.add(self._woken.set)
+        """Run in the worker thread."""
+        if self._entity is not None:
+            self._entity.on_reroute.add(self._woken.set)
         try:
-            self._result = self._attempts.watched(self._sender, self._until, self._try)
+            self._result = self._timeouts.run_until(self._until, self._handler, lambda _, __: self._try_and_retry())
         except BaseException as error:
             self._error = error
         finally:
-            if self._cell is not None:
-                self._cell.rerouted.discard(self._woken.set)
+            if self._entity is not None:
+                self._entity.on_reroute.discard(self._woken.set)
             self._done.set()
-        if self._left:
-            self._attempts.closed(self._sender)
+        if self._abandoned:
+            self._timeouts.close_handler(self._handler)
 
-    def _try(self) -> Any:
+    def _abandon(self) -> None:
+        self._abandoned = True
+        self._woken.set()
+        interrupt_at_deadline(self._handler)
+
+    def _try_and_retry(self) -> Any:
         pause, tried = self._pause, 0 if self._pause is None else 1
         while True:
             if pause is not None:
                 self._wait(pause)
             try:
-                return self._call(self._sender, max(self._until - time.monotonic(), 0.001))
+                return self._call(self._handler, max(self._until - time.monotonic(), _MIN_TIMEOUT_SECONDS))
             except Exception as error:
                 tried += 1
-                pause = pause_before_next(error, self._retries, tried, self._until - time.monotonic())
-                if self._left or pause is None:
+                pause = _pause_before_retry(error, self._retries, tried, self._until)
+                if self._abandoned or pause is None:
                     raise
 
     def _wait(self, pause: float) -> None:
-        """Cut short when the entity fails over: nothing more is sent to it, and the call diverts at once (S5)."""
+        """Wait before the next try. A failover ends the wait, so that the call diverts at once (S5)."""
         end = time.monotonic() + pause
-        while self._may_go_on() and (left := end - time.monotonic()) > 0:
+        while self._may_retry() and (left := end - time.monotonic()) > 0:
             self._woken.wait(left)
             self._woken.clear()
-        if self._left:
+        if self._abandoned:
             raise OperationTimeoutError(message="left behind")
-        if not self._may_go_on():
-            # Or its sender was closed, which whoever closed it knows.
+        if not self._may_retry():
+            # A closed sender ends here too. The sender that was closed raises its own error instead of this one.
             raise FailedOverMeanwhileError
 
-    def _may_go_on(self) -> bool:
-        routed = self._cell is None or self._cell.entity.route is SendRoute.PRIMARY
-        return routed and not self._left and not is_closed(self._sender)
+    def _may_retry(self) -> bool:
+        on_primary = self._entity is None or self._entity.entity.route is SendRoute.PRIMARY
+        return on_primary and not self._abandoned and not is_closed(self._handler)
 
 
-_log = logging.getLogger("twinbus.pairing")
-
-_IDLE_SECONDS: Final = 2.0
+def _pause_before_retry(error: Exception, retries: RetrySettings, tried: int, until: float) -> float | None:
+    left = until - time.monotonic()
+    return pause_before_retry(failure_kind(error), retries, tried, left, is_retryable=is_retryable(error))
 
 
 class Workers:
+    """Threads for jobs that may hang: opening a link, retrying, pinging, closing.
+
+    A thread is reused, ends by itself when it has been idle for a while, and never keeps the process from ending.
+    """
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -251,7 +271,7 @@ class Workers:
         self._stopped = False
 
     def run(self, job: Callable[[], object]) -> None:
-        """In a thread of ours, at once. RuntimeError where the process may have no more threads."""
+        """Run a job in an idle or new thread, at once. Raises RuntimeError if the process can have no more threads."""
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -263,7 +283,7 @@ class Workers:
         self._jobs.put(job)
 
     def stop(self, seconds: float) -> None:
-        """Let them end: those at work when their job does. It waits for them so long at most."""
+        """End every thread after its present job. Waits for them, at most for `seconds`."""
         with self._lock:
             self._stopped = True
             threads = list(self._threads)
@@ -299,5 +319,5 @@ class Workers:
             if self._idle:
                 self._idle -= 1
                 return None
-        # Counted on at the last moment: the job is on its way.
+        # `run` counted on this thread just before its wait ended, so a job is on its way.
         return self._jobs.get()

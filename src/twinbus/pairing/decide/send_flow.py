@@ -1,0 +1,430 @@
+"""Decide the steps of one call of a sender: the primary first, or the backlog while the entity is failed over.
+
+A call (send, schedule, cancel, create a batch, open) is a generator of steps. A driver carries out each step and sends
+the result back in, or throws the error in:
+
+    call()  --- CallPrimary(seconds) ---------------->  the application's call, on the primary
+       |
+       |    the entity is failed over, or the failure engages the failover
+       v
+    divert(), schedule(), cannot_cancel(), …           what this call does instead
+       |
+       +--- DivertTo(queue, copies, seconds) -------->  one transfer to one backlog queue
+
+`divert` repeats `DivertTo` until every copy is accepted. A queue that fails is reported to the rotation. Then the call
+tries another queue, each at most once, while time is left (S6).
+
+The drivers do not use `call` for the usual send. They call the primary directly and start this generator only if that
+fails, with `failed` set, or if the entity is not on the primary.
+
+This module is pure. Time, chance, ids and the SDK's error types come with the `SendContext`. Copies of messages come as
+`DivertedCopies`; the link to a backlog queue fits them to its own limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from twinbus.backlog import FailureKind, failure_kind
+from twinbus.errors import CallerError
+from twinbus.pairing.decide.failover import (
+    BacklogAccepted,
+    Entity,
+    Event,
+    PrimarySendFailed,
+    RaiseToCaller,
+    RaiseUnusable,
+    SendRoute,
+    SendToBacklog,
+)
+from twinbus.pairing.decide.rotation import Rotation, choose
+from twinbus.pairing.errors import (
+    BacklogUnavailableError,
+    PartialSendError,
+    PrimaryUnusableError,
+    QueueCause,
+    ScheduledInBacklogError,
+)
+
+T = TypeVar("T")
+# A call without a timeout may spend at least this long in the backlog: others may be ahead of it on a link.
+_MIN_BACKLOG_SECONDS: Final = 60.0
+_MAX_DETAIL: Final = 200
+
+
+# --- steps: what the driver must do ----------------------------------------------------------------------------------
+
+
+class CallPrimary(NamedTuple):
+    """Call the primary. The attempt may take `seconds`, from when the driver has the turn on the link."""
+
+    seconds: float
+
+
+class DivertTo(NamedTuple):
+    """Send the next transfer of `copies` to `queue`.
+
+    `seconds` is all the time that the call has left (S6). Waiting for a turn, opening the link and sending share it.
+    """
+
+    queue: str
+    copies: DivertedCopies
+    seconds: float
+
+
+SendStep = CallPrimary | DivertTo
+SendSteps = Generator[SendStep, Any, T]
+
+
+class QueueLeftMeanwhileError(Exception):
+    """Thrown in by a driver: the queue left the rotation while the call waited for its turn on the link."""
+
+
+class FailedOverMeanwhileError(Exception):
+    """Thrown in by a driver: the entity failed over while the call waited for its turn, or for its next try."""
+
+
+# --- what a call needs from outside ----------------------------------------------------------------------------------
+
+
+class DivertedCopies(Protocol):
+    """The copies of one call's messages for the backlog, in one or more transfers."""
+
+    @property
+    def done(self) -> bool:
+        """Whether every copy was accepted."""
+
+    @property
+    def ids(self) -> Sequence[object]: ...
+
+    def accept_transfer(self) -> int:
+        """Mark the current transfer as accepted by a queue. Returns its number of messages."""
+
+    def split_ids(self) -> tuple[Sequence[object], Sequence[object]]:
+        """Return the ids of the accepted messages, and of the others."""
+
+
+class FlowErrors(NamedTuple):
+    """Makes the errors that must be types of azure-servicebus."""
+
+    timed_out: Callable[[str], Exception]
+    entity_missing: Callable[[str], Exception]
+
+
+class FlowEntity(Protocol):
+    """The entity of the call (`shared_state.SharedEntity`)."""
+
+    @property
+    def entity(self) -> Entity: ...
+
+    def advance(self, event: Event) -> RaiseToCaller | SendToBacklog | RaiseUnusable | None: ...
+
+    def succeeded(self) -> None: ...
+
+
+class FlowRotation(Protocol):
+    """The backlog queues (`shared_state.SharedRotation`)."""
+
+    @property
+    def rotation(self) -> Rotation: ...
+
+    def failed(self, queue: str, kind: FailureKind, detail: str) -> bool: ...
+
+
+class FlowSide(Protocol):
+    """A side of the pair (`pair_sides.Side`)."""
+
+    def refusal(self) -> Exception: ...
+
+    def refuse_unless_open(self) -> None: ...
+
+
+class FlowPublisher(Protocol):
+    """The pair's metrics and telemetry (`events.EventPublisher`)."""
+
+    def diverted(self, entity: str, queue: str, messages: int, seconds: float) -> None: ...
+
+
+class FlowPair(Protocol):
+    """The pair of the sender (`pair_state.PairState`)."""
+
+    @property
+    def primary(self) -> FlowSide: ...
+
+    @property
+    def secondary(self) -> FlowSide: ...
+
+    @property
+    def rotation(self) -> FlowRotation: ...
+
+    @property
+    def events(self) -> FlowPublisher: ...
+
+    def notice_closed_clients(self) -> None: ...
+
+    def backlog_answered(self, queue: str, error: Exception | None = None) -> None: ...
+
+
+class SendContext:
+    """What one sender's calls decide with: its entity, its pair, and the backlog queue that it stays on (S6)."""
+
+    def __init__(
+        self,
+        path: str,
+        entity: FlowEntity,
+        pair: FlowPair,
+        try_timeout: float,
+        *,
+        now: Callable[[], float],
+        chance: Callable[[], float],
+        new_number: Callable[[], int],
+        errors: FlowErrors,
+    ) -> None:
+        self.path = path
+        self.shared = entity
+        self.pair = pair
+        self.try_timeout = try_timeout
+        self.now = now
+        self.chance = chance
+        self.new_number = new_number
+        self.errors = errors
+        self.queue: str | None = None
+
+    def primary_seconds(self, until: float | None) -> float:
+        """Return how long an attempt on the primary may take. `until` is the caller's deadline, or None.
+
+        If a failure of this attempt may divert the call, half of the remaining time is kept for the backlog (S4).
+        """
+        if until is None:
+            return self.try_timeout
+        entity, left = self.shared.entity, until - self.now()
+        timer_fires = entity.deadline is not None and entity.deadline < until
+        may_divert = timer_fires or entity.policy.failover_interval < left
+        return min(self.try_timeout, left / 2 if may_divert else left)
+
+    def backlog_deadline(self, until: float | None) -> float:
+        """Return the caller's deadline. Without one: try_timeout × (usable queues + 1), at least 60 s."""
+        if until is not None:
+            return until
+        usable = self.pair.rotation.rotation.usable
+        return self.now() + max(self.try_timeout * (len(usable) + 1), _MIN_BACKLOG_SECONDS)
+
+    def pick_queue(self, failed: Mapping[str, QueueCause]) -> str:
+        """Return the queue for the next transfer, and stay on it. `failed` are the queues that failed in this call.
+
+        A queue of `failed` is not picked again, also if it returned to the rotation meanwhile. Raises the refusal of a
+        side that is not open, or BacklogUnavailableError.
+        """
+        pair = self.pair
+        pair.notice_closed_clients()
+        pair.primary.refuse_unless_open()
+        pair.secondary.refuse_unless_open()
+        rotation = pair.rotation.rotation
+        picked = choose(rotation, self.queue, self.chance())
+        if picked in failed:
+            others = [queue for queue in rotation.usable if queue not in failed]
+            picked = others[int(self.chance() * len(others))] if others else None
+        if picked is None:
+            causes = {**failed, **{cause.queue: cause for cause in rotation.causes}}
+            raise BacklogUnavailableError(self.path, tuple(causes.values()))
+        self.queue = picked
+        return picked
+
+
+# --- the primary, or else --------------------------------------------------------------------------------------------
+
+
+def call(
+    context: SendContext,
+    backlog: Callable[[], SendSteps[T]],
+    failed: Exception | None = None,
+    until: float | None = None,
+) -> SendSteps[T]:
+    """Return the steps of any call. `backlog` starts what the call does instead while the entity is failed over.
+
+    `failed` is the error of an attempt that the driver made already. `until` is the caller's deadline, or None.
+    """
+    while failed is None:
+        match context.shared.entity.route:
+            case SendRoute.PRIMARY:
+                try:
+                    result: T = yield CallPrimary(context.primary_seconds(until))
+                except FailedOverMeanwhileError:
+                    continue
+                except Exception as error:
+                    failed = error
+                else:
+                    context.shared.succeeded()
+                    return result
+            case SendRoute.BACKLOG:
+                return (yield from backlog())
+            case SendRoute.UNUSABLE:
+                raise _unusable(context)
+            case SendRoute.CLOSED:
+                raise context.pair.primary.refusal()
+    return (yield from _after_failure(context, backlog, failed))
+
+
+def _after_failure(context: SendContext, backlog: Callable[[], SendSteps[T]], failed: Exception) -> SendSteps[T]:
+    context.pair.notice_closed_clients()
+    kind = failure_kind(failed)
+    match context.shared.advance(PrimarySendFailed(kind)):
+        case SendToBacklog():
+            try:
+                return (yield from backlog())
+            except Exception as error:
+                # The traceback shows why the backlog did not accept the call and, behind it, why the primary had not.
+                error.__context__ = failed
+                raise
+        case RaiseUnusable():
+            raise _unusable(context) from failed
+        case _:
+            if context.shared.entity.route is SendRoute.CLOSED:
+                raise context.pair.primary.refusal() from failed
+            if kind is FailureKind.ENTITY_NOT_FOUND:
+                # The SDK's error often has another type and does not name the entity.
+                raise context.errors.entity_missing(context.path) from failed
+            raise failed
+
+
+def _unusable(context: SendContext) -> PrimaryUnusableError:
+    cause = context.shared.entity.cause
+    return PrimaryUnusableError(context.path, cause if isinstance(cause, FailureKind) else FailureKind.UNKNOWN)
+
+
+class RetryLimits(Protocol):
+    """How often the application's client retries (`sdk.RetrySettings`)."""
+
+    @property
+    def total(self) -> int: ...
+
+    def pause(self, tried: int) -> float: ...
+
+
+def pause_before_retry(
+    kind: FailureKind, retries: RetryLimits, tried: int, seconds_left: float, *, is_retryable: bool
+) -> float | None:
+    """Return the pause before the next try, or None if the call makes no other. `is_retryable` is the SDK's opinion.
+
+    There is no other try if the pause would take all the time that is left. Unlike the SDK, the call does not retry a
+    token that was refused because the entity is missing: the SDK does not retry a link refused for that reason either.
+    """
+    if tried > retries.total or not is_retryable or kind is FailureKind.ENTITY_NOT_FOUND:
+        return None
+    pause = retries.pause(tried)
+    return pause if pause < seconds_left else None
+
+
+# --- what a call does while failed over ------------------------------------------------------------------------------
+
+
+def nothing() -> SendSteps[None]:
+    """Opening a sender: there is nothing to divert (S3)."""
+    yield from ()
+
+
+def instead(make: Callable[[], T]) -> SendSteps[T]:
+    """A call that needs no namespace, such as creating a batch (S3)."""
+    yield from ()
+    return make()
+
+
+def divert(context: SendContext, copies: DivertedCopies, until: float | None) -> SendSteps[None]:
+    """Send the copies to the backlog, in as many transfers as they need, before the deadline (S6, S7, S9)."""
+    deadline = context.backlog_deadline(until)
+    failed: dict[str, QueueCause] = {}
+    while not copies.done:
+        started = context.now()
+        try:
+            queue = yield from _transfer(context, copies, deadline, failed)
+        except Exception as error:
+            accepted, others = copies.split_ids()
+            if accepted:
+                raise PartialSendError(accepted, others, error) from error
+            raise
+        context.pair.backlog_answered(queue)
+        messages = copies.accept_transfer()
+        context.shared.advance(BacklogAccepted(messages))
+        context.pair.events.diverted(context.path, queue, messages, context.now() - started)
+
+
+def schedule(context: SendContext, copies: DivertedCopies, until: float | None) -> SendSteps[list[int]]:
+    """Divert messages that wait in the backlog until the syphon schedules them on the primary (S10)."""
+    yield from divert(context, copies, until)
+    return [BacklogHandle.of(context.new_number(), message_id) for message_id in copies.ids]
+
+
+def cannot_cancel(numbers: Sequence[int]) -> SendSteps[None]:
+    """Raise ScheduledInBacklogError: the primary, which could cancel, gets no calls now (S10)."""
+    yield from ()
+    raise ScheduledInBacklogError(numbers)
+
+
+class BacklogHandle(int):
+    """Stands for a message that was scheduled while the entity was failed over (S10).
+
+    It is negative, so it is never a sequence number of the primary.
+    """
+
+    message_id: object
+
+    @classmethod
+    def of(cls, number: int, message_id: object) -> BacklogHandle:
+        """Return the handle for a random `number` from 0 to 2**63 - 1."""
+        handle = cls(-1 - number)
+        handle.message_id = message_id
+        return handle
+
+    def __repr__(self) -> str:
+        return f"BacklogHandle({int(self)})"
+
+
+def _transfer(
+    context: SendContext, copies: DivertedCopies, deadline: float, failed: dict[str, QueueCause]
+) -> SendSteps[str]:
+    """Send one transfer to the sender's queue, or to others in turn, each once in a call (S6). Returns the queue."""
+    while True:
+        queue = context.pick_queue(failed)
+        left = deadline - context.now()
+        if left <= 0:
+            raise context.errors.timed_out("the call's time ended before the backlog had taken the message")
+        try:
+            yield DivertTo(queue, copies, left)
+        except QueueLeftMeanwhileError:
+            continue
+        except CallerError:
+            # The message cannot be diverted to any queue.
+            raise
+        except Exception as error:
+            _queue_failed(context, queue, error, deadline, failed)
+        else:
+            return queue
+
+
+def _queue_failed(
+    context: SendContext, queue: str, error: Exception, deadline: float, failed: dict[str, QueueCause]
+) -> None:
+    """Report the failure to the rotation. Returns if another queue is to be tried, and raises otherwise."""
+    kind = failure_kind(error)
+    if kind is FailureKind.NO_TURN:
+        # Nothing was sent to the queue: it stays in the rotation.
+        raise error
+    time_is_up = context.now() >= deadline
+    if time_is_up and kind is FailureKind.TIMEOUT:
+        # The call's own time ended, which does not prove that the queue is broken. The next call picks any queue.
+        context.queue = None
+        raise error
+    cause = QueueCause(queue, kind, _first_line(error))
+    try_another = context.pair.rotation.failed(*cause)
+    context.pair.backlog_answered(queue, error)
+    if not try_another:
+        raise error
+    failed[queue] = cause
+    if time_is_up:
+        raise context.errors.timed_out(f"the call's time ended in the backlog: {error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0][:_MAX_DETAIL]
