@@ -168,7 +168,7 @@ def test_d1_an_odd_message_is_a_row_and_one_that_cannot_be_shown_a_row_with_the_
         assert (bytes(odd.body), odd.raw, odd.error) == (b'{"1": 2, "6b": 3}', None, None)
         assert (unshown.body, unshown.body_type) == (None, "value")
         assert bytes(unshown.raw).endswith(body)
-        assert "a list cannot be the key of a map" in unshown.error
+        assert "a list is not supported as a map key" in unshown.error
         assert (bytes(plain.body), plain.raw, plain.error) == (b"2", None, None)
 
 
@@ -432,7 +432,7 @@ def test_d1_an_option_that_cannot_be_is_refused_by_name(
 _COLUMNS: list[tuple[Callable[[SparkSession], DataFrame], str]] = [
     (lambda spark: spark.sql("SELECT 1 AS price"), "cannot write the column 'price'"),
     (lambda spark: spark.sql("SELECT 1 AS body"), "column 'body' is of type int"),
-    (lambda spark: spark.sql("SELECT 'x' AS body"), "a column entity, or the option entity"),
+    (lambda spark: spark.sql("SELECT 'x' AS body"), "add a column entity, or set the option entity"),
     (lambda spark: spark.sql("SELECT 'x' AS body, CAST(NULL AS string) AS entity"), "a row's entity is null"),
 ]
 
