@@ -297,8 +297,8 @@ def test_d2_the_verb_drains_on_spark_and_tells_as_the_native_engine_does(spark: 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--lanes", "2"), "--master and --lanes are for --engine spark"),
-        (("--engine", "spark", "--transport", "sdk"), "over the native transport only"),
+        (("--lanes", "2"), "--master and --lanes need --engine spark"),
+        (("--engine", "spark", "--transport", "sdk"), "works with the native transport only"),
     ],
 )
 def test_d2_what_does_not_go_together_is_refused(backlog: Backlog, arguments: tuple[str, ...], told: str) -> None:
