@@ -19,6 +19,12 @@ class Source:
     def name(self) -> str:
         return self.path.relative_to(ROOT).as_posix()
 
+    @property
+    def module(self) -> str:
+        """Dotted name, of a file of the package."""
+        parts = self.path.relative_to(PACKAGE.parent).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
     @cached_property
     def text(self) -> str:
         return self.path.read_text(encoding="utf-8")
