@@ -25,11 +25,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[VARIABLE] = tier
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out thorough tests in the tier `quick`; give all tests with a Spark session to one worker, and start there.
 
     One worker means one session: a second one costs a JVM and half a minute. Its tests start first because they take
-    longest. pytest-xdist reads the mark `xdist_group` with `--dist loadgroup`.
+    longest. pytest-xdist reads the mark `xdist_group` with `--dist loadgroup`, in a hook that must run after this one.
     """
     if current_tier() is Tier.QUICK:
         thorough = [item for item in items if item.get_closest_marker("thorough")]
