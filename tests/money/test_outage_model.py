@@ -29,7 +29,8 @@ from twinbus.money import outage_model as habits
 from twinbus.money.outage_model import model_outage, queues_used
 from twinbus.pairing import SendAvailabilityOptions
 from twinbus.pairing.decide import failover
-from twinbus.pairing.decide.rotation import Rotation, choose
+from twinbus.pairing.decide.rotation import Rotation
+from twinbus.pairing.decide.send_flow import choose_queue
 from twinbus.syphon import RetryPolicy, Syphon, SyphonOptions, transport
 from twinbus.syphon.plan import deferred
 from twinbus.syphon.transport import PeekedMessage
@@ -78,7 +79,7 @@ def walked(seconds: float, chance: float) -> tuple[int, float]:
 def test_s6_senders_that_pick_at_random_use_so_many_queues_on_average() -> None:
     chance = Random(1)
     rotation = Rotation(tuple(str(number) for number in range(10)), probation=30.0)
-    used = [len({choose(rotation, None, chance.random()) for _ in range(5)}) for _ in range(2000)]
+    used = [len({choose_queue(rotation.usable, None, chance.random()) for _ in range(5)}) for _ in range(2000)]
     assert sum(used) / len(used) == pytest.approx(queues_used(10, 5), rel=0.03)
 
 

@@ -9,7 +9,8 @@ from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 
 from twinbus import MessageTooLargeForBacklogError
-from twinbus.pairing.message_copies import BacklogCopies
+from twinbus.pairing.decide.send_flow import Diversion
+from twinbus.pairing.message_copies import next_payload
 from twinbus.sdk import LinkLimits
 
 
@@ -22,29 +23,28 @@ LIMITS = LinkLimits(message=4000, batch=2500, transport=PyamqpTransport)
 
 
 def test_s9_the_ids_of_accepted_messages_and_of_the_others_after_each_transfer() -> None:
-    copies = BacklogCopies([message("a", 300), message(b"b", 300), message("c", 2600), message("d", 300)], "orders")
-    assert not copies.done
-    assert copies.ids == ["a", "b", "c", "d"]
-    assert copies.split_ids() == ([], ["a", "b", "c", "d"])
-    copies.next_payload(LIMITS)
-    assert copies.accept_transfer() == 3
-    assert copies.split_ids() == (["a", "b", "d"], ["c"])
-    assert not copies.done
-    copies.next_payload(LIMITS)
-    assert copies.accept_transfer() == 1
-    assert copies.split_ids() == (["a", "b", "c", "d"], [])
-    assert copies.done
+    messages = [message("a", 300), message(b"b", 300), message("c", 2600), message("d", 300)]
+    diversion = Diversion(messages, "orders", None)
+    assert diversion.split_ids() == ([], [])
+    next_payload(diversion, LIMITS)
+    assert diversion.ids == ("a", "b", "c", "d")
+    assert diversion.split_ids() == ([], ["a", "b", "c", "d"])
+    assert diversion.accept_transfer() == (3, False)
+    assert diversion.split_ids() == (["a", "b", "d"], ["c"])
+    next_payload(diversion, LIMITS)
+    assert diversion.accept_transfer() == (1, True)
+    assert diversion.split_ids() == (["a", "b", "c", "d"], [])
 
 
 def test_s9_a_transfer_that_was_not_accepted_is_sent_again_as_it_is() -> None:
-    copies = BacklogCopies([message("a", 300)], "orders")
-    payload = copies.next_payload(LIMITS)
-    assert copies.next_payload(LIMITS._replace(message=10)) is payload
+    diversion = Diversion([message("a", 300)], "orders", None)
+    payload = next_payload(diversion, LIMITS)
+    assert next_payload(diversion, LIMITS._replace(message=10)) is payload
 
 
 def test_s9_one_message_that_fits_no_queue_fails_the_call_before_any_transfer() -> None:
-    copies = BacklogCopies([message("a", 10), message("b", 200_000)], "orders")
+    diversion = Diversion([message("a", 10), message("b", 200_000)], "orders", None)
     with pytest.raises(MessageTooLargeForBacklogError) as raised:
-        copies.next_payload(LIMITS)
+        next_payload(diversion, LIMITS)
     assert raised.value.message_id == "b"
-    assert copies.split_ids() == ([], ["a", "b"])
+    assert diversion.split_ids() == ([], ["a", "b"])

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from twinbus.backlog import FailureKind
-from twinbus.pairing.decide.backlog_watch import CheckDue, PeekFailed
+from twinbus.pairing.decide.backlog_watch import CheckDue, MessageDiverted, PeekFailed
 from twinbus.pairing.shared_state import SharedBacklogWatch
 from twinbus.pairing.sync.timeout_thread import ThreadTimer, TimeoutThread
 from twinbus.pairing.sync.timeouts import Workers
@@ -48,7 +48,7 @@ def test_y1_a_log_handler_that_blocks_does_not_hold_the_lock_of_the_watch(reques
     log = logging.getLogger("twinbus.pairing")
     log.addHandler(handler)
     request.addfinalizer(lambda: log.removeHandler(handler))
-    watch.message_diverted("b0")
+    watch.advance(MessageDiverted("b0"))
     passed = hour
     watch.advance(CheckDue())
     watch.advance(PeekFailed("b0", FailureKind.UNAUTHORIZED))

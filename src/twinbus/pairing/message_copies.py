@@ -11,9 +11,9 @@ The application's objects are never changed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from uuid import uuid4
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
@@ -21,9 +21,11 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpM
 
 from twinbus.backlog import DEFLATE, MessageFields, compress_body, divert
 from twinbus.pairing.decide.batch_split import split_batch
+from twinbus.pairing.decide.send_flow import Diversion, Transfer
 from twinbus.pairing.errors import MessageTooLargeForBacklogError
 from twinbus.sdk import (
     LinkLimits,
+    amqp_messages,
     encoded_body,
     encoded_size,
     new_batch,
@@ -45,14 +47,6 @@ Payload = ServiceBusMessage | ServiceBusMessageBatch
 
 
 # --- the copies of one call ------------------------------------------------------------------------------------------
-
-
-class Transfer(NamedTuple):
-    """One payload for a backlog queue. `positions` are those of its messages in the call."""
-
-    payload: Payload
-    positions: tuple[int, ...]
-
 
 FitToLink = Callable[
     [tuple[AmqpAnnotatedMessage, ...], str, LinkLimits, datetime | None],
@@ -77,54 +71,17 @@ def fit_to_link(
     return tuple(Transfer(_payload([copies[position][0] for position in group], limits), group) for group in groups)
 
 
-class BacklogCopies:
-    """The copies of one call's messages (`send_flow.DivertedCopies`). The first link that sends them fits them.
+def next_payload(diversion: Diversion, limits: LinkLimits, *, fit: FitToLink = fit_to_link) -> Payload:
+    """Return the payload that a link with these limits sends next. Makes all copies at the first call.
 
-    Other queues of the pair have the same limits, so the copies are not made again for another link.
+    Raises what `fit_to_link` raises.
     """
-
-    def __init__(
-        self,
-        messages: Sequence[AmqpAnnotatedMessage],
-        path: str,
-        scheduled: datetime | None = None,
-        *,
-        fit: FitToLink = fit_to_link,
-    ) -> None:
-        self._messages = tuple(messages)
-        self._path = path
-        self._scheduled = scheduled
-        self._fit = fit
-        self._transfers: tuple[Transfer, ...] | None = None
-        self._accepted = 0
-
-    def next_payload(self, limits: LinkLimits) -> Payload:
-        """Return the payload of the current transfer. Raises what `fit_to_link` raises."""
-        if self._transfers is None:
-            self._transfers = self._fit(self._messages, self._path, limits, self._scheduled)
-        return self._transfers[self._accepted].payload
-
-    def accept_transfer(self) -> int:
-        """Mark the current transfer as accepted by a queue. Returns its number of messages."""
-        assert self._transfers is not None
-        self._accepted += 1
-        return len(self._transfers[self._accepted - 1].positions)
-
-    @property
-    def done(self) -> bool:
-        """Whether every transfer was accepted."""
-        return self._transfers is not None and self._accepted == len(self._transfers)
-
-    @property
-    def ids(self) -> list[object]:
-        return [id_of(message) for message in self._messages]
-
-    def split_ids(self) -> tuple[list[object], list[object]]:
-        """Return the ids of the accepted messages, and of the others, each in the order of the call."""
-        transfers = (self._transfers or ())[: self._accepted]
-        accepted = {position for transfer in transfers for position in transfer.positions}
-        ids = list(enumerate(self.ids))
-        return [one for at, one in ids if at in accepted], [one for at, one in ids if at not in accepted]
+    if not diversion.transfers:
+        messages = tuple(amqp_messages(diversion.message))
+        diversion.ids = tuple([id_of(message) for message in messages])
+        diversion.transfers = fit(messages, diversion.path, limits, diversion.scheduled)
+    payload: Payload = diversion.transfers[diversion.accepted].payload
+    return payload
 
 
 def id_of(message: AmqpAnnotatedMessage) -> object:

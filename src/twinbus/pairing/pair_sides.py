@@ -183,18 +183,19 @@ class CredentialRefusals:
     """
 
     def __init__(self) -> None:
-        self._spans: dict[str, tuple[float, float]] = {}
+        self.spans: dict[str, tuple[float, float]] = {}
+        """Time of the first and the last refusal, by queue."""
 
     def refused(self, queue: str, queues: Iterable[str], now: float) -> bool:
         """Report a refusal. Returns whether it is for good. `queues` are all those in use."""
-        first, _ = self._spans.get(queue, (now, now))
-        self._spans[queue] = (first, now)
-        spans = [self._spans.get(one) for one in queues]
+        first, _ = self.spans.get(queue, (now, now))
+        self.spans[queue] = (first, now)
+        spans = [self.spans.get(one) for one in queues]
         return all(span is not None and span[1] - span[0] >= REFUSED_FOR_GOOD_SECONDS for span in spans)
 
     def forget(self, queue: str) -> None:
         """Report that a queue accepted a message, or failed in another way."""
-        self._spans.pop(queue, None)
+        self.spans.pop(queue, None)
 
 
 # --- which namespaces are paired in this process (P3) ----------------------------------------------------------------

@@ -24,7 +24,7 @@ from twinbus.errors import OptionError
 from twinbus.ledger import Ledger
 from twinbus.pairing import call_errors
 from twinbus.pairing.decide import rotation
-from twinbus.pairing.decide.backlog_watch import PeekPage
+from twinbus.pairing.decide.backlog_watch import MessageDiverted, PeekPage
 from twinbus.pairing.decide.failover import Cause, EntityMode, FailoverForced, PairClosed, RestoreForced
 from twinbus.pairing.decide.send_flow import FlowErrors, SendContext
 from twinbus.pairing.events import Callback, EventPublisher, Notice, SideClosed, SideFaulted
@@ -247,14 +247,22 @@ class PairState:
             if is_closed(canary):
                 side.leave(SideState.CLOSED)
 
+    def refuse_unless_open(self) -> None:
+        """Raise the refusal of a side that is not open, or whose client was closed."""
+        self.notice_closed_clients()
+        for side in (self.primary, self.secondary):
+            if side.state is not SideState.OPEN:
+                raise side.refusal()
+
     def backlog_answered(self, queue: str, error: Exception | None = None) -> None:
         """Report that a backlog queue accepted a message, or failed. Faults a secondary that refuses for good (C1)."""
-        if error is None:
-            self.backlog_watch.message_diverted(queue)
-        if error is None or failure_kind(error) not in CREDENTIAL_REFUSED:
+        if error is None and self.backlog_watch.watch.needs_event_for(queue):
+            self.backlog_watch.advance(MessageDiverted(queue))
+        if error is not None and failure_kind(error) in CREDENTIAL_REFUSED:
+            if self._refusals.refused(queue, self.rotation.rotation.found, time.monotonic()):
+                self.secondary.leave(SideState.FAULTED, CredentialRefusedError(error))
+        elif self._refusals.spans:
             self._refusals.forget(queue)
-        elif self._refusals.refused(queue, self.rotation.rotation.found, time.monotonic()):
-            self.secondary.leave(SideState.FAULTED, CredentialRefusedError(error))
 
     # --- closing ---------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,6 @@ from twinbus.pairing.decide import backlog_watch, failover, rotation
 from twinbus.pairing.decide.backlog_watch import (
     BacklogWatch,
     CheckDue,
-    MessageDiverted,
     OldestMessage,
     PeekFailed,
     PeekPage,
@@ -234,11 +233,6 @@ class SharedBacklogWatch:
         self._emit = emit
         self._now = now
         self._lock = threading.Lock()
-
-    def message_diverted(self, queue: str) -> None:
-        """Report that a backlog queue accepted a message."""
-        if self.watch.needs_event_for(queue):
-            self.advance(MessageDiverted(queue))
 
     def advance(self, event: backlog_watch.Event) -> None:
         to_publish: list[RaiseAlert | ReportNoListenRight] = []

@@ -6,7 +6,7 @@ import time
 import pytest
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.aio.timeouts import CallDeadlines
+from twinbus.pairing.aio.timeouts import CallDeadlines, cancel_until_done
 
 
 async def ends_when_cancelled(times: int) -> str:
@@ -66,3 +66,36 @@ async def test_c3_calls_under_way_are_past_their_deadlines_when_told_so() -> Non
     deadlines.expire_all()
     with pytest.raises(OperationTimeoutError):
         await task
+
+
+async def read_frames_for_ever(reading: list[asyncio.Task[None]], arrived: asyncio.Event) -> None:
+    """Wait for frames as the SDK does: up to Python 3.11 `wait_for` drops a cancellation that comes with a frame."""
+    while True:
+        reading.append(asyncio.create_task(frame(arrived)))
+        await asyncio.wait_for(reading[-1], 60)
+
+
+async def frame(arrived: asyncio.Event) -> None:
+    await arrived.wait()
+    arrived.clear()
+
+
+async def test_c3_a_task_that_loses_its_first_cancellation_is_cancelled_again() -> None:
+    reading: list[asyncio.Task[None]] = []
+    arrived = asyncio.Event()
+    task = asyncio.create_task(read_frames_for_ever(reading, arrived))
+    await asyncio.sleep(0)
+    arrived.set()
+    while not (reading and reading[-1].done()):  # noqa: ASYNC110 - the very step of the loop matters
+        await asyncio.sleep(0)
+    cancel_until_done(task)
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_c3_a_task_that_is_done_is_not_cancelled() -> None:
+    task = asyncio.create_task(asyncio.sleep(0, "result"))
+    await task
+    cancel_until_done(task)
+    assert task.result() == "result"

@@ -6,7 +6,8 @@ import pytest
 
 from twinbus.backlog import COUNTING_FAILURES, EVICTING_FAILURES, FailureKind
 from twinbus.pairing.decide import rotation as r
-from twinbus.pairing.decide.rotation import Rotation, RotationDecision, advance, choose
+from twinbus.pairing.decide.rotation import Rotation, RotationDecision, advance
+from twinbus.pairing.decide.send_flow import choose_queue
 from twinbus.pairing.errors import BacklogUnavailableError, QueueCause
 
 K = FailureKind
@@ -17,13 +18,13 @@ WITHOUT_1 = advance(FULL, r.BacklogSendFailed(*LOST), 5.0).rotation
 
 @pytest.mark.parametrize(("chance", "queue"), [(0.0, "b0"), (0.33, "b0"), (0.34, "b1"), (0.67, "b2"), (0.999999, "b2")])
 def test_s6_a_sender_picks_a_queue_at_random(chance: float, queue: str) -> None:
-    assert choose(FULL, None, chance) == queue
+    assert choose_queue(FULL.usable, None, chance) == queue
 
 
 @pytest.mark.parametrize("queue", ["b0", "b1", "b2"])
 def test_s6_a_sender_stays_on_its_queue(queue: str) -> None:
-    assert choose(FULL, queue, 0.0) == queue
-    assert choose(FULL, queue, 0.999) == queue
+    assert choose_queue(FULL.usable, queue, 0.0) == queue
+    assert choose_queue(FULL.usable, queue, 0.999) == queue
 
 
 @pytest.mark.parametrize("kind", sorted(COUNTING_FAILURES))
@@ -33,8 +34,8 @@ def test_s6_a_queue_that_fails_for_a_reason_of_the_first_list_leaves_for_all_sen
     assert effects == (r.PublishQueueNotice(r.QueueLeft("b1", 5.0, kind, 2)), r.ArmProbation(35.0), r.TryAnother())
     assert after.causes == (("b1", kind, "text"),)
     assert after.absent == (r.Absence(QueueCause("b1", kind, "text"), 5.0, 35.0),)
-    assert [choose(after, "b1", chance) for chance in (0.0, 0.49, 0.5, 0.99)] == ["b0", "b0", "b2", "b2"]
-    assert choose(after, "b2", 0.0) == "b2"
+    assert [choose_queue(after.usable, "b1", chance) for chance in (0.0, 0.49, 0.5, 0.99)] == ["b0", "b0", "b2", "b2"]
+    assert choose_queue(after.usable, "b2", 0.0) == "b2"
 
 
 def test_s6_a_queue_that_is_gone_or_closed_to_us_alone_leaves_too() -> None:
@@ -85,7 +86,7 @@ def test_s6_with_none_left_the_error_carries_every_cause() -> None:
     rotation = FULL
     for queue in FULL.queues:
         rotation = advance(rotation, r.BacklogSendFailed(queue, K.QUOTA_EXCEEDED, f"{queue} is full"), 5.0).rotation
-    assert choose(rotation, "b0", 0.5) is None
+    assert choose_queue(rotation.usable, "b0", 0.5) is None
     error = BacklogUnavailableError("orders", rotation.causes)
     assert [cause.queue for cause in error.causes] == ["b0", "b1", "b2"]
     assert "orders" in str(error)
@@ -121,7 +122,7 @@ def test_p8_a_queue_found_later_joins_in_its_place() -> None:
 
 def test_p8_a_pair_may_begin_with_no_queue_and_get_them_one_by_one() -> None:
     rotation = Rotation((), 30.0)
-    assert choose(rotation, None, 0.5) is None
+    assert choose_queue(rotation.usable, None, 0.5) is None
     for queue in ("b0", "b1"):
         rotation = advance(rotation, r.QueueFound(queue), 1.0).rotation
     assert rotation == Rotation(("b0", "b1"), 30.0)

@@ -21,9 +21,15 @@ from twinbus.backlog import AliasInUseError, Endpoint, FailureKind
 from twinbus.pairing import call_errors
 from twinbus.pairing.decide import send_flow
 from twinbus.pairing.decide.failover import FailoverPolicy, PrimarySendFailed
-from twinbus.pairing.decide.send_flow import BacklogHandle, DivertTo, FlowErrors, SendContext, pause_before_retry
+from twinbus.pairing.decide.send_flow import (
+    BacklogHandle,
+    DivertTo,
+    FlowErrors,
+    SendContext,
+    pause_before_retry,
+)
 from twinbus.pairing.errors import BacklogUnavailableError, QueueCause, ScheduledInBacklogError
-from twinbus.pairing.message_copies import BacklogCopies
+from twinbus.pairing.message_copies import next_payload
 from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.shared_state import SharedEntity, SharedRotation
 from twinbus.sdk import LinkLimits, RetrySettings
@@ -60,12 +66,14 @@ class Pair:
         )
 
     def divert(self, until: float | None) -> send_flow.SendSteps[None]:
-        return send_flow.divert(self.context, BacklogCopies([MESSAGE], "orders"), until)
+        return send_flow.divert(self.context, MESSAGE, until)
 
     def now(self) -> float:
         return self.time
 
     def notice_closed_clients(self) -> None: ...
+
+    def refuse_unless_open(self) -> None: ...
 
     def backlog_answered(self, queue: str, error: Exception | None = None) -> None:
         self.answers.append((queue, error))
@@ -167,8 +175,7 @@ def test_s11_a_diverted_message_is_published_with_the_seconds_it_took() -> None:
     steps = pair.divert(None)
     step = next(steps)
     assert isinstance(step, DivertTo)
-    assert isinstance(step.copies, BacklogCopies)
-    step.copies.next_payload(LIMITS)
+    next_payload(step.diversion, LIMITS)
     pair.time = 5.5
     with pytest.raises(StopIteration):
         steps.send(None)

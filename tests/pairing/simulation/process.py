@@ -150,6 +150,11 @@ class Process:
             if self.shut[side.name]:
                 side.leave(SideState.CLOSED)
 
+    def refuse_unless_open(self) -> None:
+        self.notice_closed_clients()
+        self.primary.refuse_unless_open()
+        self.secondary.refuse_unless_open()
+
     def backlog_answered(self, queue: str, error: Exception | None = None) -> None:
         if (queue, error) != self.heard[:2]:
             raise ViolationError(f"{queue} is said to have answered {error!r}, but {self.heard}")

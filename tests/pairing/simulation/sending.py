@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,13 +13,14 @@ from twinbus.pairing.decide import send_flow
 from twinbus.pairing.decide.failover import SendRoute
 from twinbus.pairing.decide.send_flow import (
     CallPrimary,
+    Diversion,
     DivertTo,
     FailedOverMeanwhileError,
     QueueLeftMeanwhileError,
     SendStep,
     SendSteps,
 )
-from twinbus.pairing.message_copies import BacklogCopies
+from twinbus.pairing.message_copies import next_payload
 
 from .judge import TRY_TIMEOUT, ViolationError
 from .letters import LIMITS, TOMORROW, Parcel, fit, parcel_of
@@ -92,9 +92,9 @@ class Sending:
         story = self.story
         match story.what:
             case What.SEND:
-                return send_flow.divert(self._context, self._copies(), story.until)
+                return send_flow.divert(self._context, list(story.letter.raws), story.until)
             case What.SCHEDULE:
-                return send_flow.schedule(self._context, self._copies(TOMORROW), story.until)
+                return send_flow.schedule(self._context, list(story.letter.raws), TOMORROW, story.until)
             case What.OPEN:
                 return send_flow.nothing()
             case What.BATCH:
@@ -167,10 +167,10 @@ class Sending:
                 until = self.story.until
                 left = None if until is None else until - now
                 self._in_turn(self._sender.turn, left, lambda _: self._primary(), self._primary_answered)
-            case DivertTo(queue, BacklogCopies() as copies, seconds):
+            case DivertTo(queue, diversion, seconds):
                 turn = process.links[queue]
                 late = partial(self._failed, queue)
-                self._in_turn(turn, seconds, lambda left: self._queue(queue, copies, left), late)
+                self._in_turn(turn, seconds, lambda left: self._queue(queue, diversion, left), late)
 
     def _in_turn(
         self, turn: Turn | None, seconds: float | None, go: Callable[[float], None], late: Callable[[Failure], None]
@@ -221,7 +221,7 @@ class Sending:
         self.story.begins(self._process.now())
         self._threw(FailedOverMeanwhileError())
 
-    def _queue(self, queue: str, copies: BacklogCopies, left: float) -> None:
+    def _queue(self, queue: str, diversion: Diversion, left: float) -> None:
         process = self._process
         end = process.now() + left
         if queue not in process.rotation.rotation.usable:
@@ -230,24 +230,24 @@ class Sending:
             self._threw(QueueLeftMeanwhileError())
         elif queue in process.opened:
             # By a call before.
-            self._send(queue, copies, end)
+            self._send(queue, diversion, end)
         else:
 
             def opened(found: Failure | None) -> None:
                 if found is None:
                     process.opened.add(queue)
-                    self._send(queue, copies, end)
+                    self._send(queue, diversion, end)
                 else:
                     self._failed(queue, found)
 
             self._attempt("secondary", process.backlog[queue], None, min(TRY_TIMEOUT, left), opened)
 
-    def _send(self, queue: str, copies: BacklogCopies, end: float) -> None:
+    def _send(self, queue: str, diversion: Diversion, end: float) -> None:
         """The link is open: it makes the copies that fit it, and sends the next of them."""
         process, story = self._process, self.story
         story.link_is_open()
         try:
-            parcel = parcel_of(copies.next_payload(LIMITS))
+            parcel = parcel_of(next_payload(diversion, LIMITS, fit=fit))
         except CallerError as error:
             self._leave_turn()
             self._threw(error)
@@ -262,9 +262,6 @@ class Sending:
 
         left = max(end - process.now(), 0.0)
         self._attempt("secondary", process.backlog[queue], parcel, min(TRY_TIMEOUT, left), answered)
-
-    def _copies(self, scheduled: datetime | None = None) -> BacklogCopies:
-        return BacklogCopies(self.story.letter.raws, self.story.path, scheduled, fit=fit)
 
     def _attempt(self, side: str, place: Place, parcel: Parcel | None, seconds: float, answered: Answer) -> None:
         process, token = self._process, self._trying

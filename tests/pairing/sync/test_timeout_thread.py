@@ -62,11 +62,9 @@ def test_s12_a_call_that_cannot_be_watched_is_refused_and_the_next_has_its_deadl
     refused, watched = Sender(), Sender()
     limit.names = "time"
     with pytest.raises(RuntimeError, match="thread"):
-        thread.begin(refused, time.monotonic())
+        thread.run(refused, lambda *_: pytest.fail("it ran"), time.monotonic())
     limit.names = ""
-    watch = thread.begin(watched, time.monotonic())
-    assert watched.ended.wait(SOON)
-    thread.end(watch)
+    assert thread.run(watched, lambda *_: watched.ended.wait(SOON), time.monotonic())
     # What was refused is over: its sender's later calls are not cut off.
     assert not refused.ended.is_set()
 

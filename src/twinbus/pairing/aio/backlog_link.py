@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -19,8 +18,8 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from twinbus.ledger import Stage
 from twinbus.pairing.aio.timeouts import TaskTimeouts, wait_for_event
 from twinbus.pairing.call_errors import NoTurnError
-from twinbus.pairing.decide.send_flow import QueueLeftMeanwhileError
-from twinbus.pairing.message_copies import BacklogCopies
+from twinbus.pairing.decide.send_flow import Diversion, QueueLeftMeanwhileError
+from twinbus.pairing.message_copies import next_payload
 from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.recording import OperationRecorder
 from twinbus.pairing.shared_state import SharedRotation
@@ -53,34 +52,11 @@ class AioBacklogLink:
         self._sender: ServiceBusSender | None = None
         self._limits: LinkLimits | None = None
 
-    async def send(self, copies: BacklogCopies, seconds: float, destination: str) -> None:
-        """Send the next transfer of `copies`. `destination` is the `namespace/entity` on the primary.
+    async def send(self, diversion: Diversion, seconds: float, destination: str) -> None:
+        """Send the next transfer of a diversion. `destination` is the `namespace/entity` on the primary.
 
         Raises QueueLeftMeanwhileError, NoTurnError, or the error of the SDK call.
         """
-        async with self._turn_within(seconds) as until:
-            if self._limits is None:
-                await self._call(open_aio_link, until)
-            assert self._limits is not None
-            payload = copies.next_payload(self._limits)
-            prefix = self._recorder.prefix(Stage.SEND_BACKLOG, self._queue, destination)
-            send = self._recorder.aio_recorded(prefix, payload, lambda sender: sender.send_messages(payload))
-
-            async def open_and_send(sender: ServiceBusSender, left: float) -> None:
-                if not is_open(sender):
-                    await open_aio_link(sender, left)
-                await send(sender)
-
-            await self._call(open_and_send, until)
-
-    def close(self) -> None:
-        self._closed.set()
-        if self._sender is not None:
-            self._timeouts.retire(self._sender, self._turn)
-
-    @asynccontextmanager
-    async def _turn_within(self, seconds: float) -> AsyncIterator[float]:
-        """Wait for the turn. Yields the call's deadline."""
         until = time.monotonic() + seconds
         try:
             await self._timeouts.take_turn(self._turn, self._queue, seconds)
@@ -91,9 +67,29 @@ class AioBacklogLink:
             raise
         try:
             self._check_in_rotation()
-            yield until
+            if self._limits is None:
+                await self._call(open_aio_link, until)
+            assert self._limits is not None
+            await self._send(diversion, self._limits, until, destination)
         finally:
             self._turn.release()
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._sender is not None:
+            self._timeouts.retire(self._sender, self._turn)
+
+    async def _send(self, diversion: Diversion, limits: LinkLimits, until: float, destination: str) -> None:
+        payload = next_payload(diversion, limits)
+        prefix = self._recorder.prefix(Stage.SEND_BACKLOG, self._queue, destination)
+        send = self._recorder.aio_recorded(prefix, payload, lambda sender: sender.send_messages(payload))
+
+        async def open_and_send(sender: ServiceBusSender, left: float) -> None:
+            if not is_open(sender):
+                await open_aio_link(sender, left)
+            await send(sender)
+
+        await self._call(open_and_send, until)
 
     async def _call(self, call: LinkCall, until: float) -> None:
         end = min(time.monotonic() + self._timeouts.try_timeout, until)
@@ -117,7 +113,7 @@ class AioBacklogLink:
         except OperationTimeoutError:
             self._drop()
             raise
-        if is_open(sender):
+        if self._limits is None:
             self._limits = link_limits(sender)
 
     async def _pause(self, seconds: float) -> None:
@@ -130,7 +126,7 @@ class AioBacklogLink:
             raise QueueLeftMeanwhileError
 
     def _drop(self) -> None:
-        sender, self._sender = self._sender, None
+        sender, self._sender, self._limits = self._sender, None, None
         if sender is not None:
             self._timeouts.discard(sender)
 

@@ -24,10 +24,9 @@ from twinbus.pairing.call_arguments import IdentifiedBatch, check_cancel, check_
 from twinbus.pairing.call_errors import closed_error
 from twinbus.pairing.decide import send_flow
 from twinbus.pairing.decide.failover import SendRoute
-from twinbus.pairing.decide.send_flow import CallPrimary, DivertTo, FailedOverMeanwhileError, SendStep, SendSteps
-from twinbus.pairing.message_copies import BacklogCopies
+from twinbus.pairing.decide.send_flow import CallPrimary, DivertTo, FailedOverMeanwhileError, SendSteps
 from twinbus.pairing.pair_state import SenderSetup
-from twinbus.sdk import amqp_messages, empty_batch, supports_concurrent_sends
+from twinbus.sdk import empty_batch, supports_concurrent_sends
 
 T = TypeVar("T")
 Call = Callable[[ServiceBusSender], Coroutine[Any, Any, T]]
@@ -84,7 +83,7 @@ class PairedSender:
         send = self._recorder.aio_recorded(
             self._send_prefix, message, lambda sender: sender.send_messages(message, **kwargs)
         )
-        await self._call(send, lambda: send_flow.divert(self._context, self._copies(message), until), until)
+        await self._call(send, partial(send_flow.divert, self._context, message, until), until)
 
     async def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
         check_open(self._closed)
@@ -107,11 +106,8 @@ class PairedSender:
             message,
             lambda sender: sender.schedule_messages(message, schedule_time_utc, **kwargs),
         )
-        return await self._call(
-            schedule,
-            lambda: send_flow.schedule(self._context, self._copies(message, schedule_time_utc), until),
-            until,
-        )
+        backlog = partial(send_flow.schedule, self._context, message, schedule_time_utc, until)
+        return await self._call(schedule, backlog, until)
 
     async def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None, **kwargs: Any
@@ -125,7 +121,7 @@ class PairedSender:
             None,
             lambda sender: sender.cancel_scheduled_messages(numbers, **kwargs),
         )
-        await self._call(cancel, lambda: send_flow.cannot_cancel(numbers), until)
+        await self._call(cancel, partial(send_flow.cannot_cancel, numbers), until)
 
     async def close(self) -> None:
         """Refuse later calls. A call of another task may end first, if it takes less than a second (S13)."""
@@ -156,9 +152,6 @@ class PairedSender:
                 self._link.drop()
 
     # --- carrying out ----------------------------------------------------------------------------------------------
-
-    def _copies(self, message: Any, scheduled: datetime | None = None) -> BacklogCopies:
-        return BacklogCopies(amqp_messages(message), self._context.path, scheduled)
 
     async def _call(self, call: Call[T], backlog: Callable[[], SendSteps[T]], until: float | None) -> T:
         if asyncio.get_running_loop() is not self._timeouts.loop:
@@ -195,7 +188,11 @@ class PairedSender:
             step = next(steps)
             while True:
                 try:
-                    result = await self._do_step(step, call)
+                    if isinstance(step, DivertTo):
+                        await self._links[step.queue].send(step.diversion, step.seconds, self._destination)
+                        result = None
+                    else:
+                        result = await self._call_primary(call, time.monotonic() + step.seconds)
                 except Exception as error:
                     if self._closed and isinstance(step, CallPrimary):
                         raise closed_error() from error
@@ -206,15 +203,6 @@ class PairedSender:
             return end.value  # type: ignore[no-any-return] # typeshed: the value of any generator
         finally:
             steps.close()
-
-    async def _do_step(self, step: SendStep, call: Call[Any]) -> Any:
-        match step:
-            case CallPrimary(seconds):
-                return await self._call_primary(call, time.monotonic() + seconds)
-            case DivertTo(queue, BacklogCopies() as copies, seconds):
-                return await self._links[queue].send(copies, seconds, self._destination)
-            case _:
-                raise AssertionError(step)
 
     async def _call_primary(self, call: Call[T], end: float) -> T:
         """Call the primary, with retries, until `end`."""

@@ -1,6 +1,6 @@
-"""Decide which backlog queues senders may use now: which is picked, which leaves, which returns (S6, P7).
+"""Decide which backlog queues senders may use now: which leaves, which returns (S6, P7).
 
-All senders of a pair share one `Rotation`. A sender stays on its queue. A queue that fails leaves for the `probation`
+All senders of a pair share one `Rotation`. A queue that fails leaves for the `probation`
 time and then returns; a queue that was never found or created stays out until it is found.
 
 This module is pure. Sending, timers and the random number belong to the driver. Times are seconds on a monotonic clock.
@@ -47,14 +47,6 @@ class Rotation:
     def causes(self) -> tuple[QueueCause, ...]:
         """Why the other queues are absent, for BacklogUnavailableError."""
         return tuple(absence.cause for absence in self.absent)
-
-
-def choose(rotation: Rotation, current: str | None, chance: float) -> str | None:
-    """Return the queue for a sender that was on `current`: the same if it is usable. None if no queue is usable."""
-    usable = rotation.usable
-    if current in usable:
-        return current
-    return usable[int(chance * len(usable))] if usable else None
 
 
 # --- events: what happened -------------------------------------------------------------------------------------------

@@ -9,21 +9,23 @@ the result back in, or throws the error in:
        v
     divert(), schedule(), cannot_cancel(), …           what this call does instead
        |
-       +--- DivertTo(queue, copies, seconds) -------->  one transfer to one backlog queue
+       +--- DivertTo(queue, diversion, seconds) ----->  one transfer to one backlog queue
 
-`divert` repeats `DivertTo` until every copy is accepted. A queue that fails is reported to the rotation. Then the call
-tries another queue, each at most once, while time is left (S6).
+`divert` repeats `DivertTo` until every message is accepted. A queue that fails is reported to the rotation. Then the
+call tries another queue, each at most once, while time is left (S6).
 
 The drivers do not use `call` for the usual send. They call the primary directly and start this generator only if that
 fails, with `failed` set, or if the entity is not on the primary.
 
-This module is pure. Time, chance, ids and the SDK's error types come with the `SendContext`. Copies of messages come as
-`DivertedCopies`; the link to a backlog queue fits them to its own limits.
+This module is pure. Time, chance, ids and the SDK's error types come with the `SendContext`. Messages are opaque here:
+the link to a backlog queue makes the copies that fit its limits, and puts them into the `Diversion`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from twinbus.backlog import FailureKind, failure_kind
@@ -38,7 +40,7 @@ from twinbus.pairing.decide.failover import (
     SendRoute,
     SendToBacklog,
 )
-from twinbus.pairing.decide.rotation import Rotation, choose
+from twinbus.pairing.decide.rotation import Rotation
 from twinbus.pairing.errors import (
     BacklogUnavailableError,
     PartialSendError,
@@ -62,14 +64,49 @@ class CallPrimary(NamedTuple):
     seconds: float
 
 
+class Transfer(NamedTuple):
+    """One payload for a backlog queue. `positions` are those of its messages in the call."""
+
+    payload: Any
+    positions: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Diversion:
+    """The messages of one call on their way to the backlog, in one or more transfers.
+
+    `message` is what the application gave to send; `scheduled` replaces the messages' own scheduled time. The first
+    link that sends it sets `ids`, of all messages, and `transfers`. Another link sends the same transfers: all backlog
+    queues of a pair have the same limits. `accepted` counts the transfers that a queue accepted.
+    """
+
+    message: Any
+    path: str
+    scheduled: datetime | None
+    ids: tuple[object, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    accepted: int = 0
+
+    def accept_transfer(self) -> tuple[int, bool]:
+        """Mark the current transfer as accepted. Returns its number of messages, and whether it was the last."""
+        self.accepted += 1
+        return len(self.transfers[self.accepted - 1].positions), self.accepted == len(self.transfers)
+
+    def split_ids(self) -> tuple[list[object], list[object]]:
+        """Return the ids of the accepted messages, and of the others, each in the order of the call."""
+        accepted = {position for transfer in self.transfers[: self.accepted] for position in transfer.positions}
+        ids = list(enumerate(self.ids))
+        return [one for at, one in ids if at in accepted], [one for at, one in ids if at not in accepted]
+
+
 class DivertTo(NamedTuple):
-    """Send the next transfer of `copies` to `queue`.
+    """Send the current transfer of a diversion to `queue`.
 
     `seconds` is all the time that the call has left (S6). Waiting for a turn, opening the link and sending share it.
     """
 
     queue: str
-    copies: DivertedCopies
+    diversion: Diversion
     seconds: float
 
 
@@ -86,23 +123,6 @@ class FailedOverMeanwhileError(Exception):
 
 
 # --- what a call needs from outside ----------------------------------------------------------------------------------
-
-
-class DivertedCopies(Protocol):
-    """The copies of one call's messages for the backlog, in one or more transfers."""
-
-    @property
-    def done(self) -> bool:
-        """Whether every copy was accepted."""
-
-    @property
-    def ids(self) -> Sequence[object]: ...
-
-    def accept_transfer(self) -> int:
-        """Mark the current transfer as accepted by a queue. Returns its number of messages."""
-
-    def split_ids(self) -> tuple[Sequence[object], Sequence[object]]:
-        """Return the ids of the accepted messages, and of the others."""
 
 
 class FlowErrors(NamedTuple):
@@ -137,8 +157,6 @@ class FlowSide(Protocol):
 
     def refusal(self) -> Exception: ...
 
-    def refuse_unless_open(self) -> None: ...
-
 
 class FlowPublisher(Protocol):
     """The pair's metrics and telemetry (`events.EventPublisher`)."""
@@ -153,15 +171,14 @@ class FlowPair(Protocol):
     def primary(self) -> FlowSide: ...
 
     @property
-    def secondary(self) -> FlowSide: ...
-
-    @property
     def rotation(self) -> FlowRotation: ...
 
     @property
     def events(self) -> FlowPublisher: ...
 
     def notice_closed_clients(self) -> None: ...
+
+    def refuse_unless_open(self) -> None: ...
 
     def backlog_answered(self, queue: str, error: Exception | None = None) -> None: ...
 
@@ -216,20 +233,21 @@ class SendContext:
         A queue of `failed` is not picked again, also if it returned to the rotation meanwhile. Raises the refusal of a
         side that is not open, or BacklogUnavailableError.
         """
-        pair = self.pair
-        pair.notice_closed_clients()
-        pair.primary.refuse_unless_open()
-        pair.secondary.refuse_unless_open()
-        rotation = pair.rotation.rotation
-        picked = choose(rotation, self.queue, self.chance())
-        if picked in failed:
-            others = [queue for queue in rotation.usable if queue not in failed]
-            picked = others[int(self.chance() * len(others))] if others else None
+        rotation = self.pair.rotation.rotation
+        picked = choose_queue([queue for queue in rotation.usable if queue not in failed], self.queue, self.chance())
+        self.pair.refuse_unless_open()
         if picked is None:
             causes = {**failed, **{cause.queue: cause for cause in rotation.causes}}
             raise BacklogUnavailableError(self.path, tuple(causes.values()))
         self.queue = picked
         return picked
+
+
+def choose_queue(usable: Sequence[str], current: str | None, chance: float) -> str | None:
+    """Return the queue for a sender that was on `current`: the same if it is usable. None if no queue is usable."""
+    if current in usable:
+        return current
+    return usable[int(chance * len(usable))] if usable else None
 
 
 # --- the primary, or else --------------------------------------------------------------------------------------------
@@ -330,29 +348,16 @@ def instead(make: Callable[[], T]) -> SendSteps[T]:
     return make()
 
 
-def divert(context: SendContext, copies: DivertedCopies, until: float | None) -> SendSteps[None]:
-    """Send the copies to the backlog, in as many transfers as they need, before the deadline (S6, S7, S9)."""
-    deadline = context.backlog_deadline(until)
-    failed: dict[str, QueueCause] = {}
-    while not copies.done:
-        started = context.now()
-        try:
-            queue = yield from _transfer(context, copies, deadline, failed)
-        except Exception as error:
-            accepted, others = copies.split_ids()
-            if accepted:
-                raise PartialSendError(accepted, others, error) from error
-            raise
-        context.pair.backlog_answered(queue)
-        messages = copies.accept_transfer()
-        context.shared.advance(BacklogAccepted(messages))
-        context.pair.events.diverted(context.path, queue, messages, context.now() - started)
+def divert(context: SendContext, message: Any, until: float | None) -> SendSteps[None]:
+    """Send copies of the messages to the backlog before the deadline (S6, S7, S9)."""
+    yield from _transfer_all(context, Diversion(message, context.path, None), until)
 
 
-def schedule(context: SendContext, copies: DivertedCopies, until: float | None) -> SendSteps[list[int]]:
+def schedule(context: SendContext, message: Any, scheduled: datetime, until: float | None) -> SendSteps[list[int]]:
     """Divert messages that wait in the backlog until the syphon schedules them on the primary (S10)."""
-    yield from divert(context, copies, until)
-    return [BacklogHandle.of(context.new_number(), message_id) for message_id in copies.ids]
+    diversion = Diversion(message, context.path, scheduled)
+    yield from _transfer_all(context, diversion, until)
+    return [BacklogHandle.of(context.new_number(), message_id) for message_id in diversion.ids]
 
 
 def cannot_cancel(numbers: Sequence[int]) -> SendSteps[None]:
@@ -380,8 +385,27 @@ class BacklogHandle(int):
         return f"BacklogHandle({int(self)})"
 
 
+def _transfer_all(context: SendContext, diversion: Diversion, until: float | None) -> SendSteps[None]:
+    deadline = context.backlog_deadline(until)
+    failed: dict[str, QueueCause] = {}
+    done = False
+    while not done:
+        started = context.now()
+        try:
+            queue = yield from _transfer(context, diversion, deadline, failed)
+        except Exception as error:
+            accepted, others = diversion.split_ids()
+            if accepted:
+                raise PartialSendError(accepted, others, error) from error
+            raise
+        context.pair.backlog_answered(queue)
+        messages, done = diversion.accept_transfer()
+        context.shared.advance(BacklogAccepted(messages))
+        context.pair.events.diverted(context.path, queue, messages, context.now() - started)
+
+
 def _transfer(
-    context: SendContext, copies: DivertedCopies, deadline: float, failed: dict[str, QueueCause]
+    context: SendContext, diversion: Diversion, deadline: float, failed: dict[str, QueueCause]
 ) -> SendSteps[str]:
     """Send one transfer to the sender's queue, or to others in turn, each once in a call (S6). Returns the queue."""
     while True:
@@ -390,7 +414,7 @@ def _transfer(
         if left <= 0:
             raise context.errors.timed_out("the call's time ended before the backlog had taken the message")
         try:
-            yield DivertTo(queue, copies, left)
+            yield DivertTo(queue, diversion, left)
         except QueueLeftMeanwhileError:
             continue
         except CallerError:

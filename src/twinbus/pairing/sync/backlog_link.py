@@ -6,23 +6,22 @@ time that it has left. The link makes the copies of a call's messages that fit i
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 from azure.servicebus import ServiceBusClient, ServiceBusSender
 
 from twinbus.ledger import Stage
 from twinbus.pairing.call_errors import NoTurnError
-from twinbus.pairing.decide.send_flow import QueueLeftMeanwhileError
-from twinbus.pairing.message_copies import BacklogCopies
+from twinbus.pairing.decide.send_flow import Diversion, QueueLeftMeanwhileError
+from twinbus.pairing.message_copies import next_payload
 from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.recording import OperationRecorder
 from twinbus.pairing.shared_state import SharedRotation
+from twinbus.pairing.sync.timeout_thread import Call
 from twinbus.pairing.sync.timeouts import ThreadTimeouts
-from twinbus.sdk import LinkLimits, is_open, link_limits, open_sync_link, retry_settings
+from twinbus.sdk import LinkLimits, link_limits, open_sync_link, retry_settings
 
 
 class BacklogLink:
@@ -49,29 +48,11 @@ class BacklogLink:
         self._closed = False
         self._limits: LinkLimits | None = None
 
-    def send(self, copies: BacklogCopies, seconds: float, destination: str) -> None:
-        """Send the next transfer of `copies`. `destination` is the `namespace/entity` on the primary.
+    def send(self, diversion: Diversion, seconds: float, destination: str) -> None:
+        """Send the next transfer of a diversion. `destination` is the `namespace/entity` on the primary.
 
         Raises QueueLeftMeanwhileError, NoTurnError, or the error of the SDK call.
         """
-        with self._turn_within(seconds) as until:
-            if self._limits is None:
-                self._call(open_sync_link, until)
-            assert self._limits is not None
-            payload = copies.next_payload(self._limits)
-            prefix = self._recorder.prefix(Stage.SEND_BACKLOG, self._queue, destination)
-            send = self._recorder.recorded(
-                prefix, payload, lambda sender, timeout: sender.send_messages(payload, timeout=timeout)
-            )
-            self._call(send, until)
-
-    def close(self) -> None:
-        self._closed = True
-        self._drop()
-
-    @contextlib.contextmanager
-    def _turn_within(self, seconds: float) -> Iterator[float]:
-        """Wait for the turn. Yields the call's deadline."""
         until = time.monotonic() + seconds
         if not self._turn.acquire(timeout=seconds):
             # A closed pair refuses the call with its own error (C3).
@@ -82,15 +63,35 @@ class BacklogLink:
                 raise QueueLeftMeanwhileError
             if time.monotonic() >= until:
                 raise NoTurnError(self._queue, seconds)
-            yield until
+            if self._sender is None or self._limits is None:
+                self._open(until)
+            self._send(diversion, until, destination)
         finally:
             self._turn.release()
 
-    def _call(self, call: Callable[[Any, float | None], None], until: float) -> None:
-        sender = self._sender
-        if sender is None:
-            made = self._side.remake(lambda: self._client.get_queue_sender(self._queue))
-            sender = self._sender = self._timeouts.prepare(made)
+    def close(self) -> None:
+        self._closed = True
+        self._drop()
+
+    def _open(self, until: float) -> None:
+        made = self._side.remake(lambda: self._client.get_queue_sender(self._queue))
+        sender = self._sender = self._timeouts.prepare(made)
+        self._call(sender, open_sync_link, until)
+        self._limits = link_limits(sender)
+
+    def _send(self, diversion: Diversion, until: float, destination: str) -> None:
+        sender, limits = self._sender, self._limits
+        if sender is None or limits is None:
+            # `close` dropped the sender meanwhile.
+            raise QueueLeftMeanwhileError
+        payload = next_payload(diversion, limits)
+        prefix = self._recorder.prefix(Stage.SEND_BACKLOG, self._queue, destination)
+        send = self._recorder.recorded(
+            prefix, payload, lambda link, timeout: link.send_messages(payload, timeout=timeout)
+        )
+        self._call(sender, send, until)
+
+    def _call(self, sender: ServiceBusSender, call: Call[None], until: float) -> None:
         seconds = min(until - time.monotonic(), self._timeouts.try_timeout)
         try:
             self._timeouts.call(sender, call, seconds, self._retries)
@@ -99,14 +100,12 @@ class BacklogLink:
             if self._closed and isinstance(error, Exception):
                 raise QueueLeftMeanwhileError from error
             raise
-        if is_open(sender):
-            self._limits = link_limits(sender)
         if self._closed:
-            # The link was opened while the pair closed.
+            # The link was opened, or the message sent, while the pair closed.
             self._timeouts.discard(sender)
 
     def _drop(self) -> None:
-        sender, self._sender = self._sender, None
+        sender, self._sender, self._limits = self._sender, None, None
         if sender is not None:
             self._timeouts.discard(sender)
 

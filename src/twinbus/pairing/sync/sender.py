@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from azure.servicebus import ServiceBusMessageBatch, ServiceBusSender
@@ -22,14 +23,13 @@ from twinbus.pairing.decide.send_flow import (
     CallPrimary,
     DivertTo,
     FailedOverMeanwhileError,
-    SendStep,
     SendSteps,
 )
-from twinbus.pairing.message_copies import BacklogCopies
 from twinbus.pairing.pair_state import SenderSetup
 from twinbus.pairing.sync.backlog_link import BacklogLinks
-from twinbus.pairing.sync.timeouts import Call, ThreadTimeouts
-from twinbus.sdk import amqp_messages, empty_batch, interrupt, is_open, keep_alive_of, open_sync_link
+from twinbus.pairing.sync.timeout_thread import Call
+from twinbus.pairing.sync.timeouts import ThreadTimeouts
+from twinbus.sdk import empty_batch, interrupt, is_open, keep_alive_of, open_sync_link
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class PairedSender:
             message,
             lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs),
         )
-        self._call(send, lambda: send_flow.divert(self._context, self._copies(message), until), until)
+        self._call(send, partial(send_flow.divert, self._context, message, until), until)
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
         check_open(self._closed)
@@ -106,11 +106,8 @@ class PairedSender:
             message,
             lambda sender, seconds: sender.schedule_messages(message, schedule_time_utc, timeout=seconds, **kwargs),
         )
-        return self._call(
-            schedule,
-            lambda: send_flow.schedule(self._context, self._copies(message, schedule_time_utc), until),
-            until,
-        )
+        backlog = partial(send_flow.schedule, self._context, message, schedule_time_utc, until)
+        return self._call(schedule, backlog, until)
 
     def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None, **kwargs: Any
@@ -124,7 +121,7 @@ class PairedSender:
             None,
             lambda sender, seconds: sender.cancel_scheduled_messages(numbers, timeout=seconds, **kwargs),
         )
-        self._call(cancel, lambda: send_flow.cannot_cancel(numbers), until)
+        self._call(cancel, partial(send_flow.cannot_cancel, numbers), until)
 
     def close(self) -> None:
         """Refuse later calls. A call of another thread may end first, if it takes less than a second (S13)."""
@@ -157,9 +154,6 @@ class PairedSender:
 
     # --- carrying out ----------------------------------------------------------------------------------------------
 
-    def _copies(self, message: Any, scheduled: datetime | None = None) -> BacklogCopies:
-        return BacklogCopies(amqp_messages(message), self._context.path, scheduled)
-
     def _call(self, call: Call[T], backlog: Callable[[], SendSteps[T]], until: float | None) -> T:
         entity = self._entity.entity
         failed: Exception | None = None
@@ -186,7 +180,12 @@ class PairedSender:
             step = next(steps)
             while True:
                 try:
-                    result = self._do_step(step, call, until)
+                    if isinstance(step, DivertTo):
+                        self._links[step.queue].send(step.diversion, step.seconds, self._destination)
+                        result = None
+                    else:
+                        # The seconds of the step are counted anew when this call has the turn.
+                        result = self._call_primary(call, until)
                 except Exception as error:
                     if self._closed and isinstance(step, CallPrimary):
                         raise closed_error() from error
@@ -197,16 +196,6 @@ class PairedSender:
             return end.value  # type: ignore[no-any-return] # typeshed: the value of any generator
         finally:
             steps.close()
-
-    def _do_step(self, step: SendStep, call: Call[Any], until: float | None) -> Any:
-        match step:
-            case CallPrimary():
-                # Its seconds are counted from when this call has the turn.
-                return self._call_primary(call, until)
-            case DivertTo(queue, BacklogCopies() as copies, seconds):
-                return self._links[queue].send(copies, seconds, self._destination)
-            case _:
-                raise AssertionError(step)
 
     def _call_primary(self, call: Call[T], until: float | None) -> T:
         cut_short = False

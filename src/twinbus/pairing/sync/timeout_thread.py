@@ -1,8 +1,8 @@
 """The one thread of a sync pair that watches the clock: deadlines of calls (S12), and timers (S3).
 
-A call that ends in time takes no lock and does not wake the thread: `begin` adds it to a set, `end` removes it. The
-thread sleeps until the earliest time that it knows. All deadlines of a pair are equally long, so a new call hardly ever
-has to wake it.
+A call that ends in time takes no lock and does not wake the thread: `run` adds it to a set, and removes it at the end.
+The thread sleeps until the earliest time that it knows. All deadlines of a pair are equally long, so a new call hardly
+ever has to wake it.
 
 The thread itself runs nothing that may block: workers run what is due.
 """
@@ -14,9 +14,13 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from twinbus.sdk import interrupt_at_deadline
+from twinbus.sdk import interrupt_at_deadline, timeout_error
+
+T = TypeVar("T")
+Call = Callable[[Any, float | None], T]
+"""An SDK call on a handler. The timeout is None on an open link: our deadline holds there, the SDK's costs 10 µs."""
 
 # The SDK may open another socket while one is shut down: until its call ends, each is shut down in turn.
 _AGAIN_SECONDS: Final = 0.1
@@ -67,21 +71,23 @@ class TimeoutThread:
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
-    def begin(self, handler: Any, at: float) -> TimedCall:
-        """Watch a call that starts now: interrupt its handler at `at`. `end` must follow."""
-        call = TimedCall(handler, at)
-        self._calls.add(call)
-        if at < self._wakes_at:
-            try:
-                self._wake()
-            except BaseException:
-                # No thread could be started, so nobody would interrupt the call.
-                self._calls.discard(call)
-                raise
-        return call
+    def run(self, handler: Any, call: Call[T], at: float) -> T:
+        """Run an SDK call in the caller's thread, on an open link. Interrupt its handler at the time `at`.
 
-    def end(self, call: TimedCall) -> None:
-        self._calls.discard(call)
+        Raises OperationTimeoutError if the call was interrupted, and RuntimeError if no thread can watch it.
+        """
+        timed = TimedCall(handler, at)
+        self._calls.add(timed)
+        try:
+            if at < self._wakes_at:
+                self._wake()
+            return call(handler, None)
+        except Exception as error:
+            if timed.expired:
+                raise timeout_error(handler, "not answered in time") from error
+            raise
+        finally:
+            self._calls.discard(timed)
 
     # --- timers ----------------------------------------------------------------------------------------------------
 
@@ -133,7 +139,7 @@ class TimeoutThread:
             with self._changed:
                 due = self._take_due_timers(time.monotonic())
                 if not due:
-                    # `begin` takes no lock. A call that it adds before the second line is counted there. A call that it
+                    # `run` takes no lock. A call that it adds before the second line is counted there. A call that it
                     # adds after the first line compares itself with infinity, and wakes this thread.
                     self._wakes_at = math.inf
                     self._wakes_at = self._earliest()

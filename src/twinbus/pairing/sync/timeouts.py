@@ -28,7 +28,7 @@ from twinbus.backlog import failure_kind
 from twinbus.pairing.decide.failover import SendRoute
 from twinbus.pairing.decide.send_flow import FailedOverMeanwhileError, pause_before_retry
 from twinbus.pairing.shared_state import SharedEntity
-from twinbus.pairing.sync.timeout_thread import TimeoutThread
+from twinbus.pairing.sync.timeout_thread import Call, TimeoutThread
 from twinbus.sdk import (
     RetrySettings,
     TokenIssuers,
@@ -45,8 +45,6 @@ from twinbus.sdk import (
 )
 
 T = TypeVar("T")
-Call = Callable[[Any, float | None], T]
-"""An SDK call on a handler. The timeout is None on an open link: our deadline holds there, the SDK's costs 10 µs."""
 
 _log = logging.getLogger("twinbus.pairing")
 
@@ -92,7 +90,7 @@ class ThreadTimeouts:
         pause: float | None = None
         if is_open(handler):
             try:
-                return self.run_until(until, handler, call)
+                return self.thread.run(handler, call, until)
             except Exception as error:
                 pause = _pause_before_retry(error, retries, 1, until)
                 if pause is None:
@@ -105,18 +103,6 @@ class ThreadTimeouts:
     def call_once(self, handler: Any, call: Call[T]) -> T:
         """Run `call` within try_timeout, without retries."""
         return self.call(handler, call, self.try_timeout, _NO_RETRIES)
-
-    def run_until(self, until: float, handler: Any, call: Call[T]) -> T:
-        """Run `call` in this thread. The handler's socket is shut at the deadline."""
-        timed = self.thread.begin(handler, until)
-        try:
-            return call(handler, None)
-        except Exception as error:
-            if timed.expired:
-                raise timeout_error(handler, "not answered in time") from error
-            raise
-        finally:
-            self.thread.end(timed)
 
     def discard(self, handler: Any) -> None:
         """Interrupt a handler at once. A worker closes what is left of it."""
@@ -148,7 +134,7 @@ class ThreadTimeouts:
         if keep_alive is not None:
             keep_alive.cancel()
         with contextlib.suppress(Exception):
-            self.run_until(time.monotonic() + _CLOSING_SECONDS, handler, lambda it, _: it.close())
+            self.thread.run(handler, lambda it, _: it.close(), time.monotonic() + _CLOSING_SECONDS)
         with contextlib.suppress(Exception):
             interrupt(handler)
 
@@ -206,7 +192,7 @@ class BackgroundCall:
         if self._entity is not None:
             self._entity.on_reroute.add(self._woken.set)
         try:
-            self._result = self._timeouts.run_until(self._until, self._handler, lambda _, __: self._try_and_retry())
+            self._result = self._timeouts.thread.run(self._handler, lambda _, __: self._try_and_retry(), self._until)
         except BaseException as error:
             self._error = error
         finally:
