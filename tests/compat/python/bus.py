@@ -66,10 +66,10 @@ class Bus:
     def connect_admin(self, connection_string: str | None = None, **options: Any) -> ServiceBusAdministrationClient:
         sdk = sync_management if self.flavour == "sync" else aio_management
         target = connection_string or self.connection_string
-        admin = sdk.ServiceBusAdministrationClient.from_connection_string(
-            target,
-            **{"connection_verify": str(self.namespace.ca), "retry_total": 0, "read_timeout": PATIENCE, **options},
-        )
+        defaults = {"connection_verify": str(self.namespace.ca), "retry_total": 0, "read_timeout": PATIENCE}
+        # A request would read the proxies from os.environ in its thread, while pytest changes a variable there.
+        defaults["use_env_settings"] = False
+        admin = sdk.ServiceBusAdministrationClient.from_connection_string(target, **{**defaults, **options})
         return cast(ServiceBusAdministrationClient, awaited(admin))
 
     def make_renewer(
