@@ -22,7 +22,7 @@ demo: $(STAMP) ## an outage, live: killed, diverted, brought home, accounted for
 
 # Most tests wait for sockets, timers or processes: more workers than cores.
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))
-PYTEST := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -q
+PYTEST := $(VENV)/bin/python -m pytest -n $(WORKERS) -q
 test: $(STAMP) node ## every proof once, in a few minutes: docs/testing.md
 	$(PYTEST) --tier quick
 

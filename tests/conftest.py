@@ -4,9 +4,11 @@ Profiles: `ci` repeats itself exactly, `explore` looks for something new (HYPOTH
 """
 
 import os
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it has no type hints
 
 from tests.tiers import VARIABLE, Tier, current_tier
 
@@ -25,18 +27,23 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[VARIABLE] = tier
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out thorough tests in the tier `quick`; give all tests with a Spark session to one worker, and start there.
-
-    One worker means one session: a second one costs a JVM and half a minute. Its tests start first because they take
-    longest. pytest-xdist reads the mark `xdist_group` with `--dist loadgroup`, in a hook that must run after this one.
-    """
+    """Leave out thorough tests in the tier `quick`."""
     if current_tier() is Tier.QUICK:
         thorough = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=thorough)
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
-    with_spark = {item for item in items if "spark" in getattr(item, "fixturenames", ())}
-    for item in with_spark:
-        item.add_marker(pytest.mark.xdist_group("spark"))
-    items.sort(key=lambda item: item not in with_spark)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return SparkOnOneWorker(config, log)
+
+
+class SparkOnOneWorker(LoadScopeScheduling):  # type: ignore[misc]  # as above
+    """Gives all tests with a Spark session to one worker, first of all; every other test to the next free worker.
+
+    One worker means one session: a second one costs a JVM and half a minute.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith(("tests/pipeline/", "tests/report/")) else nodeid
