@@ -286,9 +286,11 @@ async def _one_world(
                 await _compare_costs(server, random.Random(f"{seed}/{start}/costs"), tally)
             tally.rounds += 1
         await steady.check()
-        if len(server._site.connections) != 1:
-            raise FuzzError(f"{len(server._site.connections)} connections are left of inputs {numbers} of seed {seed}")
-    tally.operations += sum(map(_operations, server._site.meter.registry.collect()))
+        if len(server._context.connections) != 1:
+            raise FuzzError(
+                f"{len(server._context.connections)} connections are left of inputs {numbers} of seed {seed}"
+            )
+    tally.operations += sum(map(_operations, server._context.meter.registry.collect()))
     await server.stop()
 
 

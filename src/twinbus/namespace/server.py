@@ -83,7 +83,7 @@ class NamespaceServer:
         self.faults = Faults(SystemClock())
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._faults_timer: asyncio.TimerHandle | None = None
-        self._acceptor: Listener | None = None
+        self._listener: Listener | None = None
         self._ledger_meter: LedgerMeter | None = None
 
     @property
@@ -115,13 +115,13 @@ class NamespaceServer:
         listener = _listen(options)
         self.port = listener.getsockname()[1]
         try:
-            self._site = self._open()
+            self._context = self._open()
         except BaseException:
             listener.close()
             raise
         try:
             await self._create_entities()
-            self._acceptor = Listener(self._site, listener)
+            self._listener = Listener(self._context, listener)
         except BaseException:
             listener.close()
             await self.runtime.close()
@@ -132,9 +132,9 @@ class NamespaceServer:
 
     async def stop(self) -> None:
         """Stop accepting connections, answer pending requests, close every connection, bring all writes to disk."""
-        if self._acceptor is not None:
-            self._acceptor.close()
-        connections = self._site.connections
+        if self._listener is not None:
+            self._listener.close()
+        connections = self._context.connections
         for connection in list(connections):
             connection.stream.pause_reading("stopping")
         with suppress(TimeoutError):
@@ -172,10 +172,10 @@ class NamespaceServer:
     async def _connections_end(self) -> None:
         """Wait a moment for peers to answer the close, then abort the remaining connections."""
         for seconds in (_FAREWELL_SECONDS, None):
-            pending = [connection.gone for connection in self._site.connections]
+            pending = [connection.gone for connection in self._context.connections]
             if pending:
                 await asyncio.wait(pending, timeout=seconds)
-            for connection in list(self._site.connections):
+            for connection in list(self._context.connections):
                 connection.stream.abort()
 
     async def _create_entities(self) -> None:
@@ -208,9 +208,9 @@ class NamespaceServer:
     def _failed(self, error: Exception) -> None:
         """The store failed: abort every connection at once, because nothing unsaved may be acknowledged."""
         _log.critical("namespace ends: %s", error, extra={"namespace": self.options.name})
-        if self._acceptor is not None:
-            self._acceptor.close()
-        for connection in list(self._site.connections):
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._context.connections):
             connection.stream.abort()
         if not self.ended.done():
             self.ended.set_exception(error)
@@ -229,7 +229,7 @@ class NamespaceServer:
         loop.call_soon(self._notify_connections)
 
     def _notify_connections(self) -> None:
-        for connection in list(self._site.connections):
+        for connection in list(self._context.connections):
             connection.faults_changed()
 
 

@@ -44,7 +44,7 @@ Kind = TypeVar("Kind")
 
 def accepted_connections(server: NamespaceServer) -> list[AcceptedConnection]:
     """Return the open connections of a server, with their private parts."""
-    return [connection for connection in server._site.connections if isinstance(connection, AcceptedConnection)]
+    return [connection for connection in server._context.connections if isinstance(connection, AcceptedConnection)]
 
 
 class Peer(asyncio.Protocol):

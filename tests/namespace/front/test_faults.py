@@ -243,7 +243,7 @@ async def test_deliveries_into_a_black_hole_are_bounded_and_arrive_afterwards(
     await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED)
     fault = server.faults.set({"kind": "black-hole"})
     await asyncio.wait(sending, timeout=0.1)
-    assert max(connection.stream._held_bytes for connection in server._site.connections) < 16 * 1024 * 1024
+    assert max(connection.stream._held_bytes for connection in server._context.connections) < 16 * 1024 * 1024
     server.faults.clear(fault["id"])
     await asyncio.gather(*sending)
     assert len(await peer.received(link, 100)) == 100

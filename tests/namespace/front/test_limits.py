@@ -331,7 +331,7 @@ async def test_x1_memory_returns_to_zero_and_nothing_is_kept_alive_when_connecti
         for writer in writers:
             writer.transport.abort()
         del writers, writer
-        await until(lambda: not server._site.connections)
+        await until(lambda: not server._context.connections)
         assert (server.resources.held, server.resources.unauthenticated_held, server.resources.connections) == (0, 0, 0)
         await until(lambda: not any(reference() for reference in alive))
     finally:
@@ -346,7 +346,7 @@ async def test_x1_memory_of_a_client_with_a_token_returns_to_zero(server: Namesp
     await acting.send(sender, await acting.begin(), "a" * 20_000)
     assert server.resources.held - server.resources.unauthenticated_held > 20_000
     peer.close()
-    await until(lambda: not server._site.connections)
+    await until(lambda: not server._context.connections)
     assert (server.resources.held, server.resources.connections) == (0, 0)
 
 
