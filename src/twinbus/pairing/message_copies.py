@@ -21,7 +21,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpM
 
 from twinbus.backlog import DEFLATE, MessageFields, compress_body, divert
 from twinbus.pairing.decide.batch_split import split_batch
-from twinbus.pairing.decide.send_flow import Diversion, Transfer
+from twinbus.pairing.decide.send_flow import Diversion, DivertedTransfer
 from twinbus.pairing.errors import MessageTooLargeForBacklogError
 from twinbus.sdk import (
     LinkLimits,
@@ -50,13 +50,13 @@ Payload = ServiceBusMessage | ServiceBusMessageBatch
 
 FitToLink = Callable[
     [tuple[AmqpAnnotatedMessage, ...], str, LinkLimits, datetime | None],
-    tuple[Transfer, ...],
+    tuple[DivertedTransfer, ...],
 ]
 
 
 def fit_to_link(
     messages: tuple[AmqpAnnotatedMessage, ...], path: str, limits: LinkLimits, scheduled: datetime | None = None
-) -> tuple[Transfer, ...]:
+) -> tuple[DivertedTransfer, ...]:
     """Return copies of the messages for entity `path`, in as few transfers as a link with these limits takes.
 
     `scheduled` replaces the messages' own scheduled time. Raises MessageTooLargeForBacklogError or AliasInUseError if
@@ -64,11 +64,13 @@ def fit_to_link(
     """
     copies = [_fitted(message, path, limits.message, scheduled) for message in messages]
     if len(copies) == 1:
-        return (Transfer(outgoing_message(copies[0][0]), (0,)),)
+        return (DivertedTransfer(outgoing_message(copies[0][0]), (0,)),)
     parts = split_batch([size for _, size in copies], limits.batch, envelope=BATCH_ENVELOPE_BYTES)
     # A message that is too large for a batch, but not for the link, goes alone.
     groups = (*parts.groups, *((position,) for position in parts.oversized))
-    return tuple(Transfer(_payload([copies[position][0] for position in group], limits), group) for group in groups)
+    return tuple(
+        DivertedTransfer(_payload([copies[position][0] for position in group], limits), group) for group in groups
+    )
 
 
 def next_payload(diversion: Diversion, limits: LinkLimits, *, fit: FitToLink = fit_to_link) -> Payload:

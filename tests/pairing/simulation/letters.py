@@ -17,7 +17,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpM
 
 from twinbus.backlog import PATH_PROPERTY, AliasInUseError, MessageFields, restore
 from twinbus.pairing import message_copies
-from twinbus.pairing.decide.send_flow import Transfer
+from twinbus.pairing.decide.send_flow import DivertedTransfer
 from twinbus.pairing.errors import MessageTooLargeForBacklogError
 from twinbus.sdk import LinkLimits, amqp_messages
 from twinbus.values import Long, Timestamp
@@ -113,7 +113,7 @@ def contents(letters: Iterable[Letter]) -> list[object]:
 
 
 @cache
-def fit(raws: Raws, path: str, limits: LinkLimits, scheduled: datetime | None = None) -> tuple[Transfer, ...]:
+def fit(raws: Raws, path: str, limits: LinkLimits, scheduled: datetime | None = None) -> tuple[DivertedTransfer, ...]:
     """The product's, whose copies are looked at once: they lead back to the messages and where they were meant (S7)."""
     made = message_copies.fit_to_link(raws, path, limits, scheduled)
     milliseconds = None if scheduled is None else int(scheduled.timestamp() * 1000)

@@ -64,7 +64,7 @@ class CallPrimary(NamedTuple):
     seconds: float
 
 
-class Transfer(NamedTuple):
+class DivertedTransfer(NamedTuple):
     """One payload for a backlog queue. `positions` are those of its messages in the call."""
 
     payload: Any
@@ -84,7 +84,7 @@ class Diversion:
     path: str
     scheduled: datetime | None
     ids: tuple[object, ...] = ()
-    transfers: tuple[Transfer, ...] = ()
+    transfers: tuple[DivertedTransfer, ...] = ()
     accepted: int = 0
 
     def accept_transfer(self) -> tuple[int, bool]:
