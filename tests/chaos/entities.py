@@ -1,4 +1,4 @@
-"""The destinations of the chaos suite, the places where their messages are received, and the backlog queues."""
+"""The destinations of the chaos suite, where their messages are received, and the backlog queues."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A run: two namespaces, paired senders, syphons, and what a story does to them; then all is received and judged.
+"""One run: two namespaces, paired senders, syphons, and the outages of a plan; then receive everything and judge.
 
-What happens is in `story`, what must hold in `books`.
+`outage_plan` decides what happens. `message_accounts` decides what must hold.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Final, Self
 
 from typer.testing import CliRunner
 
-from tests.chaos import logs, sending, syphoning
-from tests.chaos.books import Books
-from tests.chaos.crew import Crew, Member, ended, forks, started
+from tests.chaos import event_log, sending, syphoning
 from tests.chaos.entities import DESTINATIONS, PRIMARY_CONFIG, QUEUES, SECONDARY_CONFIG
+from tests.chaos.message_accounts import MessageAccounts
+from tests.chaos.outage_plan import Outage, OutagePlan, Trouble
+from tests.chaos.processes import SyphonProcesses, SyphonSlot, ended, forks, started
 from tests.chaos.receiving import receive_all
 from tests.chaos.sending import Sending
-from tests.chaos.story import Outage, Story, Trouble
-from tests.chaos.syphoning import Fate, Syphoning
+from tests.chaos.syphoning import StopPoint, Syphoning
 from twinbus.cli.main import app
 from twinbus.ledger import balance, read_ledger
 from twinbus.testing import LocalNamespace
@@ -40,7 +40,7 @@ _SETTLE_SECONDS: Final = 1.3
 """After an outage: until a ping has brought the entities back, and some sends more."""
 
 
-class Ground:
+class ChaosNamespaces:
     """The two servers, for one run after the other. After one that failed they are made anew."""
 
     def __init__(self) -> None:
@@ -73,32 +73,32 @@ class Ground:
         self.used = False
 
 
-class Run:
-    """`Run(ground, story, folder).live()`; then `books` has what came of it."""
+class ChaosRun:
+    """`ChaosRun(ground, story, folder).live()`; then `books` has what came of it."""
 
-    def __init__(self, ground: Ground, story: Story, folder: Path, *, variant: str | None = None) -> None:
-        self.books = Books()
+    def __init__(self, ground: ChaosNamespaces, story: OutagePlan, folder: Path, *, variant: str | None = None) -> None:
+        self.books = MessageAccounts()
         self._ground = ground
         self._story = story
         self._folder = folder
         self._ledgers = folder / "ledger"
         self._variant = variant
         self._context = forks()
-        self._last = self._syphoning("drain", Fate(), drain=True)
+        self._last = self._syphoning("drain", StopPoint(), drain=True)
         self._senders = {
             name: Sending(*self._strings, self._ledgers, folder / f"{name}.sent", name, story.seed)
             for name in story.senders
         }
-        self._crew = Crew(
+        self._crew = SyphonProcesses(
             self._context,
-            [Member(f"syphon-{number}", self._syphoning, list(fates)) for number, fates in enumerate(story.fates)],
+            [SyphonSlot(f"syphon-{number}", self._syphoning, list(fates)) for number, fates in enumerate(story.fates)],
         )
 
     @property
     def _strings(self) -> tuple[str, str]:
         return self._ground.primary.connection_string, self._ground.secondary.connection_string
 
-    def _syphoning(self, name: str, fate: Fate, *, drain: bool = False) -> Syphoning:
+    def _syphoning(self, name: str, fate: StopPoint, *, drain: bool = False) -> Syphoning:
         return Syphoning(*self._strings, self._ledgers, self._folder / f"{name}.steps", fate, drain, self._variant)
 
     # --- what happens ------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Run:
     def _begun(self, senders: list[ForkServerProcess]) -> bool:
         assert all(process.exitcode is None for process in senders), "a sender ended before it was told to"
         return all(
-            {line[2] for line in logs.read(work.log) if line[0] == "safe"} >= set(DESTINATIONS)
+            {line[2] for line in event_log.read(work.log) if line[0] == "safe"} >= set(DESTINATIONS)
             for work in self._senders.values()
         )
 
@@ -212,7 +212,7 @@ class Run:
     def _look(self) -> None:
         books = self.books
         for work in self._senders.values():
-            for event, ids, destination, *_ in logs.read(work.log):
+            for event, ids, destination, *_ in event_log.read(work.log):
                 match event:
                     case "asked":
                         books.asked(destination, ids)
@@ -223,7 +223,7 @@ class Run:
         books.clients_ledger(entry for entry in read_ledger(self._ledgers))
         for life, code in [*((life.work, code) for life, code in self._crew.over), (self._last, 0)]:
             books.figures[f"syphons that ended with {code}"] += 1
-            books.life(((event, ids) for event, ids in logs.read(life.log)), killed=code == -signal.SIGKILL)
+            books.life(((event, ids) for event, ids in event_log.read(life.log)), killed=code == -signal.SIGKILL)
         asyncio.run(receive_all(books, *self._strings))
         books.judge()
         self._check_ledger()

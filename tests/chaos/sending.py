@@ -1,6 +1,6 @@
-"""Paired senders at full rate, in a process of their own: each message is told before it is sent and once it is safe.
+"""Paired senders at full rate, in a process of their own. Each message is logged before it is sent and once it is safe.
 
-What is not safe is the caller's to send again, under its id. Nothing is judged here.
+A message that is not safe is sent again under its id. Nothing is judged here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from azure.servicebus import ServiceBusMessage
 import twinbus
 import twinbus.aio
 from tests.chaos.entities import DESTINATIONS, NEWS, PRIMARY, QUEUES, SESSIONS, body_of, session_of
-from tests.chaos.logs import Log
+from tests.chaos.event_log import EventLog
 from twinbus import PartialSendError, SendAvailabilityOptions
 
 THREADS, TASKS = "threads", "tasks"
@@ -55,10 +55,10 @@ class Sending:
         )
 
 
-class Desk:
+class MessageSource:
     """What goes to one destination: `take`, send it, and `sent` or `failed`."""
 
-    def __init__(self, work: Sending, destination: str, log: Log) -> None:
+    def __init__(self, work: Sending, destination: str, log: EventLog) -> None:
         self.destination = destination
         self.is_topic = destination == NEWS
         self._rng = Random(f"{work.seed}-{work.name}-{destination}")
@@ -93,10 +93,10 @@ class Desk:
         return ServiceBusMessage(body_of(name), message_id=name, session_id=session)
 
 
-def desks(work: Sending) -> Sequence[Desk]:
+def message_sources(work: Sending) -> Sequence[MessageSource]:
     logging.basicConfig(filename=work.log.with_suffix(".log"), level=logging.ERROR)
-    log = Log(work.log)
-    return [Desk(work, destination, log) for destination in DESTINATIONS]
+    log = EventLog(work.log)
+    return [MessageSource(work, destination, log) for destination in DESTINATIONS]
 
 
 # --- threads ---------------------------------------------------------------------------------------------------------
@@ -107,14 +107,14 @@ def run_threads(work: Sending) -> None:
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     with twinbus.pair_connection_strings(work.primary, work.secondary, options=work.options) as pair:
-        threads = [threading.Thread(target=_send, args=(pair, desk, ended)) for desk in desks(work)]
+        threads = [threading.Thread(target=_send, args=(pair, desk, ended)) for desk in message_sources(work)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
 
-def _send(pair: twinbus.Pair, desk: Desk, ended: threading.Event) -> None:
+def _send(pair: twinbus.Pair, desk: MessageSource, ended: threading.Event) -> None:
     make = pair.get_topic_sender if desk.is_topic else pair.get_queue_sender
     with make(desk.destination) as sender:
         while not ended.is_set():
@@ -143,11 +143,11 @@ async def _run_tasks(work: Sending) -> None:
         twinbus.aio.pair_connection_strings(work.primary, work.secondary, options=work.options) as pair,
         asyncio.TaskGroup() as group,
     ):
-        for desk in desks(work):
+        for desk in message_sources(work):
             group.create_task(_send_aio(pair, desk, ended))
 
 
-async def _send_aio(pair: twinbus.aio.Pair, desk: Desk, ended: asyncio.Event) -> None:
+async def _send_aio(pair: twinbus.aio.Pair, desk: MessageSource, ended: asyncio.Event) -> None:
     make = pair.get_topic_sender if desk.is_topic else pair.get_queue_sender
     async with make(desk.destination) as sender:
         while not ended.is_set():

@@ -1,6 +1,7 @@
-"""A syphon in a process of its own, which tells every step of every message, and dies or freezes where its fate says.
+"""A syphon in a process of its own. It logs every step of every message, and dies or freezes at its stop point.
 
-It is the real one: it is watched through its transport and its `steps`. `WRONG` ones are those the books must find out.
+It is the product's syphon, observed through its transport and its `steps`. The `WRONG` variants have bugs that the
+accounts must find.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from tests.chaos.entities import PRIMARY, QUEUES, SECONDARY
-from tests.chaos.logs import Log
+from tests.chaos.event_log import EventLog
 from tests.syphon.fixed_queues import FixedQueues
 from twinbus.ledger import Ledger
 from twinbus.syphon import (
@@ -57,7 +58,7 @@ _UNDER_WAY_SECONDS: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class StopPoint:
     """The signal strikes at a place, when it is reached so many times; a place of None is never reached."""
 
     place: str | None = None
@@ -73,15 +74,15 @@ class Syphoning:
     secondary: str
     ledger: Path
     log: Path
-    fate: Fate = Fate()
+    fate: StopPoint = StopPoint()
     drain: bool = False
     variant: str | None = None
 
 
-class Watch:
+class StepLog:
     """Tells, and strikes."""
 
-    def __init__(self, log: Log, fate: Fate) -> None:
+    def __init__(self, log: EventLog, fate: StopPoint) -> None:
         self._log = log
         self._fate = fate
         self._left = fate.times
@@ -109,7 +110,7 @@ class Watch:
 
 
 class WatchedTransport:
-    def __init__(self, inner: Transport, watch: Watch) -> None:
+    def __init__(self, inner: Transport, watch: StepLog) -> None:
         self._inner = inner
         self._watch = watch
 
@@ -127,7 +128,7 @@ class WatchedTransport:
 
 
 class WatchedDestination:
-    def __init__(self, inner: Destination, watch: Watch) -> None:
+    def __init__(self, inner: Destination, watch: StepLog) -> None:
         self._inner = inner
         self._watch = watch
 
@@ -152,7 +153,7 @@ class WatchedDestination:
 
 
 class WatchedBacklog:
-    def __init__(self, inner: Backlog, watch: Watch) -> None:
+    def __init__(self, inner: Backlog, watch: StepLog) -> None:
         self._inner = inner
         self._watch = watch
 
@@ -252,7 +253,7 @@ def run(work: Syphoning) -> None:
 
 
 async def _run(work: Syphoning) -> None:
-    watch = Watch(Log(work.log), work.fate)
+    watch = StepLog(EventLog(work.log), work.fate)
     native = NativeTransport(work.primary, work.secondary, try_timeout=TRY_SECONDS)
     options = SyphonOptions(drain=work.drain, window=1000, retry_policy=RetryPolicy(first_pause=0.2, longest_pause=0.5))
     with Ledger(work.ledger, "syphon") as ledger:

@@ -1,6 +1,6 @@
-"""S4 to S6, Y1, Y3 to Y5 and the balance: whatever is killed, frozen or cut off, what was reported safe arrives.
+"""S4 to S6, Y1, Y3 to Y5 and the balance: whatever is killed, frozen or cut off, messages reported safe arrive.
 
-A seed gives the same story again; how far each process is when it is struck is the machine's.
+A seed gives the same plan again. How far each process is when it is stopped depends on the machine.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.conftest import SEEDS
-from tests.chaos.run import Ground, Run
+from tests.chaos.outage_plan import Outage, OutagePlan, Trouble, outage_plan
+from tests.chaos.run import ChaosNamespaces, ChaosRun
 from tests.chaos.sending import TASKS, THREADS
-from tests.chaos.story import Outage, Story, Trouble, story
 from tests.chaos.syphoning import FATAL
 
 # A machine that is busy otherwise takes its time.
@@ -23,24 +23,24 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def ground() -> Iterator[Ground]:
-    with Ground() as found:
+def ground() -> Iterator[ChaosNamespaces]:
+    with ChaosNamespaces() as found:
         yield found
 
 
-def lived(ground: Ground, told: Story, folder: Path, variant: str | None = None) -> Run:
+def lived(ground: ChaosNamespaces, told: OutagePlan, folder: Path, variant: str | None = None) -> ChaosRun:
     print(f"{told.text}; again with: make chaos SEEDS=1 START={told.seed}")
     with ground.clean():
-        run = Run(ground, told, folder, variant=variant)
+        run = ChaosRun(ground, told, folder, variant=variant)
         run.live()
     print(dict(sorted(run.books.figures.items())))
     return run
 
 
 def test_nothing_reported_safe_is_lost_and_every_further_copy_is_explained(
-    ground: Ground, tmp_path: Path, seed: int
+    ground: ChaosNamespaces, tmp_path: Path, seed: int
 ) -> None:
-    told = story(seed)
+    told = outage_plan(seed)
     books = lived(ground, told, tmp_path).books
     assert not books.wrong, "\n".join([f"{len(books.wrong)} wrong", *books.wrong[:20]])
     # What was to be met was met: every life with a fate was struck, and there was something to bring home.
@@ -51,7 +51,7 @@ def test_nothing_reported_safe_is_lost_and_every_further_copy_is_explained(
 
 @pytest.mark.thorough
 def test_the_seeds_meet_every_outage_every_trouble_and_every_place() -> None:
-    stories = [story(seed) for seed in range(SEEDS)]
+    stories = [outage_plan(seed) for seed in range(SEEDS)]
     assert {one.outage for one in stories} == set(Outage)
     assert {one.trouble for one in stories} == set(Trouble)
     fates = [fate for one in stories for lives in one.fates for fate in lives]
@@ -61,18 +61,18 @@ def test_the_seeds_meet_every_outage_every_trouble_and_every_place() -> None:
     assert {one.senders for one in stories} == {(THREADS,), (TASKS,), (THREADS, TASKS)}
 
 
-BUSY = Story(-1, Outage.KILL, 1.0, Trouble.PRIMARY_BUSY, (THREADS,), ((),), struck=False)
+BUSY = OutagePlan(-1, Outage.KILL, 1.0, Trouble.PRIMARY_BUSY, (THREADS,), ((),), struck=False)
 
 
 @pytest.mark.thorough
-def test_a_syphon_that_completes_before_it_sends_is_found_out(ground: Ground, tmp_path: Path) -> None:
+def test_a_syphon_that_completes_before_it_sends_is_found_out(ground: ChaosNamespaces, tmp_path: Path) -> None:
     books = lived(ground, BUSY, tmp_path, "completes first").books
     assert books.lost
     assert any(line.startswith("ledger: ") and line.endswith(" is lost") for line in books.wrong)
 
 
 @pytest.mark.thorough
-def test_a_syphon_that_sends_twice_is_found_out(ground: Ground, tmp_path: Path) -> None:
+def test_a_syphon_that_sends_twice_is_found_out(ground: ChaosNamespaces, tmp_path: Path) -> None:
     books = lived(ground, replace(BUSY, trouble=Trouble.NONE), tmp_path, "sends twice").books
     assert any("received 2 times, sent 1 times" in line for line in books.wrong)
     assert any("nothing explains them" in line for line in books.wrong)

@@ -7,7 +7,7 @@ import sys
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.pairing.simulation.judge import ViolationError
+from tests.pairing.simulation.clause_model import ViolationError
 from tests.pairing.simulation.world import World
 
 CHUNK = 500

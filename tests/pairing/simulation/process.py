@@ -1,4 +1,4 @@
-"""A process that holds a pair: its cells, its sides and its senders, driven on the clock of a world."""
+"""A process that holds a pair: its shared state, its sides and its senders, driven by the clock of a world."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from random import Random
 from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
+from tests.pairing.simulation.call_messages import CallMessages
+from tests.pairing.simulation.call_oracle import CallKind, CallOracle, Sides
+from tests.pairing.simulation.clause_model import TRY_TIMEOUT, BacklogModel, EntityModel, Rules, ViolationError
+from tests.pairing.simulation.fake_entities import At, DeliveryCounts, Failure, FakeEntity
 from twinbus.backlog import Endpoint
 from twinbus.pairing import call_errors
 from twinbus.pairing.decide import failover
@@ -16,11 +20,7 @@ from twinbus.pairing.events import Notice
 from twinbus.pairing.pair_sides import Side, SideState
 from twinbus.pairing.shared_state import SharedEntity, SharedRotation
 
-from .judge import TRY_TIMEOUT, Belief, Rules, Shelf, ViolationError
-from .letters import Letter
-from .places import At, Failure, Place, Stock
-from .sending import Heard, Sending, Turn
-from .story import Sides, Story, What
+from .sending import QueueAnswered, SimulatedCall, Turn
 
 SENDERS = 2
 ENDPOINTS = {name: Endpoint.of(name, 5671) for name in ("primary", "secondary")}
@@ -36,7 +36,7 @@ class Sender(NamedTuple):
 class Timer:
     """In some worlds timers are late, and one that was taken back may fire all the same: a driver with threads."""
 
-    def __init__(self, process: Process, due: Callable[[], object]) -> None:
+    def __init__(self, process: SimulatedProcess, due: Callable[[], object]) -> None:
         self._process = process
         self._due = due
         self.token: object = None
@@ -64,7 +64,7 @@ class Timer:
             self._due()
 
 
-class Process:
+class SimulatedProcess:
     """To the product it is a pair (`send_flow.FlowPair`) and a driver (`shared_state.PairDriver`)."""
 
     def __init__(
@@ -73,8 +73,8 @@ class Process:
         chance: Random,
         now: Callable[[], float],
         at: At,
-        stock: Stock,
-        sides: tuple[dict[str, Place], dict[str, Place]],
+        stock: DeliveryCounts,
+        sides: tuple[dict[str, FakeEntity], dict[str, FakeEntity]],
     ) -> None:
         self.rules, self.chance, self.now, self.at, self.stock = rules, chance, now, at, stock
         self.events = self
@@ -82,10 +82,10 @@ class Process:
         self.primary, self.secondary = (Side(name, ENDPOINTS[name], self._side_changed) for name in ENDPOINTS)
         self.shut = {"primary": False, "secondary": False}
         self.alive = True
-        self.calls: set[Sending] = set()
+        self.calls: set[SimulatedCall] = set()
         self.links = {queue: Turn() for queue in self.backlog}
         self.opened: set[str] = set()
-        self.heard = Heard("", None, None)
+        self.heard = QueueAnswered("", None, None)
         self.answers = self.diversions = 0
         self.notices: list[Any] = []
         self._watch()
@@ -101,8 +101,8 @@ class Process:
             divert_while_unusable=not rules.raise_while_unusable,
         )
         chance = self.chance.random
-        self.beliefs = {path: Belief(rules) for path in self.primary_places}
-        self.shelf = Shelf(rules, tuple(self.backlog))
+        self.beliefs = {path: EntityModel(rules) for path in self.primary_places}
+        self.shelf = BacklogModel(rules, tuple(self.backlog))
         self.rotation = SharedRotation(tuple(self.backlog), rules.probation, self, now=now)
         self.cells = {path: SharedEntity(path, policy, self, now=now, chance=chance) for path in self.primary_places}
         for path, cell in self.cells.items():
@@ -127,18 +127,20 @@ class Process:
             errors=errors,
         )
 
-    def _timer_due(self, belief: Belief) -> None:
+    def _timer_due(self, belief: EntityModel) -> None:
         belief.timer(self.now())
 
     def _is_gone(self, side: Side) -> bool:
         return self.shut[side.name] or side.state is not SideState.OPEN
 
-    def send(self, what: What, path: str, letter: Letter, timeout: float | None, cancelled_at: int | None) -> Story:
+    def send(
+        self, what: CallKind, path: str, letter: CallMessages, timeout: float | None, cancelled_at: int | None
+    ) -> CallOracle:
         number = self.chance.randrange(SENDERS)
         until = None if timeout is None else self.now() + timeout
         belief, key = self.beliefs[path], f"{path} {number}"
-        story = Story(what, letter, path, key, belief, self.shelf, self._gone, self.stock, until)
-        sending = Sending(self, self.senders[path][number], story, cancelled_at)
+        story = CallOracle(what, letter, path, key, belief, self.shelf, self._gone, self.stock, until)
+        sending = SimulatedCall(self, self.senders[path][number], story, cancelled_at)
         self.calls.add(sending)
         sending.begin()
         return story

@@ -1,4 +1,4 @@
-"""One call of a sender, carried out as the drivers carry one out: `send_flow` says what to try, a place answers."""
+"""One call of a sender, carried out as the drivers do: `send_flow` decides the steps, a fake entity answers them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tests.pairing.simulation.call_messages import LIMITS, TOMORROW, SentTransfer, fit, transfer_of
+from tests.pairing.simulation.call_oracle import INSTEAD, NUMBERS, CallKind, CallOracle, no_turn
+from tests.pairing.simulation.clause_model import TRY_TIMEOUT, ViolationError
+from tests.pairing.simulation.fake_entities import OVERDUE, QUICK, Answer, Failure, FakeEntity, failure
 from twinbus.backlog import FailureKind
 from twinbus.errors import CallerError
 from twinbus.pairing.decide import send_flow
@@ -22,21 +26,16 @@ from twinbus.pairing.decide.send_flow import (
 )
 from twinbus.pairing.message_copies import next_payload
 
-from .judge import TRY_TIMEOUT, ViolationError
-from .letters import LIMITS, TOMORROW, Parcel, fit, parcel_of
-from .places import OVERDUE, QUICK, Answer, Failure, Place, failure
-from .story import INSTEAD, NUMBERS, Story, What, no_turn
-
 if TYPE_CHECKING:
-    from .process import Process, Sender
+    from .process import Sender, SimulatedProcess
 
 
-class Heard(NamedTuple):
+class QueueAnswered(NamedTuple):
     """What a backlog queue has just said to a call."""
 
     queue: str
     error: Exception | None
-    parcel: Parcel | None
+    parcel: SentTransfer | None
 
 
 class Turn:
@@ -61,8 +60,8 @@ class Turn:
         self._held = False
 
 
-class Sending:
-    def __init__(self, process: Process, sender: Sender, story: Story, cancelled_at: int | None) -> None:
+class SimulatedCall:
+    def __init__(self, process: SimulatedProcess, sender: Sender, story: CallOracle, cancelled_at: int | None) -> None:
         self._process = process
         self._sender = sender
         self._context = sender.context
@@ -91,15 +90,15 @@ class Sending:
     def _backlog(self) -> SendSteps[Any]:
         story = self.story
         match story.what:
-            case What.SEND:
+            case CallKind.SEND:
                 return send_flow.divert(self._context, list(story.letter.raws), story.until)
-            case What.SCHEDULE:
+            case CallKind.SCHEDULE:
                 return send_flow.schedule(self._context, list(story.letter.raws), TOMORROW, story.until)
-            case What.OPEN:
+            case CallKind.OPEN:
                 return send_flow.nothing()
-            case What.BATCH:
+            case CallKind.BATCH:
                 return send_flow.instead(lambda: INSTEAD)
-            case What.CANCEL:
+            case CallKind.CANCEL:
                 return send_flow.cannot_cancel(NUMBERS)
 
     def _carry_on(self, resume: Callable[[], SendStep]) -> None:
@@ -211,7 +210,11 @@ class Sending:
             return
         if story.belief.over or story.belief.closed:
             raise ViolationError(f"a call on the primary while {story.belief.mode}")
-        parcel = Parcel(story.letter.ids, story.letter.spoilt) if story.what in (What.SEND, What.SCHEDULE) else None
+        parcel = (
+            SentTransfer(story.letter.ids, story.letter.spoilt)
+            if story.what in (CallKind.SEND, CallKind.SCHEDULE)
+            else None
+        )
         # Counted anew: its turn may have come late.
         seconds = self._context.primary_seconds(story.until)
         self._attempt("primary", process.primary_places[story.path], parcel, seconds, self._primary_answered)
@@ -247,7 +250,7 @@ class Sending:
         process, story = self._process, self.story
         story.link_is_open()
         try:
-            parcel = parcel_of(next_payload(diversion, LIMITS, fit=fit))
+            parcel = transfer_of(next_payload(diversion, LIMITS, fit=fit))
         except CallerError as error:
             self._leave_turn()
             self._threw(error)
@@ -263,7 +266,9 @@ class Sending:
         left = max(end - process.now(), 0.0)
         self._attempt("secondary", process.backlog[queue], parcel, min(TRY_TIMEOUT, left), answered)
 
-    def _attempt(self, side: str, place: Place, parcel: Parcel | None, seconds: float, answered: Answer) -> None:
+    def _attempt(
+        self, side: str, place: FakeEntity, parcel: SentTransfer | None, seconds: float, answered: Answer
+    ) -> None:
         process, token = self._process, self._trying
 
         def answer(found: Failure | None) -> None:
@@ -290,14 +295,14 @@ class Sending:
         else:
             self._got(self.story.result)
 
-    def _took(self, queue: str, parcel: Parcel) -> None:
+    def _took(self, queue: str, parcel: SentTransfer) -> None:
         self._leave_turn()
         self.story.queue_took(parcel, self._process.now())
-        self._process.heard = Heard(queue, None, parcel)
+        self._process.heard = QueueAnswered(queue, None, parcel)
         self._got(None)
 
     def _failed(self, queue: str, found: Failure) -> None:
         self._leave_turn()
         self.story.queue_failed(queue, found, self._process.now())
-        self._process.heard = Heard(queue, found.error, None)
+        self._process.heard = QueueAnswered(queue, found.error, None)
         self._threw(found.error)

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.pairing.simulation.call_messages import LETTERS, contents
+from tests.pairing.simulation.fake_entities import KINDS, failure
 from tests.tiers import budget
 from twinbus.backlog import failure_kind
 
-from .letters import LETTERS, contents
-from .places import KINDS, failure
 from .world import World
 
 SEEDS = budget(2_000, 20_000, 100_000)

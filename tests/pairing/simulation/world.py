@@ -8,20 +8,20 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
+from tests.pairing.simulation.call_messages import LAST, LETTERS, CallMessages
+from tests.pairing.simulation.call_oracle import CallKind
+from tests.pairing.simulation.clause_model import FIRST_LIST, LONGEST_IN_BACKLOG, TRY_TIMEOUT, Rules, ViolationError
+from tests.pairing.simulation.fake_entities import FAULTS, DeliveryCounts, FakeEntity, Fault
 from twinbus.backlog import FailureKind
 from twinbus.pairing.decide.failover import EntityMode, FailoverEngaged
 
-from .judge import FIRST_LIST, LONGEST_IN_BACKLOG, TRY_TIMEOUT, Rules, ViolationError
-from .letters import LAST, LETTERS, Letter
-from .places import FAULTS, Fault, Place, Stock
-from .process import Process
-from .story import What
+from .process import SimulatedProcess
 
 HORIZON = 40.0
 LONGEST_CALL = LONGEST_IN_BACKLOG + 10 * TRY_TIMEOUT
-WHATS = (*(What.SEND,) * 16, What.SCHEDULE, What.SCHEDULE, What.OPEN, What.BATCH, What.CANCEL)
+WHATS = (*(CallKind.SEND,) * 16, CallKind.SCHEDULE, CallKind.SCHEDULE, CallKind.OPEN, CallKind.BATCH, CallKind.CANCEL)
 TIMEOUTS = (None, None, None, 0.03, 1.0, 6.0, 15.0)
-NOTHING = Letter((), ())
+NOTHING = CallMessages((), ())
 
 
 class World:
@@ -32,16 +32,16 @@ class World:
         self.time = 0.0
         self._numbers = count()
         self._coming: list[tuple[float, int, Callable[[], None]]] = []
-        self.stock = Stock()
+        self.stock = DeliveryCounts()
         self.last = list(LAST)
         first = chance.randrange(len(LETTERS))
         self.letters = [*LETTERS[first:], *LETTERS[:first]]
-        self.closed: list[Process] = []
+        self.closed: list[SimulatedProcess] = []
         self.rules = self._rules()
         entities = [f"q{index}" for index in range(chance.randint(1, 2))]
         queues = [f"b{index}" for index in range(chance.randint(1, 3))]
-        self.primary = {name: Place(name, chance, self.after, self.stock) for name in entities}
-        self.backlog = {name: Place(name, chance, self.after, self.stock) for name in queues}
+        self.primary = {name: FakeEntity(name, chance, self.after, self.stock) for name in entities}
+        self.backlog = {name: FakeEntity(name, chance, self.after, self.stock) for name in queues}
         self.processes = [self._process() for _ in range(chance.choice((1, 1, 1, 2)))]
         self._plan()
 
@@ -60,9 +60,9 @@ class World:
             lateness=chance.choice((0.0, 0.0, 0.2)),
         )
 
-    def _process(self) -> Process:
+    def _process(self) -> SimulatedProcess:
         sides = (self.primary, self.backlog)
-        return Process(self.rules, self.chance, lambda: self.time, self.after, self.stock, sides)
+        return SimulatedProcess(self.rules, self.chance, lambda: self.time, self.after, self.stock, sides)
 
     # --- what is going to happen -------------------------------------------------------------------------------------
 
@@ -85,20 +85,20 @@ class World:
         for _ in range(chance.choice((0, 1, 2))):
             self.after(chance.choice((0.0, chance.uniform(0, HORIZON))), self._force)
 
-    def _struck(self) -> list[Place]:
+    def _struck(self) -> list[FakeEntity]:
         """A whole namespace, or one entity or queue of it."""
         side = list(self.chance.choice((self.primary, self.backlog)).values())
         return side if self.chance.random() < 0.5 else [self.chance.choice(side)]
 
     @staticmethod
-    def _strike(places: list[Place], fault: Fault | None) -> None:
+    def _strike(places: list[FakeEntity], fault: Fault | None) -> None:
         for place in places:
             place.fault = fault
 
     def _send(self) -> None:
         chance = self.chance
         what = chance.choice(WHATS)
-        letter = self.letters.pop() if what in (What.SEND, What.SCHEDULE) else NOTHING
+        letter = self.letters.pop() if what in (CallKind.SEND, CallKind.SCHEDULE) else NOTHING
         cancelled_at = chance.choice((1, 2, 3, 4)) if chance.random() < 0.15 else None
         process = chance.choice((*self.processes, *self.closed))
         process.send(what, chance.choice(list(self.primary)), letter, chance.choice(TIMEOUTS), cancelled_at)
@@ -156,19 +156,19 @@ class World:
             self._check_told(process)
         self._check_stored()
 
-    def _check_settled(self, process: Process) -> None:
+    def _check_settled(self, process: SimulatedProcess) -> None:
         if process.rotation.rotation.usable != tuple(self.backlog):
             raise ViolationError("a backlog queue never came back")
         for path, place in self.primary.items():
             if process.cells[path].entity.mode is not EntityMode.HEALTHY:
                 raise ViolationError(f"{path} never came back")
-            process.send(What.SEND, path, last := self.last.pop(), None, None)
+            process.send(CallKind.SEND, path, last := self.last.pop(), None, None)
             self._live(self.time + TRY_TIMEOUT)
             if place.last is None or place.last.ids != last.ids or not self.stock.promised.issuperset(last.ids):
                 raise ViolationError(f"{path} is healthy, but does not get its messages")
 
     @staticmethod
-    def _check_told(process: Process) -> None:
+    def _check_told(process: SimulatedProcess) -> None:
         engaged = sum(isinstance(notice, FailoverEngaged) for notice in process.notices)
         if engaged != sum(belief.failovers for belief in process.beliefs.values()):
             raise ViolationError("a failover was told twice, or not at all")

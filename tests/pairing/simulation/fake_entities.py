@@ -1,4 +1,4 @@
-"""Where messages can be: entities of the primary and backlog queues, which fail in every way a service fails."""
+"""Entities of the primary and backlog queues that fail in every way in which a service can fail."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from azure.servicebus.exceptions import (
     ServiceBusServerBusyError,
 )
 
+from tests.pairing.simulation.call_messages import SentTransfer
+from tests.pairing.simulation.clause_model import TRY_TIMEOUT
 from twinbus.backlog import FailureKind
-
-from .judge import TRY_TIMEOUT
-from .letters import Parcel
 
 QUICK = 0.01
 OVERDUE = 1e-6
@@ -86,7 +85,7 @@ FAULTS = tuple(Fault)
 
 
 @dataclass(slots=True)
-class Stock:
+class DeliveryCounts:
     """What became of messages, by their ids, in one world."""
 
     stored: Counter[str] = field(default_factory=Counter)
@@ -99,15 +98,15 @@ class Stock:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class FakeEntity:
     name: str
     chance: Random
     at: At
-    stock: Stock
+    stock: DeliveryCounts
     fault: Fault | None = None
-    last: Parcel | None = None
+    last: SentTransfer | None = None
 
-    def attempt(self, parcel: Parcel | None, seconds: float, answer: Answer) -> None:
+    def attempt(self, parcel: SentTransfer | None, seconds: float, answer: Answer) -> None:
         """One attempt with a deadline (S12): one answer comes, and none after that. No parcel: a ping, or opening."""
         fault = self.fault
         if parcel is not None and parcel.spoilt:
@@ -127,21 +126,21 @@ class Place:
             else:
                 self._fail(wait, K.INTERNAL if fault is Fault.FLICKER else FailureKind(fault.value), answer)
 
-    def _take(self, wait: float, parcel: Parcel | None, seconds: float, answer: Answer) -> None:
+    def _take(self, wait: float, parcel: SentTransfer | None, seconds: float, answer: Answer) -> None:
         if wait < seconds:
             self.at(wait, lambda: self._taken(parcel, answer))
         else:
             self._fail(seconds + OVERDUE, K.TIMEOUT, answer)
             self.at(wait, lambda: self._store(parcel, doubtful=True))
 
-    def _taken(self, parcel: Parcel | None, answer: Answer) -> None:
+    def _taken(self, parcel: SentTransfer | None, answer: Answer) -> None:
         self._store(parcel)
         answer(None)
 
     def _fail(self, wait: float, kind: FailureKind, answer: Answer) -> None:
         self.at(wait, lambda: answer(failure(kind)))
 
-    def _store(self, parcel: Parcel | None, *, doubtful: bool = False) -> None:
+    def _store(self, parcel: SentTransfer | None, *, doubtful: bool = False) -> None:
         if parcel is not None:
             self.last = parcel
             self.stock.stored.update(parcel.ids)

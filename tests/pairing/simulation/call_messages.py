@@ -1,6 +1,7 @@
-"""What callers send: messages of the SDK and, by the product's own `fit`, their copies for the backlog.
+"""The messages that simulated callers send, and their copies for the backlog, made by the product's own `fit_to_link`.
 
-Encoding takes longer than all else in a world, so both are made once for all worlds: a letter is for one call of each.
+Encoding takes longer than everything else in a world, so both are made once for all worlds. Within one world a
+`CallMessages` is used by one call.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ from typing import Any, NamedTuple
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpMessageProperties
 
+from tests.pairing.simulation.clause_model import ViolationError
 from twinbus.backlog import PATH_PROPERTY, AliasInUseError, MessageFields, restore
 from twinbus.pairing import message_copies
 from twinbus.pairing.decide.send_flow import DivertedTransfer
 from twinbus.pairing.errors import MessageTooLargeForBacklogError
 from twinbus.sdk import LinkLimits, amqp_messages
 from twinbus.values import Long, Timestamp
-
-from .judge import ViolationError
 
 LIMITS = LinkLimits(message=3000, batch=2048, transport=PyamqpTransport)
 TOMORROW = datetime(2030, 1, 2, tzinfo=UTC)
@@ -31,7 +31,7 @@ _TYPES = {"LONG": Long, "TIMESTAMP": Timestamp}
 Raws = tuple[AmqpAnnotatedMessage, ...]
 
 
-class Letter(NamedTuple):
+class CallMessages(NamedTuple):
     """What one call is given. `spoilt`: no place takes it; `undivertible`: why no backlog queue does."""
 
     raws: Raws
@@ -40,7 +40,7 @@ class Letter(NamedTuple):
     undivertible: type[Exception] | None = None
 
 
-class Parcel(NamedTuple):
+class SentTransfer(NamedTuple):
     """What one transfer carries: to a backlog queue with the path it is meant for, to the primary with none."""
 
     ids: tuple[str, ...]
@@ -53,15 +53,17 @@ class Parcel(NamedTuple):
 SMALL, MIDDLING, WIDE, LARGE = 20, 600, 2300, 3200
 
 
-def _letters() -> Iterator[Letter]:
+def _letters() -> Iterator[CallMessages]:
     chance = Random(0)
     numbers = count()
 
-    def letter(*sizes: int, noise: bool = True, spoilt: bool = False, taken: bool = False, **known: Any) -> Letter:
+    def letter(
+        *sizes: int, noise: bool = True, spoilt: bool = False, taken: bool = False, **known: Any
+    ) -> CallMessages:
         ids = tuple(f"m{number}" for number in islice(numbers, len(sizes)))
         bodies = [chance.randbytes(size) if noise else bytes(size) for size in sizes]
         raws = tuple(_message(one, body, chance, taken=taken) for one, body in zip(ids, bodies, strict=True))
-        return Letter(raws, ids, spoilt, **known)
+        return CallMessages(raws, ids, spoilt, **known)
 
     yield from [letter(SMALL) for _ in range(4)]
     for _ in range(4):
@@ -94,7 +96,7 @@ def _message(identity: str, body: bytes, chance: Random, *, taken: bool) -> Amqp
     )
 
 
-def contents(letters: Iterable[Letter]) -> list[object]:
+def contents(letters: Iterable[CallMessages]) -> list[object]:
     """All that could be altered of them, by value."""
     return [
         (
@@ -126,10 +128,10 @@ def fit(raws: Raws, path: str, limits: LinkLimits, scheduled: datetime | None = 
 
 
 @cache
-def parcel_of(payload: message_copies.Payload) -> Parcel:
+def transfer_of(payload: message_copies.Payload) -> SentTransfer:
     copies = amqp_messages(payload)
     [path] = {restore(_sendable(raw)).path for raw in copies}
-    return Parcel(tuple(str(message_copies.id_of(raw)) for raw in copies), path=path)
+    return SentTransfer(tuple(str(message_copies.id_of(raw)) for raw in copies), path=path)
 
 
 def _sendable(raw: AmqpAnnotatedMessage, scheduled: int | None = None) -> MessageFields:

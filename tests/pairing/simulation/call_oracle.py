@@ -1,4 +1,4 @@
-"""What must become of one call, worked out from the clauses and from what happened to it, without `send_flow`."""
+"""What the clauses demand of one call, computed from what happened to it, without `send_flow`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from typing import Any, NamedTuple
 
 from azure.servicebus.exceptions import MessagingEntityNotFoundError, OperationTimeoutError
 
+from tests.pairing.simulation.call_messages import CallMessages, SentTransfer
+from tests.pairing.simulation.clause_model import (
+    LONGEST_IN_BACKLOG,
+    REFUSED,
+    SLACK,
+    TRY_TIMEOUT,
+    BacklogModel,
+    EntityModel,
+    ViolationError,
+)
+from tests.pairing.simulation.fake_entities import DeliveryCounts, Failure
 from twinbus.backlog import FailureKind
 from twinbus.pairing.call_arguments import check_cancel
 from twinbus.pairing.call_errors import NoTurnError
@@ -21,12 +32,8 @@ from twinbus.pairing.errors import (
 )
 from twinbus.pairing.pair_sides import PairClosedError, PairFaultedError
 
-from .judge import LONGEST_IN_BACKLOG, REFUSED, SLACK, TRY_TIMEOUT, Belief, Shelf, ViolationError
-from .letters import Letter, Parcel
-from .places import Failure, Stock
 
-
-class What(Enum):
+class CallKind(Enum):
     """What is called."""
 
     SEND = "send_messages"
@@ -36,23 +43,23 @@ class What(Enum):
     CANCEL = "cancel_scheduled_messages"
 
 
-class On(Enum):
+class StepKind(Enum):
     PRIMARY = "on the primary"
     BACKLOG = "on a backlog queue"
     RETURN = "it returns"
     RAISE = "it raises"
 
 
-class Due(NamedTuple):
+class ExpectedStep(NamedTuple):
     """What comes next. Of an error: itself, its type, or the side whose state it tells."""
 
-    on: On
+    on: StepKind
     error: Exception | type[Exception] | str | None = None
     queues: tuple[str, ...] = ()
     value: object = None
 
 
-NOTHING = Due(On.RETURN)
+NOTHING = ExpectedStep(StepKind.RETURN)
 INSTEAD, HANDLES = "a batch, though nobody was asked", "handles"
 NUMBERS = (4, 5)
 """Sequence numbers of the primary that somebody cancels."""
@@ -66,19 +73,19 @@ class Sides(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Story:
-    what: What
-    letter: Letter
+class CallOracle:
+    what: CallKind
+    letter: CallMessages
     path: str
     sender: str
-    belief: Belief
-    shelf: Shelf
+    belief: EntityModel
+    shelf: BacklogModel
     sides: Sides
-    stock: Stock
+    stock: DeliveryCounts
     until: float | None
     end: float = 0.0
     """When its time in the backlog is over."""
-    due: Due = NOTHING
+    due: ExpectedStep = NOTHING
     failed: Exception | None = None
     """What it failed with on the primary before it was diverted."""
     opened: bool = False
@@ -93,31 +100,31 @@ class Story:
     def begins(self, now: float) -> None:
         """Or begins anew, its turn having come too late."""
         if self.belief.closed:
-            self.due = Due(On.RAISE, "primary")
+            self.due = ExpectedStep(StepKind.RAISE, "primary")
         elif self.belief.over:
             self._diverts(now)
         else:
-            self.due = Due(On.PRIMARY)
+            self.due = ExpectedStep(StepKind.PRIMARY)
 
     def primary_answered(self, failure: Failure | None, now: float) -> None:
         if failure is None:
             self.belief.sent()
-            self.due = Due(On.RETURN, value=self.result)
+            self.due = ExpectedStep(StepKind.RETURN, value=self.result)
         elif self.sides.primary():
-            self.due = Due(On.RAISE, "primary")
+            self.due = ExpectedStep(StepKind.RAISE, "primary")
         elif not self.belief.failed(failure.kind, now):
-            self.due = Due(On.RAISE, failure.error)
+            self.due = ExpectedStep(StepKind.RAISE, failure.error)
         else:
             self.failed = failure.error
             self._diverts(now)
 
     def _diverts(self, now: float) -> None:
         if self.belief.unusable and self.belief.rules.raise_while_unusable:
-            self.due = Due(On.RAISE, PrimaryUnusableError)
-        elif self.what in (What.OPEN, What.BATCH):
-            self.due = Due(On.RETURN, value=INSTEAD if self.what is What.BATCH else None)
-        elif self.what is What.CANCEL:
-            self.due = Due(On.RAISE, ScheduledInBacklogError)
+            self.due = ExpectedStep(StepKind.RAISE, PrimaryUnusableError)
+        elif self.what in (CallKind.OPEN, CallKind.BATCH):
+            self.due = ExpectedStep(StepKind.RETURN, value=INSTEAD if self.what is CallKind.BATCH else None)
+        elif self.what is CallKind.CANCEL:
+            self.due = ExpectedStep(StepKind.RAISE, ScheduledInBacklogError)
         else:
             self.end = now + LONGEST_IN_BACKLOG if self.until is None else self.until
             self.seeks(now)
@@ -125,48 +132,48 @@ class Story:
     def seeks(self, now: float) -> None:
         """A backlog queue, as at the beginning so after one that would not take it."""
         if self.sides.primary():
-            self.due = Due(On.RAISE, "primary")
+            self.due = ExpectedStep(StepKind.RAISE, "primary")
         elif self.sides.secondary():
-            self.due = Due(On.RAISE, "secondary")
+            self.due = ExpectedStep(StepKind.RAISE, "secondary")
         elif not (queues := self.shelf.choices(self.sender, self.tried)):
-            self.due = Due(On.RAISE, BacklogUnavailableError)
+            self.due = ExpectedStep(StepKind.RAISE, BacklogUnavailableError)
         elif now >= self.end:
-            self.due = Due(On.RAISE, OperationTimeoutError)
+            self.due = ExpectedStep(StepKind.RAISE, OperationTimeoutError)
         else:
-            self.due = Due(On.BACKLOG, None, queues)
+            self.due = ExpectedStep(StepKind.BACKLOG, None, queues)
 
     def link_is_open(self) -> None:
         """The link to a backlog queue is open, so copies can be made."""
         self.opened = True
         if self.letter.undivertible is not None:
-            self.due = Due(On.RAISE, self.letter.undivertible)
+            self.due = ExpectedStep(StepKind.RAISE, self.letter.undivertible)
 
-    def queue_took(self, parcel: Parcel, now: float) -> None:
+    def queue_took(self, parcel: SentTransfer, now: float) -> None:
         self.safe.update(parcel.ids)
         self.belief.diverted += len(parcel.ids)
         self.shelf.diverted += len(parcel.ids)
         self.shelf.answers += 1
         if len(self.safe) == len(self.letter.ids):
-            self.due = Due(On.RETURN, value=HANDLES if self.what is What.SCHEDULE else None)
+            self.due = ExpectedStep(StepKind.RETURN, value=HANDLES if self.what is CallKind.SCHEDULE else None)
         else:
             self.seeks(now)
 
     def queue_failed(self, queue: str, failure: Failure, now: float) -> None:
         over = now >= self.end
         if failure.kind is FailureKind.NO_TURN:
-            self.due = Due(On.RAISE, failure.error)
+            self.due = ExpectedStep(StepKind.RAISE, failure.error)
         elif over and failure.kind is FailureKind.TIMEOUT:
             # The call's own time was too short to tell (S6).
             self.shelf.places.pop(self.sender, None)
-            self.due = Due(On.RAISE, failure.error)
+            self.due = ExpectedStep(StepKind.RAISE, failure.error)
         else:
             self.shelf.answers += 1
             if not self.shelf.failed(queue, failure.kind, now):
-                self.due = Due(On.RAISE, failure.error)
+                self.due = ExpectedStep(StepKind.RAISE, failure.error)
                 return
             self.tried.add(queue)
             if over:
-                self.due = Due(On.RAISE, OperationTimeoutError)
+                self.due = ExpectedStep(StepKind.RAISE, OperationTimeoutError)
             else:
                 self.seeks(now)
 
@@ -175,15 +182,15 @@ class Story:
     def tries(self, step: SendStep, now: float) -> None:
         match step:
             case CallPrimary(seconds):
-                self._must(self.due.on is On.PRIMARY, step)
+                self._must(self.due.on is StepKind.PRIMARY, step)
                 self._must(abs(seconds - self._primary_seconds(now)) < SLACK, step)
             case DivertTo(queue, _, seconds):
-                self._must(self.due.on is On.BACKLOG and queue in self.due.queues, step)
+                self._must(self.due.on is StepKind.BACKLOG and queue in self.due.queues, step)
                 self._must(seconds > 0 and abs(now + seconds - self.end) < SLACK, step)
                 self.shelf.places[self.sender] = queue
                 self.diverting = True
 
-    def sends(self, parcel: Parcel) -> None:
+    def sends(self, parcel: SentTransfer) -> None:
         """Check what a link is about to send to a backlog queue."""
         self._must(self.opened and self.safe.isdisjoint(parcel.ids), parcel)
         self._must(set(parcel.ids) <= set(self.letter.ids) and parcel.path == self.path, parcel)
@@ -202,10 +209,10 @@ class Story:
         where = " in the backlog" if self.diverting else ""
         self.stock.endings[("returned" if error is None else type(error).__name__) + where] += 1
         if error is None:
-            self._must(self.due.on is On.RETURN, value)
+            self._must(self.due.on is StepKind.RETURN, value)
             self._returned(value)
             return
-        self._must(self.due.on is On.RAISE, error)
+        self._must(self.due.on is StepKind.RAISE, error)
         if self.failed is not None:
             self._must(self.failed in (error.__cause__, error.__context__), error)
         if self.safe:
@@ -244,16 +251,16 @@ class Story:
             self._must(len(set(value)) == len(value) and all(type(one) is BacklogHandle for one in value), value)
         else:
             self._must(value == self.due.value, value)
-        if self.what in (What.SEND, What.SCHEDULE):
+        if self.what in (CallKind.SEND, CallKind.SCHEDULE):
             self._promise(self.letter.ids)
 
     @property
     def result(self) -> object:
         """What the primary gives back."""
         match self.what:
-            case What.SCHEDULE:
+            case CallKind.SCHEDULE:
                 return list(range(1, len(self.letter.ids) + 1))
-            case What.BATCH:
+            case CallKind.BATCH:
                 return "a batch"
             case _:
                 return None

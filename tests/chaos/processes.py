@@ -1,6 +1,6 @@
-"""The processes of one run: senders, and syphons that die and are followed by others.
+"""The processes of one run: senders, and syphons that die and are replaced.
 
-They come from a server of forks that has everything imported: a life begins within milliseconds.
+They are forked from a server that has imported everything, so that a process starts within milliseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tests.chaos import syphoning
 from tests.chaos.entities import LOCK_SECONDS
-from tests.chaos.syphoning import Fate, Syphoning
+from tests.chaos.syphoning import StopPoint, Syphoning
 
 FROZEN_SECONDS: Final = LOCK_SECONDS + 0.5
 END_SECONDS: Final = 60.0
@@ -47,7 +47,7 @@ def ended(process: ForkServerProcess, seconds: float = END_SECONDS) -> int:
 
 
 @dataclass(slots=True)
-class Life:
+class SyphonLife:
     work: Syphoning
     process: ForkServerProcess
     frozen_at: float | None = None
@@ -63,22 +63,22 @@ class Life:
 
 
 @dataclass(slots=True)
-class Member:
+class SyphonSlot:
     """One of the syphons at work: its lives, one after the other, each with a fate until there are no more."""
 
     name: str
-    make: Callable[[str, Fate], Syphoning]
-    fates: list[Fate]
-    lives: list[Life] = field(default_factory=list)
+    make: Callable[[str, StopPoint], Syphoning]
+    fates: list[StopPoint]
+    lives: list[SyphonLife] = field(default_factory=list)
 
 
-class Crew:
+class SyphonProcesses:
     """`tend` it again and again: what died is followed by its next life, what froze is thawed after its locks ended."""
 
-    def __init__(self, context: ForkServerContext, members: list[Member]) -> None:
+    def __init__(self, context: ForkServerContext, members: list[SyphonSlot]) -> None:
         self._context = context
         self._members = members
-        self.over: list[tuple[Life, int]] = []
+        self.over: list[tuple[SyphonLife, int]] = []
         """Lives that ended, and their exit codes."""
 
     def start(self) -> None:
@@ -134,12 +134,12 @@ class Crew:
                 life.process.kill()
                 life.process.join()
 
-    def _next(self, member: Member) -> None:
-        fate = member.fates.pop(0) if member.fates else Fate()
+    def _next(self, member: SyphonSlot) -> None:
+        fate = member.fates.pop(0) if member.fates else StopPoint()
         work = member.make(f"{member.name}-{len(member.lives)}", fate)
-        member.lives.append(Life(work, started(self._context, syphoning.run, work)))
+        member.lives.append(SyphonLife(work, started(self._context, syphoning.run, work)))
 
     @staticmethod
-    def _signal(life: Life, number: signal.Signals) -> None:
+    def _signal(life: SyphonLife, number: signal.Signals) -> None:
         if life.process.exitcode is None and life.process.pid is not None:
             os.kill(life.process.pid, number)

@@ -1,4 +1,4 @@
-"""What must hold, worked out from what happened and from the clauses alone: no part of the product decides here."""
+"""The state that the clauses demand, computed from what happened, without any part of the product."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Rules:
 
 
 @dataclass(slots=True)
-class Belief:
+class EntityModel:
     """One entity of one pair, as the clauses would have it."""
 
     rules: Rules
@@ -119,7 +119,7 @@ class Belief:
 
 
 @dataclass(slots=True)
-class Shelf:
+class BacklogModel:
     """The backlog queues of one pair, as the clauses would have them."""
 
     rules: Rules

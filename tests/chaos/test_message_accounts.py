@@ -1,4 +1,4 @@
-"""The books find out every kind of failure they are kept for; a good history leaves nothing in `wrong`."""
+"""The accounts find every kind of failure that they are kept for, and find nothing in a good history."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
-from tests.chaos.books import Books
 from tests.chaos.entities import NEWS, PLACES, PLAIN, PRIMARY, WATCHFUL
+from tests.chaos.message_accounts import MessageAccounts
 from twinbus.ledger import OK, UNKNOWN, Entry, Operation, Stage, balance
 
 GONE_HOME = (("received", "a"), ("sending", "a"), ("confirmed", "a"), ("completed", "a"))
@@ -32,24 +32,26 @@ def operation(stage: Stage, result: str = OK, name: str = "a", destination: str 
     )
 
 
-def sent(books: Books, stage: Stage, result: str = OK, destination: str = PLAIN, *, safe: bool = True) -> None:
+def sent(
+    books: MessageAccounts, stage: Stage, result: str = OK, destination: str = PLAIN, *, safe: bool = True
+) -> None:
     books.asked(destination, ["a"])
     books.clients_ledger([operation(stage, result, destination=destination)])
     if safe:
         books.safe(["a"])
 
 
-def lived(books: Books, *told: tuple[str, str], killed: bool = False) -> None:
+def lived(books: MessageAccounts, *told: tuple[str, str], killed: bool = False) -> None:
     books.life([(event, [name]) for event, name in told], killed=killed)
 
 
-def received(books: Books, copies: int = 1, destination: str = PLAIN) -> None:
+def received(books: MessageAccounts, copies: int = 1, destination: str = PLAIN) -> None:
     for place in PLACES[destination]:
         for _ in range(copies):
             books.received(place, "a")
 
 
-def judged(books: Books, *entries: Entry) -> list[str]:
+def judged(books: MessageAccounts, *entries: Entry) -> list[str]:
     books.judge()
     if entries:
         books.judge_ledger(balance(entries))
@@ -57,14 +59,14 @@ def judged(books: Books, *entries: Entry) -> list[str]:
 
 
 def test_a_message_that_went_to_the_primary_is_well() -> None:
-    books = Books()
+    books = MessageAccounts()
     sent(books, Stage.SEND_PRIMARY, destination=NEWS)
     received(books, destination=NEWS)
     assert judged(books, operation(Stage.SEND_PRIMARY, destination=NEWS)) == []
 
 
 def test_a_message_that_was_brought_home_is_well() -> None:
-    books = Books()
+    books = MessageAccounts()
     sent(books, Stage.SEND_BACKLOG)
     lived(books, *GONE_HOME)
     received(books)
@@ -86,7 +88,7 @@ def test_a_message_that_was_brought_home_is_well() -> None:
 def test_a_further_copy_is_explained_by_what_was_never_finished(
     told: tuple[tuple[str, str], ...], killed: bool
 ) -> None:
-    books = Books()
+    books = MessageAccounts()
     sent(books, Stage.SEND_BACKLOG)
     lived(books, *told, killed=killed)
     lived(books, *GONE_HOME)
@@ -96,7 +98,7 @@ def test_a_further_copy_is_explained_by_what_was_never_finished(
 
 
 def test_a_further_copy_is_explained_by_a_send_that_was_not_acknowledged() -> None:
-    books = Books()
+    books = MessageAccounts()
     sent(books, Stage.SEND_PRIMARY, UNKNOWN, safe=False)
     sent(books, Stage.SEND_PRIMARY)
     received(books, 2)
@@ -106,99 +108,99 @@ def test_a_further_copy_is_explained_by_a_send_that_was_not_acknowledged() -> No
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
-def lost(books: Books) -> None:
+def lost(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_BACKLOG)
     lived(books, ("received", "a"), killed=True)
 
 
-def lost_at_one_subscription(books: Books) -> None:
+def lost_at_one_subscription(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_PRIMARY, destination=NEWS)
     books.received(PLACES[NEWS][0], "a")
 
 
-def copied_without_a_reason(books: Books) -> None:
+def copied_without_a_reason(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_BACKLOG)
     lived(books, *GONE_HOME)
     lived(books, *GONE_HOME)
     received(books, 2)
 
 
-def copied_behind_the_books(books: Books) -> None:
+def copied_behind_the_books(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_BACKLOG)
     lived(books, *GONE_HOME)
     received(books, 2)
 
 
-def copied_where_duplicates_are_detected(books: Books) -> None:
+def copied_where_duplicates_are_detected(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_BACKLOG, destination=WATCHFUL)
     lived(books, ("sending", "a"), ("confirmed", "a"), killed=True)
     lived(books, *GONE_HOME)
     received(books, 2, WATCHFUL)
 
 
-def completed_first(books: Books) -> None:
+def completed_first(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_BACKLOG)
     lived(books, ("sending", "a"), ("completed", "a"))
     received(books)
 
 
-def left_behind_in_order(books: Books) -> None:
+def left_behind_in_order(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_BACKLOG)
     lived(books, ("sending", "a"), ("confirmed", "a"))
     received(books)
 
 
-def acknowledged_and_not_there(books: Books) -> None:
+def acknowledged_and_not_there(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_PRIMARY, safe=False)
 
 
-def from_nowhere(books: Books) -> None:
+def from_nowhere(books: MessageAccounts) -> None:
     books.received(PLAIN, "a")
 
 
-def elsewhere(books: Books) -> None:
+def elsewhere(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_PRIMARY)
     received(books)
     books.received(WATCHFUL, "a")
 
 
-def changed(books: Books) -> None:
+def changed(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_PRIMARY)
     books.received(PLAIN, "a", "body b'?'")
 
 
-def safe_twice(books: Books) -> None:
+def safe_twice(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_PRIMARY)
     books.safe(["a"])
     received(books)
 
 
-def missing_in_the_ledger(books: Books) -> None:
+def missing_in_the_ledger(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_PRIMARY)
     received(books)
     books.judge_ledger(balance([]))
 
 
-def delivered_in_the_ledger_alone(books: Books) -> None:
+def delivered_in_the_ledger_alone(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_BACKLOG)
     books.judge_ledger(balance([operation(Stage.SEND_PRIMARY)]))
 
 
-def lost_in_the_ledger_alone(books: Books) -> None:
+def lost_in_the_ledger_alone(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_BACKLOG)
     lived(books, *GONE_HOME)
     received(books)
     books.judge_ledger(balance(map(operation, (Stage.SEND_BACKLOG, Stage.COMPLETE_BACKLOG))))
 
 
-def delivery_missing_in_the_ledger(books: Books) -> None:
+def delivery_missing_in_the_ledger(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_BACKLOG)
     lived(books, *GONE_HOME)
     received(books)
     books.judge_ledger(balance([operation(Stage.SEND_BACKLOG)]))
 
 
-def copies_missing_in_the_ledger(books: Books) -> None:
+def copies_missing_in_the_ledger(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_BACKLOG)
     lived(books, ("sending", "a"), killed=True)
     lived(books, *GONE_HOME)
@@ -206,7 +208,7 @@ def copies_missing_in_the_ledger(books: Books) -> None:
     books.judge_ledger(balance(map(operation, (Stage.SEND_BACKLOG, Stage.RETURN_PRIMARY, Stage.COMPLETE_BACKLOG))))
 
 
-FAILURES: dict[Callable[[Books], None], str] = {
+FAILURES: dict[Callable[[MessageAccounts], None], str] = {
     lost: "a: is lost, though reported safe",
     lost_at_one_subscription: "a: is lost, though reported safe",
     copied_without_a_reason: "a: 1 further copies at plain, though nothing explains them",
@@ -228,7 +230,7 @@ FAILURES: dict[Callable[[Books], None], str] = {
 
 
 @pytest.mark.parametrize("fail", FAILURES, ids=lambda fail: fail.__name__)
-def test_a_failure_is_reported(fail: Callable[[Books], None]) -> None:
-    books = Books()
+def test_a_failure_is_reported(fail: Callable[[MessageAccounts], None]) -> None:
+    books = MessageAccounts()
     fail(books)
     assert FAILURES[fail] in judged(books)

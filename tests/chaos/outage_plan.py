@@ -1,6 +1,6 @@
-"""What happens in a run, by its seed: which outage, which trouble beside it, where syphons are struck.
+"""What happens in a run, decided by its seed: the outage, other trouble, and where syphons are killed or frozen.
 
-The first twenty seeds meet every outage, every trouble and every fatal place; chance does the rest.
+The first twenty seeds cover every outage, every trouble and every point where a syphon can be stopped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from random import Random
 from typing import Final
 
 from tests.chaos.sending import TASKS, THREADS
-from tests.chaos.syphoning import COMPLETING, FATAL, SEND_UNDER_WAY, Fate
+from tests.chaos.syphoning import COMPLETING, FATAL, SEND_UNDER_WAY, StopPoint
 from twinbus.syphon import MoveStep
 
 
@@ -47,7 +47,7 @@ _TIMES: Final = (1, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class OutagePlan:
     seed: int
     outage: Outage
     seconds: float
@@ -55,7 +55,7 @@ class Story:
     trouble: Trouble
     senders: tuple[str, ...]
     """Of which kinds, each in a process of its own."""
-    fates: tuple[tuple[Fate, ...], ...]
+    fates: tuple[tuple[StopPoint, ...], ...]
     """Of each syphon, life by life."""
     struck: bool
     """The first syphon is killed once more, at no place in particular."""
@@ -70,18 +70,18 @@ class Story:
         return f"seed {self.seed}: {' and '.join(self.senders)}; {outage}; {self.trouble.value}; {fates}"
 
 
-def story(seed: int) -> Story:
+def outage_plan(seed: int) -> OutagePlan:
     rng = Random(f"chaos {seed}")
-    first = [Fate(FATAL[seed % len(FATAL)], rng.choice(_TIMES))]
-    first += [Fate(rng.choice(FATAL), rng.choice(_TIMES)) for _ in range(rng.choice((0, 0, 1)))]
+    first = [StopPoint(FATAL[seed % len(FATAL)], rng.choice(_TIMES))]
+    first += [StopPoint(rng.choice(FATAL), rng.choice(_TIMES)) for _ in range(rng.choice((0, 0, 1)))]
     fates = [tuple(first)]
     if seed % 4 == 3:
         # The other one has what the frozen one holds, once the locks are over.
-        fates.append((Fate(rng.choice(_FREEZES), rng.choice(_TIMES), signal.SIGSTOP),))
+        fates.append((StopPoint(rng.choice(_FREEZES), rng.choice(_TIMES), signal.SIGSTOP),))
     elif rng.random() < 0.5:
-        fates.append(tuple(Fate(rng.choice(FATAL), rng.choice(_TIMES)) for _ in range(rng.randrange(2))))
+        fates.append(tuple(StopPoint(rng.choice(FATAL), rng.choice(_TIMES)) for _ in range(rng.randrange(2))))
     outage = list(Outage)[seed % len(Outage)]
-    return Story(
+    return OutagePlan(
         seed=seed,
         outage=outage,
         # Silence is noticed only after the time-out of a try; then there has to be something left of it.

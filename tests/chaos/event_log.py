@@ -1,6 +1,6 @@
-"""What a process of the chaos suite tells: a line of JSON for each event, in the file before anything else happens.
+"""The log of one process of the chaos suite: one JSON line for each event, written before the process goes on.
 
-Written without a buffer, so that it is there after a kill.
+The log is not buffered, so it is complete after a kill.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Log:
+class EventLog:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 

@@ -1,7 +1,8 @@
-"""The books of one run: what was reported safe, every try to deliver, what was received; and what is `wrong` with it.
+"""Accounts of every message of one run: reported safe, tried to deliver, received. `wrong` lists every violation.
 
-A further copy needs an explanation: a try that was never acknowledged, a syphon killed or a lock lost between delivery
-and completion. Neither client nor server comes in here; the ledger does, as a witness that may be contradicted.
+A message that arrives twice needs an explanation: a try that was never acknowledged, or a syphon that was killed or
+lost a lock between delivery and completion. This module knows neither clients nor servers. The ledger is one more
+witness, and it may be contradicted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _SENDS = frozenset({Stage.SEND_PRIMARY, Stage.SEND_BACKLOG})
 
 
 @dataclass(slots=True)
-class _Letter:
+class _MessageAccount:
     """One message id. `sure` and `perhaps`: deliveries to the primary that were acknowledged, and that were not."""
 
     destination: str
@@ -31,13 +32,13 @@ class _Letter:
     received: Counter[str] = field(default_factory=Counter)
 
 
-class Books:
+class MessageAccounts:
     """`wrong` is what must not be; `figures` tells how much was met."""
 
     def __init__(self) -> None:
         self.wrong: list[str] = []
         self.figures: Counter[str] = Counter()
-        self._letters: dict[str, _Letter] = {}
+        self._letters: dict[str, _MessageAccount] = {}
         self._in_dead_hands: set[str] = set()
 
     # --- what happened -----------------------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ class Books:
     def asked(self, destination: str, ids: Iterable[str]) -> None:
         """A sender is about to send them, for the first time or again."""
         for name in ids:
-            self._letters.setdefault(name, _Letter(destination))
+            self._letters.setdefault(name, _MessageAccount(destination))
 
     def safe(self, ids: Iterable[str]) -> None:
         """The caller was told so."""
@@ -135,7 +136,7 @@ class Books:
             for name in (+sending).elements():
                 self._letters[name].perhaps += 1
 
-    def _explain(self, letter: _Letter, why: str) -> None:
+    def _explain(self, letter: _MessageAccount, why: str) -> None:
         letter.explained[why] += 1
         self.figures[f"explained: {why}"] += 1
 
@@ -170,7 +171,7 @@ class Books:
             for place in PLACES[letter.destination]:
                 self._judge_copies(name, letter, letter.received[place])
 
-    def _judge_copies(self, name: str, letter: _Letter, copies: int) -> None:
+    def _judge_copies(self, name: str, letter: _MessageAccount, copies: int) -> None:
         watchful = letter.destination == WATCHFUL
         further = max(0, copies - 1)
         explained = letter.explained.total()
