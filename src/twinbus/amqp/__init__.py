@@ -1,8 +1,9 @@
 """AMQP 1.0 for both roles, without I/O.
 
-`Connection` takes bytes and the time, and returns events and bytes to send. A message stays the bytes it arrived as:
-`split_sections` and `read_routing_fields` read it, `splice_delivery` adds what a broker adds, `build_message` writes a
-new one. The AMQP value types and error conditions are in `twinbus.values`, where code without the codec finds them too.
+`Connection` takes bytes and the time, and returns events and bytes to send. A received message remains encoded bytes:
+`split_sections` and `read_routing_fields` read fields from the bytes, and `splice_delivery` adds the header and the
+annotations of a broker. `build_message` writes a new message. The AMQP value types and error conditions are in
+`twinbus.values`, so that code can use the types without loading the codec.
 """
 
 from twinbus.amqp.connection import Connection

@@ -1,19 +1,21 @@
 """An AMQP connection (amqp-core-transport §2.4) for client and server, without I/O.
 
-The driver of a socket uses it like this:
+The driver of a socket uses a `Connection` like this:
 
     events = connection.receive(data, now)        # bytes from the socket
     parts = connection.data_to_send()             # bytes for the socket, after every call
     at = connection.next_timer()                  # when to call `handle_timer`
     events = connection.handle_timer(now)
 
-`now` is in seconds on a monotonic clock. No bytes from the peer raise an exception: a violation sends the close that
-the standard demands and reports ConnectionClosed. A violation inside a session ends only the session or link.
+`now` is in seconds on a monotonic clock. Whatever bytes the peer sends, `receive` raises no exception: after a
+violation of AMQP the connection sends the close frame that the standard demands and reports ConnectionClosed. A
+violation inside a session ends only the session or the link.
 
-The layers below: `negotiation` handles protocol headers and SASL, before the first frame. This module opens and
-closes the connection, keeps its timers, and finds the session of a frame by its channel. `session` finds the link and
-keeps the windows. `link` has credit and messages. Transfer, disposition and flow, the frames of every message, are read
-by `fast_frames`; all others, and those three in unusual encodings, by `described_types`.
+The modules of the core: `negotiation` handles protocol headers and SASL, before the first frame. This module opens and
+closes the connection, sets its timers, and finds the session of a frame by the frame's channel. `session` finds the
+link of a frame and counts the session windows. `link` handles credit and messages. Every message needs the frames
+transfer, disposition and flow: `fast_frames` reads these three. `described_types` reads all other frames, and also
+these three in unusual encodings.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class Connection:
         first_outgoing_id: int,
         limits_before: Limits | None = None,
     ) -> None:
-        """Use `client` or `server`."""
+        """Make a connection from its parts. Callers use the class methods `client` and `server` instead."""
         self.local = local
         self.limits = limits_before or limits
         self.remote: Open | None = None  # the peer's open
@@ -92,9 +94,9 @@ class Connection:
         self.attach_bytes = 0
         self.partial_bytes = 0
         self.pending_bytes = 0  # of transfers that wait for the peer's session windows
-        self.exceeded: list[LimitExceededError] = []  # limits that the peer exceeded; the application clears it
+        self.exceeded: list[LimitExceededError] = []  # limits that the peer exceeded; the application clears this list
         self.is_closed = False
-        self.has_failed = False  # we closed it because of what the peer did or failed to do
+        self.has_failed = False  # we closed the connection: the peer violated AMQP or a limit, or was too slow
         self._limits_after = limits
         self._open_bytes = 0
         self._received = 0  # counted only while `limits.received_bytes` is set
@@ -122,7 +124,7 @@ class Connection:
         limits: Limits = _CLIENT_LIMITS,
         first_outgoing_id: int = 0,
     ) -> Connection:
-        """Return a client's connection. `sasl` None skips SASL. `idle_timeout` is announced to the peer (§2.4.5)."""
+        """Return a client's connection. `sasl=None` skips SASL. `idle_timeout` is announced to the peer (§2.4.5)."""
         sasl_layer = None if sasl is None else ClientSasl(sasl, hostname)
         negotiation = Negotiation(sasl_layer, bare_allowed=False)
         local = Open(container_id, hostname, max_frame_size, channel_max, _ms(idle_timeout), properties=properties)
@@ -149,8 +151,9 @@ class Connection:
     ) -> Connection:
         """Return a server's connection.
 
-        `verifier(mechanism, response)` returns whether a SASL choice is accepted; None accepts all. `bare_allowed`
-        accepts clients without SASL. `limits_before` apply until `authenticate` is called, `limits` afterwards.
+        `verifier(mechanism, response)` returns whether the server accepts the client's SASL response. Without a
+        verifier, every response is accepted. `bare_allowed=True` accepts clients without SASL. `limits_before` apply
+        until `authenticate` is called, `limits` afterwards.
         """
         negotiation = Negotiation(ServerSasl(mechanisms, verifier), bare_allowed=bare_allowed)
         local = Open(container_id, None, max_frame_size, channel_max, _ms(idle_timeout), properties=properties)
@@ -159,7 +162,7 @@ class Connection:
     # --- for the driver
 
     def receive(self, data: bytes, now: float) -> list[ConnectionEvent]:
-        """Handle bytes from the transport and return the events. Does not raise for what the peer sent."""
+        """Handle bytes from the transport and return the events. No bytes from the peer make this method raise."""
         if self.is_closed or not data:
             return []
         self._timers.heard(now)
@@ -188,7 +191,7 @@ class Connection:
         return events
 
     def data_to_send(self) -> list[bytes]:
-        """Return the bytes to write, in order, and forget them."""
+        """Return the bytes to write, in order. The next call returns only newer bytes."""
         if self.replenish_due:
             for session in self.replenish_due:
                 session.replenish()
@@ -204,7 +207,7 @@ class Connection:
         return parts
 
     def next_timer(self) -> float | None:
-        """Return when to call `handle_timer`, or None."""
+        """Return the time at which to call `handle_timer`, or None if no timer is set."""
         return None if self.is_closed else self._timers.next()
 
     def handle_timer(self, now: float) -> list[ConnectionEvent]:
@@ -220,7 +223,7 @@ class Connection:
         return events
 
     def close(self, error: Error | None = None) -> None:
-        """Send close. ConnectionClosed follows when the peer answers, or after `limits.closing_seconds`."""
+        """Send close. ConnectionClosed is reported when the peer answers, or after `limits.closing_seconds`."""
         if self.is_closed or self._closing:
             return
         for session in self.sessions:
@@ -243,12 +246,16 @@ class Connection:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of incomplete frames and deliveries, and memory of attaches, that the core keeps for the peer."""
+        """Memory, in bytes, for data that the peer sent: incomplete frames, incomplete deliveries, and attaches."""
         return len(self._buffer) + self.partial_bytes + self.attach_bytes
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the core holds because of the peer: what it sent, and what waits for its session windows."""
+        """Memory, in bytes, that the core uses because of the peer.
+
+        These are `buffered_bytes`, the peer's open, the sessions, and transfers that wait for the peer's session
+        windows.
+        """
         sessions = SESSION_BYTES * len(self._channels)
         return self.buffered_bytes + self._open_bytes + sessions + self.pending_bytes
 
@@ -268,7 +275,7 @@ class Connection:
         self.out.clear()
 
     def begin(self) -> Session:
-        """Begin a session. Frames may be sent on it at once. SessionBegun follows."""
+        """Begin a session. The caller need not wait for the peer's answer (SessionBegun) before it sends frames."""
         if self.is_closed or self._closing:
             raise AmqpError(Condition.ILLEGAL_STATE, "the connection is closed")
         session = self._new_session(0)
@@ -281,7 +288,7 @@ class Connection:
         self._events.append(event)
 
     def hold(self, size: int) -> None:
-        """Count `size` more bytes of unfinished deliveries; fewer if it is negative. Raises LimitExceededError."""
+        """Add `size`, which may be negative, to the bytes of unfinished deliveries. Raises LimitExceededError."""
         most = self.limits.partial_bytes
         if size > 0 and self.partial_bytes + size > most:
             text = f"Unfinished deliveries of a connection hold at most {most} bytes{self.until_authenticated}. "
@@ -289,7 +296,7 @@ class Connection:
         self.partial_bytes += size
 
     def exceeded_by_links(self) -> LimitExceededError | None:
-        """Return the error if the links of the connection exceed a limit, otherwise None."""
+        """Return a LimitExceededError if the links of the connection exceed a limit, otherwise None."""
         limits = self.limits
         if self.link_count > limits.max_links:
             text = f"A connection has at most {limits.max_links} links{self.until_authenticated}. Detach some."
@@ -308,7 +315,7 @@ class Connection:
 
     @property
     def until_authenticated(self) -> str:
-        """Words for the text of an error. Empty once the larger limits apply."""
+        """The end of an error's sentence about a limit that applies before authentication; "" after authentication."""
         return "" if self.is_authenticated else " until a token was accepted"
 
     # --- frames
@@ -443,7 +450,7 @@ class Connection:
     # --- opening and closing
 
     def _open_if_possible(self) -> None:
-        """Send a client's open behind its AMQP header. A server sends open as the answer to the client's."""
+        """Send a client's open after its AMQP header. A server sends its open in answer to the client's open."""
         if self._negotiation.amqp_header_sent and self._negotiation.is_client:
             self._send_open()
 
@@ -469,7 +476,7 @@ class Connection:
         self._open_bytes = 0
 
     def fail(self, fault: AmqpError) -> list[ConnectionEvent]:
-        """End the connection because of the peer: send close with the error, and wait for no answer."""
+        """End the connection because the peer is at fault: send close with the error, without waiting for an answer."""
         events = self._events = []
         if not self.is_closed:
             self._fail(fault)
@@ -477,7 +484,8 @@ class Connection:
 
     def _fail(self, fault: AmqpError) -> None:
         error = Error.of(fault)
-        # The traceback's frames refer to the fault: such a cycle lives until the garbage collector runs.
+        # The stack frames in the traceback refer to `fault`. This reference cycle would stay in memory until the
+        # garbage collector runs.
         fault.__traceback__ = None
         if isinstance(fault, LimitExceededError):
             self.exceeded.append(fault)
@@ -494,7 +502,10 @@ def _ms(seconds: float | None) -> int | None:
 
 
 class ChannelTable:
-    """Sessions by channel number (§2.5.1). Each peer numbers them on its own; a begin's answer ties both numbers."""
+    """Sessions by channel number (§2.5.1).
+
+    A session has two channel numbers: each peer chooses its own. The begin that answers a begin names both.
+    """
 
     def __init__(self, channel_max: int) -> None:
         self._channel_max = channel_max
@@ -523,7 +534,7 @@ class ChannelTable:
         self._ours[session.channel] = session
 
     def check_begin(self, begin: Begin, channel: int) -> Session | None:
-        """Return our session that this begin answers, or None if the peer begins one."""
+        """Return our session that this begin answers, or None if the peer begins a new session."""
         if channel > self._channel_max:  # §2.7.1
             raise AmqpError(Condition.FRAMING_ERROR, f"channel {channel} is above the channel-max")
         if channel in self._theirs:
@@ -546,7 +557,7 @@ class ChannelTable:
         self._ended |= 1 << channel
 
     def has_ended(self, channel: int) -> bool:
-        """Return whether a session had this channel of the peer, and none has it now."""
+        """Return whether a session used this channel of the peer before, and no session uses the channel now."""
         return bool(self._ended >> channel & 1) and channel not in self._theirs
 
     def clear(self) -> None:
@@ -567,7 +578,7 @@ class FrameSpan(NamedTuple):
 
 
 def dispatch_session_frame(session: Session, performative: SessionFrame, span: FrameSpan) -> None:
-    """Give a decoded frame to the session's handler for it."""
+    """Call the session's method that handles this kind of frame."""
     match performative:
         case Attach():
             session.on_attach(performative)
@@ -587,7 +598,7 @@ class ConnectionTimers:
     """Times of a connection (§2.4.5): heartbeats to the peer, silence of the peer, and time limits for slow peers."""
 
     def __init__(self, local_idle_ms: int | None, limits: Limits) -> None:
-        # §2.4.5: the idle-time-out that we announce should be half of the time after which we give up.
+        # §2.4.5: we close the connection after twice the idle-time-out that we announce.
         self._silence_limit = None if local_idle_ms is None else 2 * local_idle_ms / 1000
         self._limits = limits
         self._now = 0.0
@@ -600,7 +611,7 @@ class ConnectionTimers:
         self._next_heartbeat: float | None = None
 
     def heard(self, now: float) -> None:
-        """Bytes arrived from the peer."""
+        """Record that bytes arrived from the peer."""
         if self._heard is None and not self._opened:
             self._handshake_until = now + self._limits.handshake_seconds
             if self._limits.authentication_seconds is not None:
@@ -608,7 +619,7 @@ class ConnectionTimers:
         self._now = self._heard = now
 
     def opened(self, remote_idle_ms: int | None) -> None:
-        """The peer's open arrived, with the idle-time-out it announces."""
+        """Record that the peer's open arrived, with the idle-time-out in it."""
         self._opened = True
         self._handshake_until = None
         if remote_idle_ms:
@@ -623,12 +634,12 @@ class ConnectionTimers:
         self._authentication_until = None
 
     def closing(self) -> None:
-        """We sent close: no more heartbeats, and the peer must answer in time."""
+        """Record that we sent close: heartbeats stop, and the peer must answer within `limits.closing_seconds`."""
         self._closing_until = self._now + self._limits.closing_seconds
         self._next_heartbeat = None
 
     def next(self) -> float | None:
-        """Return the earliest time at which something is due."""
+        """Return the time of the next heartbeat or time limit, whichever is earlier; None if there is none."""
         times = (
             self._handshake_until,
             self._authentication_until,
@@ -644,7 +655,7 @@ class ConnectionTimers:
         return self._heard + self._silence_limit
 
     def expired(self, now: float) -> AmqpError | None:
-        """Return why the connection must end now, or None."""
+        """Return the error with which the connection must end now, or None if no time limit has passed."""
         self._now = max(self._now, now)
         if self._handshake_until is not None and now >= self._handshake_until:
             seconds = self._limits.handshake_seconds
@@ -667,7 +678,7 @@ class ConnectionTimers:
         return None
 
     def heartbeat_due(self, now: float) -> bool:
-        """Return whether to send a heartbeat now, and schedule the next one."""
+        """Return whether to send a heartbeat now. If so, schedule the next heartbeat."""
         if self._next_heartbeat is None or self._heartbeat_interval is None or now < self._next_heartbeat:
             return False
         self._next_heartbeat = now + self._heartbeat_interval

@@ -1,11 +1,12 @@
-"""Decoding AMQP values (amqp-core-types §1.6): `decode` builds a Python value, `skip` finds its end.
+"""Decoding AMQP values (amqp-core-types §1.6): `decode` builds a Python value, `skip` finds the end of a value.
 
-Any bytes give a value or a DecodeError, in time and memory linear in their number. Therefore a count is checked against
-the bytes that are there, nesting ends at MAX_DEPTH, and a map with more than MAX_PREDICTABLE_KEYS keys whose hash the
-peer can predict becomes a NumberKeyedMap instead of a dict (docs/decisions/0020-linear-decoding.md).
+Decoding n bytes gives a value or a DecodeError, in time and memory linear in n. Therefore the number of elements that
+a list, map or array claims is checked against the number of bytes present, nesting ends at MAX_DEPTH, and a map with
+more than MAX_PREDICTABLE_KEYS keys whose hash the peer can predict becomes a NumberKeyedMap instead of a dict
+(docs/decisions/0020-linear-decoding.md).
 
 A value starts with a constructor byte, its type code. Code 0 is a described value: a descriptor and a value follow. The
-upper half of any other code gives the width of the value (`WIDTHS`).
+upper four bits of any other code give the width of the value (`WIDTHS`).
 """
 
 from collections.abc import Callable
@@ -38,7 +39,7 @@ from twinbus.values import (
     unpredictable_key,
 )
 
-# Elements such as null, true and uint0 need no bytes: a short array could claim four thousand million of them.
+# Elements such as null, true and uint0 need no bytes: a short array could claim four thousand million elements.
 MAX_EMPTY_ELEMENTS = 16
 # A decoded dict has at most this many keys that are numbers or UUIDs.
 MAX_PREDICTABLE_KEYS = 64
@@ -70,7 +71,7 @@ def _decode(buf: bytes, pos: int, depth: int) -> tuple[Any, int]:
 
 
 def skip(buf: bytes, pos: int) -> int:
-    """Return the position after the value at `pos`. Reads lengths only; the content is not checked."""
+    """Return the position after the value at `pos`. Reads only the value's length and does not check its content."""
     try:
         code = buf[pos]
         if code == 0:
@@ -92,7 +93,10 @@ def skip(buf: bytes, pos: int) -> int:
 
 
 def _skip_described(buf: bytes, pos: int) -> int:
-    """Skip a descriptor and a value, each of which may be described again. Counts them instead of recursing."""
+    """Return the position after a descriptor and a value, each of which may itself be a described value.
+
+    A counter of the values to skip replaces recursion.
+    """
     open_values, descriptors = 1, 0
     while open_values:
         if buf[pos] == 0:
@@ -233,7 +237,7 @@ def _map(wide: bool) -> Decoder:
 
 
 def _large_map(buf: bytes, pos: int, depth: int, count: int, end: int) -> tuple[dict[Any, Any] | NumberKeyedMap, int]:
-    """Read a map with many keys. No key reaches a dict before it is known how many of them can collide."""
+    """Read a map with many keys. Count the keys whose hash the peer can predict before any key goes into a dict."""
     entries: dict[Any, tuple[Any, Any]] = {}
     predictable = 0
     for _ in range(count >> 1):
@@ -307,7 +311,7 @@ def _unknown_type(code: int) -> Decoder:
     return read
 
 
-# By type code: the Python type of the value, as an element of an array, and its decoder.
+# By type code: the Python type that `Array.element` names for such values, and the decoder of the value.
 _TYPES: dict[int, tuple[type, Decoder]] = {
     0x40: (type(None), _constant(None)),
     0x41: (bool, _constant(True)),
@@ -354,6 +358,7 @@ _DECODERS: tuple[Decoder, ...] = tuple(
     _described if code == 0 else _TYPES[code][1] if code in _TYPES else _unknown_type(code) for code in range(256)
 )
 
-# Bytes after the constructor, by its upper half (§1.2). -1 and -4: the next 1 or 4 bytes hold the number of bytes.
+# Number of bytes after the constructor, by the constructor's upper four bits (§1.2). -1 and -4: the next 1 or 4 bytes
+# contain the number of bytes that follow.
 _WIDTHS_BY_CLASS = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16, 0xA: -1, 0xB: -4, 0xC: -1, 0xD: -4, 0xE: -1, 0xF: -4}
 WIDTHS: tuple[int, ...] = tuple(_WIDTHS_BY_CLASS[code >> 4] if code in _TYPES else -9 for code in range(256))

@@ -1,8 +1,9 @@
-"""Splicing: writing what a broker adds into an encoded message, without decoding and encoding the rest.
+"""Splicing: writing the broker's additions into an encoded message, without decoding and encoding the other bytes.
 
-On arrival a message may get an id. On delivery it gets a header with its delivery count, delivery annotations, message
-annotations and perhaps changed application properties. The other bytes stay as the sender wrote them. Every message was
-checked when it arrived (`read_routing_fields`), so lengths are not checked again here.
+When a message arrives, the broker may add a message id. When the broker delivers the message, it adds a header with the
+delivery count, delivery annotations and message annotations, and may change application properties. The other bytes
+remain as the sender wrote them. `read_routing_fields` checked all lengths when the message arrived, so this module does
+not check lengths.
 """
 
 from collections.abc import Container, Mapping
@@ -37,7 +38,7 @@ from twinbus.values import ULong
 class EncodedEntries:
     """Encoded entries of a map. `count` counts keys and values, as AMQP does.
 
-    `names` are the keys that replace an entry of the sender with the same key.
+    `names` are the keys of these entries. An entry of the sender's map with one of these keys is replaced.
     """
 
     count: int
@@ -85,7 +86,7 @@ def broker_annotations(
     state: int | None = None,
     deadletter_source: str | None = None,
 ) -> EncodedEntries:
-    """Return the message annotations that a broker adds. Those that are None are left out."""
+    """Return the message annotations that a broker adds. An annotation whose argument is None is left out."""
     raw = _FIRST_TWO(SEQUENCE_KEY, seq, ENQUEUED_KEY, enqueued_ms)
     given = 0
     if locked_until_ms is not None:
@@ -118,7 +119,7 @@ _OPTIONAL_NAMES = (
     b"x-opt-message-state",
     b"x-opt-deadletter-source",
 )
-# The names by the set of optional annotations that are given, one bit each.
+# Names of the annotations. The index is a bit set: one bit for each optional annotation that is present.
 _NAMES = tuple(
     frozenset((b"x-opt-sequence-number", b"x-opt-enqueued-time"))
     | {name for bit, name in enumerate(_OPTIONAL_NAMES) if given & 1 << bit}
@@ -129,7 +130,7 @@ _HEADER = b"\x00\x53\x70"
 _NULL = b"\x40"
 _SHORT_TEXT = frozenset((0xA1, 0xA3))
 _LONG_TEXT = frozenset((0xB1, 0xB3))
-# Headers by delivery count, for messages whose sender wrote none.
+# Encoded headers by delivery count, for messages that arrived without a header.
 PLAIN_HEADERS = tuple(_HEADER + encode_list_of([_NULL] * 4 + [encode_uint(count)]) for count in range(256))
 
 
@@ -142,10 +143,10 @@ def splice_delivery(
     message_annotations: EncodedEntries = NO_ENTRIES,
     overlay: Mapping[str, object] | None = None,
 ) -> list[bytes]:
-    """Return the parts of the message for a receiver.
+    """Return the parts of the encoded message for a receiver.
 
-    `ttl` None keeps the sender's ttl. `delivery_annotations` None adds none. `overlay` are application properties that
-    replace or extend the sender's.
+    `ttl=None` leaves the sender's ttl unchanged. `delivery_annotations=None` adds no delivery annotations. `overlay`
+    has application properties: each replaces the sender's property of the same name, or is added.
     """
     pos = 0
     header = user_delivery = user_message = None
@@ -198,7 +199,7 @@ def _section(raw: bytes, pos: int) -> tuple[int, int, int]:
     if pos >= len(raw):
         return 0, pos, pos
     if raw[pos + 2] > APPLICATION_PROPERTIES and raw[pos + 1] == 0x53:
-        return raw[pos + 2], pos, pos  # Body or footer: nothing is spliced there, so its end is not needed.
+        return raw[pos + 2], pos, pos  # Body or footer: the broker adds nothing here, so the end is not needed.
     return section_at(raw, pos)
 
 
@@ -222,9 +223,9 @@ def _header(raw: bytes, start: int | None, delivery_count: int, ttl: int | None)
 
 
 def drop_keys(raw: bytes, start: int, names: Container[bytes]) -> tuple[EncodedEntries, dict[bytes, int]]:
-    """Return the entries of the map whose constructor is at `start` without those of the given names.
+    """Return the entries of the map whose constructor is at `start`, except the entries with the given names.
 
-    Also returns the positions of the values that were left out, by name.
+    The second result has, for each name that was left out, the position of its value.
     """
     count, pos = read_map_header(raw, start)
     kept, run = [], pos
@@ -250,7 +251,7 @@ def drop_keys(raw: bytes, start: int, names: Container[bytes]) -> tuple[EncodedE
 
 
 def _merged(raw: bytes, start: int, ours: EncodedEntries) -> EncodedEntries:
-    """Merge the sender's map with our entries. Ours replace entries with the same key."""
+    """Merge the sender's map with our entries. Our entry replaces an entry of the sender with the same key."""
     kept, _ = drop_keys(raw, start, ours.names)
     return EncodedEntries(kept.count + ours.count, kept.raw + ours.raw)
 

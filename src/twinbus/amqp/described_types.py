@@ -1,8 +1,8 @@
 """Composite types (amqp-core-types §1.4): dataclasses that are described lists on the wire.
 
 `described_type` registers a dataclass with its descriptor and the AMQP type of each field. Encoding writes every field,
-null for a missing one: the Python SDK reads some fields by position. Decoding checks every field against its type.
-`performatives` has the dataclasses.
+and null for a field without a value: the Python SDK reads some fields by position. Decoding checks the type of every
+field. The dataclasses are in `performatives`.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class FieldType(NamedTuple):
-    """AMQP type of a field. `write` encodes a value; `read` converts a decoded one, or raises TypeError."""
+    """AMQP type of a field. `write` encodes a value. `read` converts a decoded value, or raises TypeError."""
 
     write: Callable[[Any], bytes]
     read: Callable[[Any], Any]
@@ -53,7 +53,7 @@ def _read_text(value: Any) -> str:
 
 
 def _read_symbols(value: Any) -> list[str]:
-    """A field with multiple="true" holds one symbol or an array of them."""
+    """Return the symbols of a field with multiple="true", whose value is one symbol or an array of symbols."""
     if isinstance(value, Symbol):
         return [str(value)]
     if not isinstance(value, Array) or value.element is not Symbol or value.descriptors:
@@ -66,7 +66,7 @@ def _write_symbols(value: list[str]) -> bytes:
 
 
 def _write_symbol_map(value: Mapping[Any, Any]) -> bytes:
-    """Map fields of the standard have symbols as keys. A plain `str` key is written as a symbol."""
+    """Encode a map whose keys must be symbols, as in all map fields of the standard. A `str` key becomes a symbol."""
     parts = []
     for key, item in value.items():
         parts.append(encode_symbol(key) if isinstance(key, str) else encode(key))
@@ -109,7 +109,7 @@ _BY_DESCRIPTOR: dict[int | str, DescribedTypeSpec] = {}
 
 
 def described_type(code: int, symbol: str, /, **field_types: FieldType) -> Callable[[type[_T]], type[_T]]:
-    """Register a dataclass. Its fields must follow the order of `field_types`. A field without default is mandatory."""
+    """Register a dataclass whose fields have the order of `field_types`. A field without a default is mandatory."""
 
     def register(python_type: type[_T]) -> type[_T]:
         declared = fields(python_type)  # type: ignore[arg-type]  # used on dataclasses only
@@ -131,7 +131,7 @@ def described_type(code: int, symbol: str, /, **field_types: FieldType) -> Calla
 
 
 def encode_described(value: Any) -> bytes:
-    """Encode a registered dataclass, or a plain `Described` of a type without a class here. Raises EncodeError."""
+    """Encode a registered dataclass, or a `Described` whose type has no registered dataclass. Raises EncodeError."""
     entry = _BY_TYPE.get(type(value))
     if entry is None:
         return encode(value)
@@ -151,7 +151,7 @@ def encode_described(value: Any) -> bytes:
 
 
 def from_described(value: Any) -> Any:
-    """Return the dataclass for a decoded described list. A described value of an unknown type is returned as it is.
+    """Return the dataclass object for a decoded described list; a described value of an unknown type unchanged.
 
     Raises TypeError if the value is not described, DecodeError or AmqpError if its fields are not valid.
     """
@@ -193,7 +193,10 @@ def decode_described(buf: bytes, pos: int) -> tuple[Any, int]:
 
 
 def described_field(*python_types: type) -> FieldType:
-    """Return the type of a field that holds one of these. `Described` among them allows types without a class here."""
+    """Return the type of a field whose value has one of `python_types`.
+
+    `Described` in `python_types` also allows described values that have no registered dataclass.
+    """
 
     def read(value: Any) -> Any:
         found = from_described(value)

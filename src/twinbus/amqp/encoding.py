@@ -1,7 +1,7 @@
 """Encoding AMQP values (amqp-core-types §1.6), each in the smallest encoding of its type.
 
-`encode` chooses the AMQP type by the Python type. The `encode_…` functions write one type each; they raise struct.error
-for a value out of range.
+`encode` chooses the AMQP type by the Python type. Each `encode_…` function writes one AMQP type, and raises
+struct.error for a value out of range.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from twinbus.values import (
     UShort,
 )
 
-MAX_DEPTH = 64  # of nested values, when encoding and when decoding
+MAX_DEPTH = 64  # most levels of nested values, when encoding and when decoding
 
 _U8 = Struct(">B").pack
 _I8 = Struct(">b").pack
@@ -49,7 +49,7 @@ ONE_BYTE = tuple(bytes((i,)) for i in range(256))
 
 
 def encode(value: Any) -> bytes:
-    """Return the encoded value. Raises EncodeError if its type has no AMQP equivalent or it is out of range."""
+    """Return the encoded value. Raises EncodeError if the Python type has no AMQP type or the value is out of range."""
     try:
         return _encode(value, 0)
     except (struct_error, OverflowError, UnicodeEncodeError) as fault:
@@ -66,7 +66,7 @@ def _encode(value: Any, depth: int) -> bytes:
     compound = _COMPOUNDS.get(kind)
     if compound is not None:
         return compound(value, depth + 1)
-    for known in kind.__mro__[1:]:  # A subclass, such as an enum, is written as the type it extends.
+    for known in kind.__mro__[1:]:  # A subclass, such as an enum, is written as its base class.
         if known in _SCALARS:
             return _SCALARS[known](value)
         if known in _COMPOUNDS:
@@ -209,7 +209,10 @@ def _encode_array(value: Array, depth: int) -> bytes:
 
 
 def _array_items(value: Array, depth: int) -> tuple[bytes, list[bytes]]:
-    """Return one constructor for all elements, of the type's widest encoding, and the elements without it (§1.6.24)."""
+    """Return the constructor that all elements share, and the elements without a constructor (§1.6.24).
+
+    The constructor is that of the type's widest encoding.
+    """
     if value.element is type(None):
         if any(item is not None for item in value):
             raise EncodeError("an array of null can hold only null")

@@ -1,4 +1,4 @@
-"""Errors of the codec and the AMQP core. Their conditions are in `twinbus.values.Condition`."""
+"""Errors of the codec and the AMQP core. The error conditions are in `twinbus.values.Condition`."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from twinbus.values import Condition
 
 
 class AmqpError(Exception):
-    """A violation of AMQP by the peer, or by the caller, with the condition that the standard names for it."""
+    """A violation of AMQP by the peer or by the caller. `condition` is the error condition from the standard."""
 
     def __init__(self, condition: str, description: str, info: Mapping[object, object] | None = None) -> None:
         super().__init__(f"{condition}: {description}")
@@ -23,4 +23,4 @@ class DecodeError(AmqpError):
 
 
 class EncodeError(ValueError):
-    """The caller's value cannot be written as the AMQP type it is meant to be."""
+    """The caller's value cannot be encoded as the AMQP type that it should have."""

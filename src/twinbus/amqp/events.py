@@ -1,4 +1,4 @@
-"""Events: what the peer did, as `Connection.receive` returns it to the application, in order."""
+"""Events: each tells the application one thing that the peer did. `Connection.receive` returns them in order."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Opened:
-    """The peer's open arrived, and ours was sent."""
+    """The peer's open arrived, and our open was sent."""
 
     remote: Open
 
 
 @dataclass(slots=True)
 class SessionBegun:
-    """The peer began a session, which is answered already, or answered our begin."""
+    """The peer began a session, and the core has already sent the answer; or the peer answered our begin."""
 
     session: Session
 
 
 @dataclass(slots=True)
 class SessionEnded:
-    """The session ended, and `links` with it. No LinkDetached is reported for them."""
+    """The session ended, and so did its `links`. No LinkDetached is reported for these links."""
 
     session: Session
     error: Error | None
@@ -38,7 +38,7 @@ class SessionEnded:
 
 @dataclass(slots=True)
 class LinkAttached:
-    """The peer requests a link. Answer with `link.accept` or `link.refuse`, now or later."""
+    """The peer requests a link. The application answers with `link.accept` or `link.refuse`, at any time."""
 
     link: Link
 
@@ -76,7 +76,8 @@ class Delivered:
 class Disposed:
     """The peer reported the state of deliveries `first` to `last`.
 
-    `role` is the peer's: a receiver reports on what we sent. `delivery_ids` are those of the range that were unsettled.
+    `role` is the peer's role: as a receiver, the peer reports on deliveries that we sent. `delivery_ids` are the ids
+    from `first` to `last` that were unsettled.
     """
 
     session: Session
@@ -90,7 +91,7 @@ class Disposed:
 
 @dataclass(slots=True)
 class LinkDetached:
-    """The link is gone: the peer detached it, answered our detach, or violated a rule of the link (`error`)."""
+    """The link ended: the peer detached it, answered our detach, or violated a rule of the link (`error`)."""
 
     link: Link
     closed: bool
@@ -99,7 +100,7 @@ class LinkDetached:
 
 @dataclass(slots=True)
 class ConnectionClosed:
-    """The connection ended. Send what `data_to_send` returns, then close the transport."""
+    """The connection ended. The driver must send the bytes that `data_to_send` returns, then close the transport."""
 
     error: Error | None
 

@@ -1,9 +1,9 @@
 """Fast codecs for transfer, disposition and flow, the three performatives that every message needs.
 
-The wire format is that of `performatives`, and reading and writing is several times faster than with `described_types`
-(docs/decisions/0006-server-figures.md). The readers return tuples: `transfer_fields`, `disposition_fields` and
-`flow_fields` return the same tuples for performatives that the plain decoder has read. tests/amqp/test_fast_frames.py
-holds both ways equal.
+The wire format is the same as that of the dataclasses in `performatives`, but reading and writing is several times
+faster than with `described_types` (docs/decisions/0006-server-figures.md). The readers return tuples:
+`transfer_fields`, `disposition_fields` and `flow_fields` return the same tuples for dataclasses that `described_types`
+has read. tests/amqp/test_fast_frames.py checks that both codecs give equal results.
 
 The readers raise AmqpError or, if the bytes end inside the frame, one of TRUNCATION_ERRORS.
 """
@@ -36,7 +36,7 @@ _U32 = Struct(">I")
 _u32_at = _U32.unpack_from
 _u32 = _U32.pack
 
-# Frame header; descriptor and list8; its size and count; handle; delivery-id; constructor and length of the tag.
+# Frame header; descriptor and list8; size and count of the list; handle; delivery-id; constructor and length of tag.
 _TRANSFER_HEAD = Struct(">IBBH4sBBBIBIBB")
 _TRANSFER_LIST = b"\x00\x53\x14\xc0"
 # message-format 0, settled, more, and null for rcv-settle-mode, state, resume, aborted and batchable.
@@ -78,13 +78,13 @@ def transfer_head(
 
 
 def transfer_head_with_state(channel: int, transfer: Transfer, payload_size: int) -> bytes:
-    """Return a transfer frame up to its payload, with any fields. Not fast."""
+    """Return a transfer frame up to its payload, with any fields. Slower than `transfer_head`."""
     head = performative_frame(channel, transfer)
     return _u32(len(head) + payload_size) + head[4:]
 
 
 class TransferExtras(NamedTuple):
-    """Fields that few transfers have."""
+    """The fields of a transfer that are seldom used."""
 
     state: DeliveryState | None = None
     resume: bool = False
@@ -99,7 +99,7 @@ TransferFields = tuple[int, int | None, bytes | None, int | None, bool | None, b
 DispositionFields = tuple[bool, int, int, bool, DeliveryState | None]
 
 
-# The bytes after `more` in nearly every transfer: null and false, and for batchable perhaps true.
+# The bytes after the field `more` in nearly every transfer: null or false for each field; batchable may also be true.
 _USUAL_TAILS = frozenset(
     bytes(tail[:length])
     for tail in product((0x40,), (0x40,), (0x40, 0x42), (0x40, 0x42), (0x40, 0x41, 0x42))
@@ -150,7 +150,7 @@ def read_transfer(buf: bytes, pos: int, end: int) -> TransferFields:
 
 
 def _short_transfer(buf: bytes, pos: int, stop: int, count: int) -> TransferFields:
-    """Read a transfer without the field `more`. Clients often write the last part of a delivery like this."""
+    """Read a transfer that has no field `more`. Clients often write the last frame of a delivery without this field."""
     handle = delivery_id = tag = message_format = settled = None
     if count > 0:
         handle, pos = _uint(buf, pos)

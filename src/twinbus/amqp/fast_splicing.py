@@ -1,7 +1,7 @@
-"""Fast path of `delivery_splicing` for the usual delivery: locked, active, no header or annotations of its sender.
+"""Fast path of `delivery_splicing` for the usual delivery: a locked, active message without a header or annotations.
 
 One `Struct` writes everything that the broker adds (docs/decisions/0016-the-syphons-figures.md).
-tests/amqp/test_delivery_splicing.py holds it equal to `splice_delivery`.
+tests/amqp/test_delivery_splicing.py checks that the result equals that of `splice_delivery`.
 """
 
 from struct import Struct
@@ -37,9 +37,10 @@ _LOCKED_BEFORE = Struct(
 def splice_locked_delivery(
     raw: bytes, delivery_count: int, tag: bytes, seq: int, enqueued_ms: int, locked_until_ms: int, enqueued_seq: int
 ) -> list[bytes] | None:
-    """Return what `splice_delivery` returns for an active message whose sender wrote no header and no annotations.
+    """Return the parts of an active message for a receiver, as `splice_delivery` does.
 
-    Returns None for other messages. `tag` is the lock token as in delivery tags, little-endian (`UUID(bytes_le=tag)`).
+    Returns None if the sender wrote a header or annotations, or `delivery_count` is above 255. `tag` is the lock token
+    as in delivery tags, little-endian (`UUID(bytes_le=tag)`).
     """
     if raw[:2] != b"\x00\x53" or raw[2] <= MESSAGE_ANNOTATIONS or delivery_count > 255:
         return None

@@ -29,9 +29,9 @@ def performative_frame(channel: int, performative: Any, frame_type: int = AMQP_F
 
 
 def frame_size(buf: bytes | bytearray, pos: int, max_frame_size: int) -> int:
-    """Return the size of the frame at `pos`, of which at least 4 bytes are there.
+    """Return the size of the frame at `pos`. At least 4 bytes of the frame must be in `buf`.
 
-    Raises AmqpError if the size is not allowed: call this before any of the frame is buffered.
+    Raises AmqpError if the size is not allowed. Call this function before you buffer bytes of the frame.
     """
     size = int.from_bytes(buf[pos : pos + 4])
     if not 8 <= size <= max_frame_size:
@@ -40,7 +40,7 @@ def frame_size(buf: bytes | bytearray, pos: int, max_frame_size: int) -> int:
 
 
 def frame_body(buf: bytes, pos: int, size: int, frame_type: int) -> tuple[int, int]:
-    """Return channel and start of the body of the frame at `pos`. Raises AmqpError if its header is not valid."""
+    """Return the channel of the frame at `pos`, and the start of its body. Raises AmqpError for an invalid header."""
     _, doff, found, channel = FRAME_HEADER.unpack_from(buf, pos)
     if doff < 2 or doff * 4 > size:
         raise AmqpError(Condition.FRAMING_ERROR, f"a frame with a data offset of {doff}")

@@ -1,9 +1,10 @@
-"""Limits of one connection: every buffer and table of the AMQP core has its limit here.
+"""Limits of one connection, for every buffer and table of the AMQP core.
 
 A server may apply smaller limits until `Connection.authenticate` is called. The values that `open` and `begin` announce
-(frame size, channels, handles, window) cannot change later, so the core announces the larger value and enforces the
-smaller one until then. Before authentication, a peer that exceeds a limit loses the connection; afterwards it loses
-only the link or session, if that is enough.
+(frame size, channels, handles, window) cannot change during the connection. So the core announces the larger value, and
+enforces the smaller value until the peer is authenticated. If a peer exceeds a limit before authentication, the core
+closes the connection. After authentication the core ends only the link or the session, if this brings the connection
+below the limit.
 """
 
 import sys
@@ -16,27 +17,27 @@ from twinbus.values import Condition, NumberKeyedMap
 KIB = 1024
 MIB = 1024 * KIB
 
-# Memory of a session and of a link without anything the peer sent, rounded up.
+# Memory, in bytes, of a session and of a link without the data that the peer sent, rounded up.
 SESSION_BYTES = 2 * KIB
 LINK_BYTES = 1 * KIB
-# Memory of one entry of a NumberKeyedMap without its key and value. Measured: 190 to 206.
+# Memory, in bytes, of one entry of a NumberKeyedMap without the key and the value. Measured: 190 to 206.
 ENTRY_BYTES = 208
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a connection. None means no limit beyond the others, unless the field says otherwise."""
+    """Limits of a connection. A field that is None sets no limit, unless the field's comment says otherwise."""
 
-    max_frame_size: int | None = None  # largest frame accepted; None: as our open announces
-    performative_bytes: int | None = None  # of a frame without payload, which is decoded as a whole
-    received_bytes: int | None = None  # that the peer may send on this connection; one read may exceed it
+    max_frame_size: int | None = None  # largest frame accepted; None: the size that our open announces
+    performative_bytes: int | None = None  # largest frame without payload; such a frame is decoded as a whole
+    received_bytes: int | None = None  # that the peer may send on this connection; one read may exceed the limit
     max_sessions: int = 5000  # of the connection
     handle_max: int = 8191  # of each session
     max_links: int = 10_000  # of the connection
     attach_bytes: int = 32 * MIB  # memory of the peer's open and of the attaches of all links
     incoming_window: int = 65_536  # transfers that the peer may send on a session before our next flow
     max_unsettled: int = 262_144  # unsettled deliveries of a session in one direction
-    max_message_size: int = 128 * MIB  # if the link announces none
+    max_message_size: int = 128 * MIB  # for a link that announces no max-message-size
     partial_bytes: int = 256 * MIB  # of all deliveries whose last frame has not arrived
     # False: deliveries beyond the credit are accepted, because the Python SDK's sender grants itself new credit.
     enforce_credit: bool = True
@@ -47,7 +48,7 @@ class Limits:
 
 
 class LimitExceededError(AmqpError):
-    """The peer exceeded a limit. `limit` is its name in metrics; the description tells the peer limit and value."""
+    """The peer exceeded a limit. `limit` is the limit's name in metrics; the description names the limit's value."""
 
     def __init__(self, limit: str, description: str, condition: str = Condition.RESOURCE_LIMIT_EXCEEDED) -> None:
         super().__init__(condition, description)

@@ -1,10 +1,10 @@
 """An AMQP link (amqp-core-transport §2.6): deliveries in one direction, and their credit.
 
-A receiver grants credit; a sender may send that many deliveries. A delivery is one message, in one transfer frame or
-several. The receiving side collects the parts of a delivery in a `PartialDelivery` and reports the complete message. A
-violation of the link's rules raises AmqpError, upon which the session detaches the link.
+A receiver grants credit: the number of deliveries that the sender may send. A delivery is one message, in one transfer
+frame or several. The receiving side collects the parts of a delivery in a `PartialDelivery` and reports the complete
+message. A violation of the link's rules raises AmqpError, and the session then detaches the link.
 
-`role` is always ours: a link with role SENDER sends to the peer.
+`role` is always our role: on a link with role SENDER we send to the peer.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ class Link:
         self.remote_handle: int | None = None
         self.remote: Attach | None = None  # the peer's attach
         self.state = LinkState.ATTACH_SENT
-        self.refused = False  # the peer answered our attach with a null terminus; its detach follows
+        self.refused = False  # the peer answered our attach with a null terminus, and will send a detach next
         self.delivery_count = 0
         self.drain = False
         self.available: int | None = None
-        self.pending_bytes = 0  # sent by the application, but waiting for the session's window
+        self.pending_bytes = 0  # of deliveries that the application sent and that wait for the session's window
         self.pending_frames = 0
         self.end_reported = False
         self.attach_bytes = 0  # memory of the peer's attach
@@ -152,7 +152,7 @@ class Link:
         snd_settle_mode: int | None = None,
         rcv_settle_mode: int | None = None,
     ) -> None:
-        """Accept the peer's attach. A terminus that is not given is echoed. No effect once the link is gone."""
+        """Accept the peer's attach. Source or target None means the peer's own. No effect if the link has ended."""
         remote = self.remote
         if self.state is not LinkState.ATTACH_RECEIVED or remote is None:
             return
@@ -219,7 +219,7 @@ class Link:
     def flow(
         self, credit: int, *, drain: bool = False, echo: bool = False, properties: dict[Any, Any] | None = None
     ) -> None:
-        """Grant `credit` deliveries to the peer, as the receiver of the link."""
+        """As the receiver of the link, allow the peer to send `credit` deliveries from now on."""
         if self.role is SENDER:
             raise ValueError("only the receiver of a link grants credit")
         if self.state is LinkState.ATTACHED:
@@ -228,7 +228,7 @@ class Link:
             self.session.write_flow(self, echo=echo, properties=properties)
 
     def drained(self) -> None:
-        """Give the remaining credit back, as the sender of the link: there is nothing more to send (§2.6.7)."""
+        """As the sender of the link, set the credit to 0 and report that: we have no more messages to send (§2.6.7)."""
         if self.role is SENDER and self.drain and self.state is LinkState.ATTACHED:
             self.delivery_count = (self.delivery_count + self._credit) & MASK
             self._credit = 0
@@ -240,7 +240,7 @@ class Link:
         return self._credit
 
     def on_flow(self, flow: FlowFields) -> None:
-        # A receiver may grant credit right after its attach, before the application has answered it.
+        # A receiver may grant credit directly after its attach, before the application has answered the attach.
         if self.state not in (LinkState.ATTACHED, LinkState.ATTACH_RECEIVED):
             return
         if self.role is SENDER:
@@ -270,7 +270,7 @@ class Link:
         settled: bool = False,
         state: DeliveryState | None = None,
     ) -> int:
-        """Send one delivery and return its id. Its frames wait, in order, while the session's window is closed."""
+        """Send one delivery and return its id. While the session's window is closed, the frames wait in order."""
         if self.credit <= 0:
             raise AmqpError(Condition.TRANSFER_LIMIT_EXCEEDED, f"link {self.name} has no credit")
         if len(tag) > MAX_TAG:
@@ -319,7 +319,7 @@ class Link:
     # --- receiving
 
     def on_transfer(self, fields: TransferFields, buf: bytes, end: int) -> None:
-        """Handle a transfer. Raises AmqpError if the peer violates a rule of the link: the session detaches it."""
+        """Handle a transfer. Raises AmqpError if the peer violates a rule of the link; the session then detaches."""
         _, delivery_id, tag, message_format, settled, more, extras, start = fields
         if more or self._partial is not None or extras.resume or extras.aborted:
             self._on_part(fields, buf, end)
@@ -396,7 +396,7 @@ class Link:
     # --- the end
 
     def fail(self, error: Error) -> None:
-        """Detach the link because the peer violated its rules, and report that to the application."""
+        """Detach the link because the peer violated a rule of the link, and report LinkDetached to the application."""
         self.detach(closed=True, error=error)
         self.session.forget_unsettled(self)
         self.end_reported = True
@@ -404,7 +404,7 @@ class Link:
 
 
 class PartialDelivery:
-    """A delivery whose last frame has not arrived: the fields of its first frame, and the payload so far."""
+    """A delivery whose last frame has not arrived: fields of the first frame, and the payload that has arrived."""
 
     __slots__ = ("delivery_id", "extras", "message_format", "payload", "settled", "state_bytes", "tag")
 

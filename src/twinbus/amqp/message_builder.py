@@ -1,6 +1,6 @@
-"""Writing messages (amqp-core-messaging §3.2): a new one from its sections, or one with some sections replaced.
+"""Writing messages (amqp-core-messaging §3.2): a new message from its sections, or a message with replaced sections.
 
-Every field is written as the type that the standard gives it.
+Every field is written with its AMQP type from the standard.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,7 +76,7 @@ def build_message(
     application_properties: Mapping[str, object] | None = None,
     footer: Mapping[str, object] | None = None,
 ) -> bytes:
-    """Return an encoded message. Its body is `data`, or `sequence`, or else `value` (null if nothing is given).
+    """Return an encoded message. The body is `data`, `sequence` or `value`: a null value if all three are None.
 
     Raises EncodeError if a value has no AMQP type or is out of range.
     """
@@ -111,7 +111,10 @@ def with_sections(
     properties: Properties | None = None,
     application_properties: Mapping[str, object] | None = None,
 ) -> bytes:
-    """Return the message with the given sections replaced. None keeps a section. Body and footer are kept."""
+    """Return the message with the given sections replaced. A section whose argument is None remains unchanged.
+
+    Body and footer always remain unchanged.
+    """
     written = {
         HEADER: None if header is None else _fields(header, _HEADER_FIELDS),
         DELIVERY_ANNOTATIONS: None,
@@ -132,7 +135,10 @@ def with_sections(
 
 
 def batch_payload(messages: Iterable[bytes], before: bytes = b"") -> bytes:
-    """Return the payload of a batch (message-format 0x80013700) of encoded messages, with sections before them."""
+    """Return the payload of a batch (message-format 0x80013700) of encoded messages.
+
+    `before` has encoded sections to write before the messages.
+    """
     parts = [before]
     for raw in messages:
         parts += (b"\x00\x53\x75" + binary_head(len(raw)), raw)

@@ -1,7 +1,7 @@
 """Sections of an encoded message (amqp-core-messaging §3.2).
 
-`split_sections` finds the sections and checks their types and their order. It does not copy or change the message;
-`Sections` decodes a section when it is first read.
+`split_sections` finds the sections and checks their types and their order, without copying or changing the message.
+`Sections` decodes a section when a caller first reads the section.
 """
 
 from dataclasses import dataclass
@@ -97,7 +97,7 @@ _LARGE_DATA = b"\x00\x53\x75\xb0"
 def section_at(raw: bytes, pos: int) -> tuple[int, int, int]:
     """Return the code of the section at `pos`, the start of its value, and its end.
 
-    Raises DecodeError if no known section starts there, or its value has a type that the section does not allow.
+    Raises DecodeError if no known section starts at `pos`, or the value has a type that the section does not allow.
     """
     if raw[pos : pos + 4] == _LARGE_DATA and pos + 8 <= len(raw):
         end = pos + 8 + int.from_bytes(raw[pos + 4 : pos + 8])
@@ -126,7 +126,7 @@ def section_at(raw: bytes, pos: int) -> tuple[int, int, int]:
 def check_order(code: int, last: int) -> None:
     """Raise DecodeError if section `code` may not follow section `last`.
 
-    §3.2: each section at most once and in order; the body is several data, several sequences, or one value.
+    §3.2: each section at most once and in order; the body is data sections, sequence sections, or one value section.
     """
     in_body = DATA <= code <= VALUE
     if code < last or (code == last and code not in {DATA, SEQUENCE}) or (in_body and last >= DATA and code != last):
@@ -150,7 +150,7 @@ def read_list_header(raw: bytes, start: int) -> tuple[int, int]:
 
 
 def read_map_header(raw: bytes, start: int) -> tuple[int, int]:
-    """Return the number of keys and values of the map whose constructor is at `start`, and the start of the first."""
+    """Return the number of keys and values of the map whose constructor is at `start`, and the first key's position."""
     if raw[start] == 0xC1:
         size, count, pos = raw[start + 1], raw[start + 2], start + 3
         content_size = size - 1
@@ -164,7 +164,7 @@ def read_map_header(raw: bytes, start: int) -> tuple[int, int]:
 
 
 class Sections:
-    """Sections of one message. `raw` is the whole message; `spans` and `body` are positions in it."""
+    """Sections of one message. `raw` is the whole message; `spans` and `body` are positions in `raw`."""
 
     __slots__ = ("body", "raw", "spans")
 
@@ -180,7 +180,7 @@ class Sections:
 
     @property
     def body_start(self) -> int:
-        """Start of the first body section, or where it would be."""
+        """Start of the first body section; for a message without a body, the position where a body would start."""
         if self.body:
             return self.body[0][0]
         return self.spans[FOOTER][0] if FOOTER in self.spans else len(self.raw)
@@ -238,7 +238,7 @@ class Sections:
         if span is None:
             return {}
         found = decode(self.raw, span[1])[0]
-        # A NumberKeyedMap: §3.2 allows only symbols, strings and (reserved) ulongs as keys of these sections.
+        # Not a dict but a NumberKeyedMap: §3.2 allows only symbols, strings and (reserved) ulongs as keys here.
         if not isinstance(found, dict):
             raise DecodeError(f"section 0x{code:02x} of the message has too many keys that are numbers or UUIDs")
         return found
@@ -255,7 +255,7 @@ class Sections:
 
 
 def split_sections(raw: bytes) -> Sections:
-    """Find the sections of an encoded message. Raises DecodeError if they are not well formed or out of order."""
+    """Return the sections of an encoded message. Raises DecodeError for invalid sections or a wrong order."""
     spans: dict[int, Span] = {}
     body: list[Span] = []
     pos, last, total = 0, 0, len(raw)

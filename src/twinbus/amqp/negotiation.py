@@ -8,9 +8,9 @@
     AMQP header      ------->
                      <-------  AMQP header
 
-Without SASL, both sides begin with the AMQP header. AMQP frames follow, which `connection` handles. SASL is limited to
-one choice of the client, with at most one response in it, and one outcome. The application's verifier judges the
-response.
+Without SASL, both sides begin with the AMQP header. After the headers come AMQP frames, which `connection` handles.
+SASL is limited to one sasl-init of the client, with at most one response, and one sasl-outcome of the server. The
+application's verifier decides whether the response is accepted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OUTCOME_OK, OUTCOME_AUTH = 0, 1
 
 @dataclass(slots=True)
 class SaslReceived:
-    """The client chose a SASL mechanism. The outcome is not decided yet."""
+    """The client chose a SASL mechanism. The server may still refuse the client."""
 
     mechanism: str
     response: bytes
@@ -63,7 +63,10 @@ class PeerRefusedError(AmqpError):
 
 
 class Negotiation:
-    """Takes bytes until `phase` is DONE or REFUSED. Bytes to send are appended to `output`."""
+    """The exchange of headers and SASL frames at the start of a connection.
+
+    `receive` takes the peer's bytes until `phase` is DONE or REFUSED. Bytes to send are appended to `output`.
+    """
 
     def __init__(self, sasl: ServerSasl | ClientSasl | None, *, bare_allowed: bool) -> None:
         self.phase = NegotiationPhase.HEADER
@@ -81,7 +84,7 @@ class Negotiation:
             self.output.append(SASL_HEADER)
 
     def drop(self) -> None:
-        """Release the verifier: the transport is gone."""
+        """Drop the reference to the verifier, because the transport has ended."""
         self._sasl = None
 
     @property
@@ -100,7 +103,8 @@ class Negotiation:
     def receive(self, buf: bytes, pos: int, report: Callable[[SaslReceived], None]) -> tuple[int, int]:
         """Consume bytes from `pos` on. Returns the new position and the number of bytes needed to continue.
 
-        `report` gets the client's choice, before a refusal raises PeerRefusedError.
+        `report` is called with the client's choice of mechanism. If the choice is refused, PeerRefusedError is raised
+        after this call.
         """
         while self.phase not in (NegotiationPhase.DONE, NegotiationPhase.REFUSED):
             available = len(buf) - pos
@@ -175,7 +179,7 @@ class ServerSasl:
         return SaslMechanisms(list(self._mechanisms))
 
     def receive(self, performative: Any) -> tuple[SaslReceived, SaslOutcome]:
-        """Return the client's choice and the outcome. Raises AmqpError for anything but one sasl-init."""
+        """Return the client's choice and the outcome. Raises AmqpError if the frame is not a first sasl-init."""
         if not isinstance(performative, SaslInit) or self.outcome is not None:
             raise AmqpError(Condition.ILLEGAL_STATE, f"{type(performative).__name__}; sasl-init is expected")
         response = performative.initial_response or b""

@@ -1,7 +1,7 @@
 """Composite types of AMQP 1.0 as dataclasses: performatives, SASL frames, delivery states, termini, errors.
 
-The fields have the names and the order of the standard, and plain Python values. Transfer, Disposition and Flow also
-have faster codecs, in `fast_frames`.
+The fields have the names and the order of the standard. Their values are plain Python values. `fast_frames` has faster
+codecs for Transfer, Disposition and Flow.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""The fields of an incoming message that a broker routes and checks by, read in one pass over its bytes.
+"""The fields of an incoming message that a broker needs to route and check the message, read in one pass.
 
-The pass checks every length of the message. A message that was read once can therefore be spliced later without checks
-(`delivery_splicing`).
+The pass checks every length in the message. Therefore `delivery_splicing` need not check lengths when it changes the
+message.
 """
 
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class RoutingFields:
     content_type: str | None = None
     to: str | None = None
     ttl: int | None = None  # ms
-    absolute_expiry_time: int | None = None  # ms since the epoch, as the next two
+    absolute_expiry_time: int | None = None  # ms since the epoch, as are the next two fields
     creation_time: int | None = None
     scheduled_enqueue_time: int | None = None
     partition_key: str | None = None
@@ -75,9 +75,9 @@ class RoutingFields:
 
 
 def read_routing_fields(raw: bytes) -> RoutingFields:
-    """Read and check an encoded message. Raises DecodeError if it is not well formed.
+    """Return the routing fields of an encoded message, and check the message. Raises DecodeError if it is not valid.
 
-    Sections that official clients misplace are moved to where they belong.
+    Some official clients write sections in a wrong order. These sections are moved to their place in the standard.
     """
     fields = RoutingFields(raw)
     pos, last, total = 0, 0, len(raw)
@@ -104,9 +104,9 @@ def read_routing_fields(raw: bytes) -> RoutingFields:
 
 
 def _in_order(raw: bytes) -> bytes:
-    """Return the message with two sections where the standard has them (§3.2).
+    """Return the message with delivery annotations and footer at their places in the standard (§3.2).
 
-    The Python SDK writes delivery annotations last, the JavaScript SDK writes the footer before the body.
+    The Python SDK writes delivery annotations last. The JavaScript SDK writes the footer before the body.
     """
     pos, spans = 0, []
     while pos < len(raw):

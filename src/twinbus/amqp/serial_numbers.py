@@ -12,7 +12,7 @@ def distance(start: int, end: int) -> int:
 
 
 def consecutive_runs(ids: Iterable[int]) -> list[tuple[int, int]]:
-    """Join neighbours that follow each other into (first, last). `ids` are taken in the order given."""
+    """Return a pair (first, last) for each run of consecutive ids. `ids` are read in the order given."""
     found: list[tuple[int, int]] = []
     for number in ids:
         if found and number == (found[-1][1] + 1) & MASK:

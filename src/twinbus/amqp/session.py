@@ -1,8 +1,8 @@
 """An AMQP session (amqp-core-transport §2.5): windows, handles, delivery ids and dispositions.
 
-A session finds the link of a frame by its handle. It sends transfers while the peer's incoming window is open and keeps
-them in order otherwise. A violation of the session's rules raises SessionViolationError, upon which the connection
-ends the session. A violation of a link's rules detaches the link.
+A session finds the link of a frame by the frame's handle. While the peer's incoming window is open, the session sends
+transfers; while the window is closed, transfers wait in order. A violation of the session's rules raises
+SessionViolationError, and the connection then ends the session. A violation of a link's rules detaches the link.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from twinbus.amqp.link import Link
 
 
-# The application bounds what waits for the peer's window. The peer is told no bound.
+# The outgoing window that we announce: no limit for the peer to know. The application limits how many transfers wait.
 OUTGOING_WINDOW = 0x7FFFFFFF
 
 
@@ -85,8 +85,8 @@ class Session:
         self._handles = HandleTable()
         self._end_reported = False
         self._low_window = self.incoming_window // 2
-        # Frames that wait for the peer's window: (link, parts, payload size). Size -1 marks a detach, which waits for
-        # the link's transfers.
+        # Frames that wait for the peer's window: (link, parts, payload size). Size -1 marks a detach, which is sent
+        # after the transfers of its link.
         self._pending: deque[tuple[Link, list[bytes], int]] = deque()
 
     @property
@@ -133,7 +133,7 @@ class Session:
             self.state = SessionState.END_SENT
 
     def fail(self, error: Error) -> None:
-        """End the session because the peer violated its rules, and report that to the application."""
+        """End the session because the peer violated a rule of the session, and report SessionEnded."""
         links = self.links
         self.end(error)
         self._end_reported = True
@@ -175,7 +175,7 @@ class Session:
         max_message_size: int | None = None,
         desired_capabilities: list[str] | None = None,
     ) -> Link:
-        """Request a link. LinkAccepted or LinkDetached follows. `role` is ours."""
+        """Request a link in which we have `role`. The peer's answer is the event LinkAccepted or LinkDetached."""
         if not self.is_live:
             raise AmqpError(Condition.ILLEGAL_STATE, "the session has ended")
         if self._handles.named(name, role) is not None:
@@ -213,7 +213,7 @@ class Session:
             raise SessionViolationError(Condition.INVALID_FIELD, "a sender's attach has no initial-delivery-count")
         holder = self._handles.find(handle)
         if holder is not None:
-            # The Python SDK never answers the detach of a refused link, and uses its handle again.
+            # The Python SDK never answers the detach of a refused link, and uses the link's handle for another link.
             if holder.state is not LinkState.DETACH_SENT:
                 raise SessionViolationError(Condition.HANDLE_IN_USE, f"handle {handle} is attached already")
             self._remove(holder)
@@ -229,7 +229,8 @@ class Session:
         if (exceeded := self.connection.exceeded_by_links()) is not None:
             self._note(exceeded)
             link.refuse(Error.of(exceeded))
-            # Forget it at once: a peer that never answers the detach must not make us keep the link.
+            # Remove the link without waiting for the peer's detach: a peer that never sends the detach would otherwise
+            # make us keep the link in memory.
             self._remove(link)
             self._handles.mark_refused(handle)
         else:
@@ -320,7 +321,7 @@ class Session:
             self.report(LinkDetached(link, True, error))
 
     def _note(self, exceeded: LimitExceededError) -> None:
-        """Record that the peer exceeded a limit. Raises before authentication: that ends the connection."""
+        """Record that the peer exceeded a limit. Before authentication, raise the error: it ends the connection."""
         if not self.connection.is_authenticated:
             raise exceeded
         self.connection.exceeded.append(exceeded)
@@ -334,12 +335,12 @@ class Session:
         self.unsettled_in[delivery_id] = link
 
     def replenish(self) -> None:
-        """Renew the incoming window."""
+        """Announce the full incoming window to the peer again."""
         if self.state is SessionState.MAPPED:
             self.write_flow()
 
     def write_transfer(self, link: Link, parts: list[bytes], size: int) -> None:
-        """Send a transfer, or keep it until the peer's window opens."""
+        """Send a transfer, or append it to the waiting frames if the peer's window is closed."""
         if self.remote_incoming_window > 0 and not self._pending:
             self.remote_incoming_window -= 1
             self.next_outgoing_id = (self.next_outgoing_id + 1) & MASK
@@ -351,7 +352,7 @@ class Session:
             self._pending.append((link, parts, size))
 
     def write_after_pending(self, link: Link, detach: Detach) -> None:
-        """Send a detach after the link's waiting transfers: a delivery id must not be left out."""
+        """Send a detach after the link's waiting transfers: without these transfers a delivery id would be missing."""
         if link.pending_frames:
             self._pending.append((link, [performative_frame(self.channel, detach)], -1))
             return
@@ -417,7 +418,7 @@ class Session:
     def dispose(
         self, role: bool, first: int, last: int | None = None, *, settled: bool, state: DeliveryState | None = None
     ) -> None:
-        """Send the state of deliveries `first` to `last`. `role` is ours: RECEIVER concerns what we received."""
+        """Send the state of deliveries `first` to `last`. `role` is our role: RECEIVER for deliveries we received."""
         if self.state is not SessionState.MAPPED:
             return
         last = first if last is None else last
@@ -438,7 +439,10 @@ class UnsettledDeliveries(dict[int, Link]):
     """Links by the ids of their unsettled deliveries, in one direction of a session."""
 
     def within(self, first: int, last: int) -> list[int]:
-        """Return the ids from `first` to `last` that are unsettled. A wide range costs no more than their number."""
+        """Return the ids from `first` to `last` that are unsettled.
+
+        Takes time for the unsettled deliveries only, not for all numbers from `first` to `last`.
+        """
         if first == last:
             return [first] if first in self else []
         width = distance(first, last) + 1
@@ -461,16 +465,16 @@ class UnsettledDeliveries(dict[int, Link]):
 class HandleTable:
     """Links of a session by our handle, by the peer's handle, and by name and role (§2.6.2).
 
-    Each peer numbers links on its own.
+    A link has two handles: each peer chooses its own.
     """
 
     def __init__(self) -> None:
         self._ours: dict[int, Link] = {}
         self._theirs: dict[int, Link] = {}
         self._by_name: dict[tuple[str, bool], Link] = {}
-        # Bit sets, one bit for each handle: a Python set of 8,192 numbers would take 700 KB.
-        self._past = 0  # was bound at some time
-        self._refused = 0  # link was refused and forgotten; the peer's detach has not arrived
+        # Bit sets, one bit for each handle of the peer: a Python set of 8,192 numbers would take 700 KB.
+        self._past = 0  # handles that a link has or had
+        self._refused = 0  # handles of links that we refused and removed; the peer's detach has not arrived
         self.find = self._theirs.get  # by the peer's handle
 
     @property
@@ -481,7 +485,7 @@ class HandleTable:
         return self._by_name.get((name, role))
 
     def free(self, preferred: int) -> int:
-        """Return a free handle: the peer's own number if possible, which makes traces easier to read."""
+        """Return a free handle: `preferred` if possible. Equal handles of both peers make traces easier to read."""
         if preferred not in self._ours:
             return preferred
         return next(handle for handle in count() if handle not in self._ours)
@@ -491,23 +495,23 @@ class HandleTable:
         self._by_name[link.name, link.role] = link
 
     def bind(self, link: Link, handle: int) -> None:
-        """The peer attached the link with this handle."""
+        """Record that the peer attached the link with this handle."""
         link.remote_handle = handle
         self._theirs[handle] = link
         self._past |= 1 << handle
         self._forget_refused(handle)
 
     def unbind(self, handle: int) -> Link | None:
-        """The peer detached this handle."""
+        """Free this handle, which the peer detached. Returns the handle's link, or None if the handle has none."""
         self._forget_refused(handle)
         return self._theirs.pop(handle, None)
 
     def was_bound(self, handle: int) -> bool:
-        """Return whether a link had this handle of the peer, and none has it now."""
+        """Return whether a link had this handle of the peer before, and no link has the handle now."""
         return bool(self._past >> handle & 1) and handle not in self._theirs
 
     def mark_refused(self, handle: int) -> None:
-        """The link of this handle was refused and forgotten: its transfers are ignored."""
+        """Record that the link of this handle was refused and removed: transfers with this handle are ignored."""
         self._refused |= 1 << handle
 
     def was_refused(self, handle: int) -> bool:
@@ -518,7 +522,7 @@ class HandleTable:
             self._refused ^= 1 << handle
 
     def remove(self, link: Link) -> bool:
-        """Free the link's handles and name. Returns False if that was done before."""
+        """Free the link's handles and name. Returns False if the link was removed before."""
         if self._by_name.get((link.name, link.role)) is link:
             del self._by_name[link.name, link.role]
         if link.remote_handle is not None and self._theirs.get(link.remote_handle) is link:

@@ -1,6 +1,6 @@
 """Transaction types (amqp-core-transactions): requests to a coordinator, its answers, and transactional states.
 
-On the wire they are described lists. This module reads and writes them; the server decides what a transaction does.
+On the wire, all of these are described lists. This module only reads and writes them. The server runs transactions.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Declare:
 
 @dataclass(frozen=True, slots=True)
 class Discharge:
-    """Request to end a transaction (§4.5.3): commit it, or with `fail` roll it back."""
+    """Request to end a transaction (§4.5.3): commit the transaction, or roll it back if `fail` is true."""
 
     transaction: bytes
     fail: bool
@@ -55,7 +55,7 @@ def is_coordinator(terminus: Any) -> bool:
 
 
 def read_coordinator_request(value: Any) -> Declare | Discharge:
-    """Read the body of a message to the coordinator. Raises DecodeError if it is neither declare nor discharge."""
+    """Return the request in the body of a message to the coordinator. Raises DecodeError for any other body."""
     code = _code(value) if isinstance(value, Described) else None
     if code == DECLARE:
         return Declare()
@@ -73,17 +73,17 @@ def declared_state(transaction: bytes) -> Described:
 
 
 def transactional_state(transaction: bytes, outcome: DeliveryState | None = None) -> Described:
-    """Return the state that ties a transfer, or an outcome, to a transaction."""
+    """Return the delivery state that makes a transfer, or an outcome, part of a transaction."""
     # `encode` writes plain values only: decode the outcome's bytes into a described list, which may be nested.
     value = None if outcome is None else decode(encode_described(outcome), 0)[0]
     return Described(ULong(TRANSACTIONAL_STATE), [transaction, value])
 
 
 def read_transactional(state: DeliveryState | None) -> TransactionalState | None:
-    """Return the transaction that `state` belongs to, or None outside of transactions.
+    """Return `state` as a TransactionalState, or None if `state` is not part of a transaction.
 
-    A state that cannot be read belongs to the transaction b"", which never exists, and has no outcome: the server
-    refuses it instead of settling the delivery outside of a transaction.
+    For a transactional state whose fields are not valid, the result has the transaction b"" and no outcome. No
+    transaction has this id, so the server refuses the state instead of settling the delivery outside a transaction.
     """
     if not isinstance(state, Described) or _code(state) != TRANSACTIONAL_STATE:
         return None
@@ -104,7 +104,7 @@ def _code(value: Described) -> int | None:
 
 
 def _fields(value: Described, count: int) -> list[Any]:
-    """Return the fields of a described list, filled up with None to `count`."""
+    """Return `count` fields of a described list, with None for each field that is missing."""
     if not isinstance(value.value, list) or len(value.value) > count:
         raise DecodeError(f"a transaction type is not a list of at most {count} fields")
     return [*value.value, *[None] * (count - len(value.value))]
