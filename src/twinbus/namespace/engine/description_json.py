@@ -1,7 +1,8 @@
-"""Descriptions of entities and rules as JSON, the format in which the store keeps them.
+"""Descriptions of entities and rules as JSON, the format of the records in the store.
 
-Reading refuses unknown fields by name: the record of a newer version must not be read as if it were understood.
-Values of rule parameters and properties are kept in AMQP encoding, as hexadecimal text: JSON has too few types.
+`read_description` raises an error for a record with unknown fields: a newer version of Twinbus wrote such a record, and
+this version would ignore settings. Values of rule parameters and properties are written in AMQP encoding, as
+hexadecimal text, because JSON has fewer types than AMQP.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _KIND_NAMES: Final = {described: kind for kind, described in _KINDS.items()}
 
 
 def kind_of(description: Description) -> str:
-    """Return `queue`, `topic` or `subscription`."""
+    """Return the kind of the described entity: `queue`, `topic` or `subscription`."""
     return _KIND_NAMES[type(description)]
 
 
@@ -55,12 +56,12 @@ def write_description(description: Description) -> str:
             values[row.field] = [_write_authorization_rule(rule) for rule in values[row.field]]
     rules = values.pop("rules", None)
     text = json.dumps(values, separators=(",", ":"))
-    # The texts of rules are cached, so they are joined to the text and not to the values.
+    # `rule_json` caches the JSON text of each rule. So the rules are added to the text here, and not to `values`.
     return text if rules is None else f'{text[:-1]},"rules":[{",".join(map(rule_json, rules))}]}}'
 
 
 def read_description(kind: str, text: str) -> Description:
-    """Return the description in a record of the store. Raises ValueError if it cannot be understood."""
+    """Return the description in a record of the store. Raises ValueError if the record cannot be understood."""
     described = _KINDS.get(kind)
     if described is None:
         raise ValueError(f"'{kind}' is no kind of entity")
@@ -109,7 +110,7 @@ _CORRELATION_TEXTS: Final = (
 
 
 class _ByIdentity:
-    """A cache key for a rule, which has no hash because of its mappings. Equal only for the same object."""
+    """A cache key for a rule. Two keys are equal only for the same object: a rule contains mappings and has no hash."""
 
     __slots__ = ("rule",)
 

@@ -1,11 +1,12 @@
-"""What the engine decides: writes for the store and effects for the front, together in one EngineDecision.
+"""The result of a decision: writes for the store and effects for the network side, together in one EngineDecision.
 
-The runtime commits the writes of a decision (and of all decisions before it) to disk, and carries out its effects
-after that: persist, then acknowledge. Effects and writes are tuples because some are made for every message.
+The runtime commits the writes of a decision (and of all decisions before it) to disk first, and then carries out the
+effects of the decision. Most effects and writes are named tuples, because some are made for every message and tuples
+are fast to make.
 
-A decision may need stored rows. Then it is a generator: it yields `StoreRead`s, is sent the answers, and returns an
-EngineDecision (`PendingDecision`). It reads before it writes: the store does not show rows written by the same
-decision. If a read fails, the runtime throws the error into the generator.
+A decision is made by a generator (`PendingDecision`), because the decision may need stored rows. The generator yields
+`StoreRead`s, is sent the answers, and returns an EngineDecision. It reads before it writes: the store does not show
+rows written by the same decision. If a read fails, the runtime throws the error into the generator.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def not_allowed(text: str) -> Refusal:
 
 
 class MeteredOperation(StrEnum):
-    """What the meter counts (N5)."""
+    """The kinds of operations that the meter counts (N5)."""
 
     SEND = "send"
     PING = "ping"
@@ -99,9 +100,10 @@ class AnswerRequest(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Send messages to a receiver, in this order, each locked under its token until `locked_until`.
+    """Send the messages `rows` to a receiver, in this order. `tokens` has the lock token of each message.
 
-    In receive-and-delete mode tokens and `locked_until` are None, and the writes of the same decision drop the rows.
+    The locks end at `locked_until`. In receive-and-delete mode, all tokens and `locked_until` are None, and the writes
+    of the same decision drop the rows.
     """
 
     receiver: Any
@@ -111,7 +113,7 @@ class Deliver(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """Tell the receiver that its credit is used up: no message is available."""
+    """Answer a receiver that asked for drain: all its credit is used, by messages or because no message is left."""
 
     receiver: Any
 
@@ -146,7 +148,7 @@ class Meter:
 
 
 class ForgetEntity(NamedTuple):
-    """Drop everything that is kept about an entity: it was deleted."""
+    """Drop all data that the meter has about an entity that was deleted."""
 
     entity: str
 
@@ -170,6 +172,6 @@ class EngineDecision:
 
 
 PendingDecision = Generator[StoreRead, Any, EngineDecision]
-"""A decision in progress: yields the reads it needs, is sent the answers, returns an EngineDecision."""
+"""A decision in progress: a generator that yields store reads, is sent the answers, and returns an EngineDecision."""
 ReadingPart = Generator[StoreRead, Any, None]
-"""A part of a decision that may read rows, and adds what it decides to an EngineDecision."""
+"""A part of a decision: a generator that may read rows, and adds its writes and effects to an EngineDecision."""

@@ -1,13 +1,13 @@
 """Requests about stored messages and sessions: peek, receive deferred messages, delete many, session state and list.
 
-Each reads its rows first and then decides. None of them changes a lock that exists.
+Each function reads its rows first and then decides. No function changes a lock that exists already.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from twinbus.ledger.entries import billable_units  # pure: the face also loads what writes to the disk
+from twinbus.ledger.entries import billable_units  # not from twinbus.ledger, which imports code that writes to disk
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.effects import (
     AnswerRequest,
@@ -46,11 +46,11 @@ from twinbus.values import Condition
 
 PEEK_BYTES: Final = limits.MIB
 DEFERRED_ROWS: Final = 64
-"""Deferred messages read at a time."""
+"""The number of deferred messages that one `RowsBySeq` reads."""
 DEFERRED_BYTES: Final = 16 * limits.MIB
-"""Bytes of deferred messages that one request may receive."""
+"""The number of bytes that one request for deferred messages may receive."""
 _PAGE: Final = 256
-# First the lane that is delivered from, then the deferred one.
+# In each tuple, first the lane whose rows are delivered to receivers, then the lane of deferred messages.
 _MAIN_LANES: Final = (QueueLane.ACTIVE, QueueLane.DEFERRED, QueueLane.SCHEDULED)
 _DEAD_LANES: Final = (QueueLane.DEAD, QueueLane.DEAD_DEFERRED)
 _TRANSFER_LANES: Final = (QueueLane.TRANSFER_DEAD, QueueLane.TRANSFER_DEAD_DEFERRED)
@@ -81,7 +81,7 @@ def peek(state: ReceiveState, event: MessagesPeeked, now: int, decision: EngineD
 
 
 def receive_deferred(state: ReceiveState, event: DeferredRequested, now: int, decision: EngineDecision) -> ReadingPart:
-    """Lock (or drop) deferred messages by sequence number: all of them, or none if one is missing."""
+    """Lock the deferred messages with these numbers, or drop them (receive-and-delete). If one is missing, refuse."""
     refusal, held = _deferred_access(state, event, now)
     if refusal is not None:
         decision.effects.append(AnswerRequest(event.reply, refusal))
@@ -127,9 +127,10 @@ def receive_deferred(state: ReceiveState, event: DeferredRequested, now: int, de
 def _deferred_access(
     state: ReceiveState, event: DeferredRequested, now: int
 ) -> tuple[Refusal | None, HeldSession | None]:
-    """Return why the request is refused, or the session whose deferred messages it is for.
+    """Return why the request is refused (None if it is not), and the session that it is for (None for no session).
 
-    Only the holder of a session can receive its deferred messages. Dead-letter queues have no sessions.
+    Only the receiver that holds a session can receive the deferred messages of this session. Dead-letter queues have
+    no sessions.
     """
     if not state.settings.status.gives_receives:
         return disabled(state.path, "receives"), None
@@ -144,7 +145,7 @@ def _deferred_access(
 
 
 def delete_batch(state: ReceiveState, event: BatchDeleted, decision: EngineDecision) -> ReadingPart:
-    """Drop the oldest unlocked messages, at most `event.count`, that were enqueued before an instant."""
+    """Drop the oldest unlocked messages, at most `event.count`, that were enqueued before `event.before`."""
     if not state.settings.status.gives_receives:
         decision.effects.append(AnswerRequest(event.reply, disabled(state.path, "receives")))
         return

@@ -1,11 +1,11 @@
-"""The receive side of a queue or subscription: events are dispatched here, new rows enter, timers take effect.
+"""The receive side of a queue or subscription: dispatches events, adds new rows, and handles the timer.
 
 One decision of the entity uses this module in three steps:
 
-1. `decide` carries out the event itself (or `enqueue` adds new rows, or the timer functions let things expire). It
-   may find that a lane has both rows and receivers, and notes the lane in `lanes_to_serve`.
+1. `decide` carries out an event, `enqueue` adds new rows, or `expire` ends messages and locks whose time is over. A
+   lane that may now have both rows and receivers is added to `lanes_to_serve`.
 2. `follow_up` delivers from these lanes and assigns free sessions.
-3. `rearm` computes when the entity must look again.
+3. `rearm` computes `next_timer`, the instant of the next EntityTimerFired. (Only after a timer or a changed setting.)
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ ReceivingEvent = (
 
 
 def decide(state: ReceiveState, event: ReceivingEvent, now: int, decision: EngineDecision) -> ReadingPart | None:
-    """Carry out an event. Returns None if that is done, or the part of the decision that must read rows first."""
+    """Carry out an event. Returns None, or a part of the decision that the caller must run because it reads rows."""
     match event:
         case MessagesSettled():
             settlement.settle(state, event, now, decision)
@@ -100,7 +100,7 @@ def decide(state: ReceiveState, event: ReceivingEvent, now: int, decision: Engin
 
 
 def enqueue(state: ReceiveState, rows: Iterable[Row], now: int, decision: EngineDecision) -> None:
-    """Add rows that are new at the tail of the active lane, in order. Their writes are made by the caller."""
+    """Add new rows at the end of the active lane, in order. The caller makes the writes that store the rows."""
     if state.settings.requires_session:
         _enqueue_by_session(state, rows, now, decision)
         return
@@ -126,9 +126,9 @@ def _enqueue_by_session(state: ReceiveState, rows: Iterable[Row], now: int, deci
 
 
 def follow_up(state: ReceiveState, now: int, decision: EngineDecision) -> ReadingPart:
-    """Deliver what the event has made available (`state.has_work`).
+    """Deliver the rows and assign the sessions that the event has made available (`state.has_work`).
 
-    If the store fails after something was decided, the decision stands and a timer delivers the rest.
+    If a read fails while the decision already has writes or effects, these are kept, and the timer delivers the rest.
     """
     try:
         if state.sessions.search_needed:
@@ -137,7 +137,7 @@ def follow_up(state: ReceiveState, now: int, decision: EngineDecision) -> Readin
     except Exception:
         if decision.is_empty:
             raise
-        state.arm_timer(now)  # that decision is empty before it reads, and so it fails by itself
+        state.arm_timer(now)  # the decision of the timer reads while it is empty: a new failure affects it alone
 
 
 def _serve_lanes(state: ReceiveState, now: int, decision: EngineDecision) -> ReadingPart:
@@ -185,13 +185,13 @@ def _detach(state: ReceiveState, handle: Any, now: int, decision: EngineDecision
 
 
 def _detach_with(state: ReceiveState, handle: Any, refusal: Refusal, now: int, decision: EngineDecision) -> None:
-    """Detach a receiver from our side, and tell it why."""
+    """Detach a receiver whose client did not ask for it, and tell the client why."""
     _detach(state, handle, now, decision)
     decision.effects.append(DetachReceiver(handle, refusal))
 
 
 def change_settings(state: ReceiveState, settings: ReceiveSettings, now: int, decision: EngineDecision) -> None:
-    """Apply a changed description. Receivers that it does not allow any more are detached."""
+    """Apply a changed description. Receivers that the new description does not allow are detached."""
     state.settings = settings
     if not settings.status.gives_receives:
         for handle in list(state.receivers):
@@ -208,7 +208,7 @@ def _forwarding_refusal(state: ReceiveState, lane: DeliveryLane) -> Refusal:
 
 
 def close(state: ReceiveState, now: int, decision: EngineDecision) -> None:
-    """Delete the entity with everything it holds, and detach its receivers."""
+    """Delete the entity with all its messages, and detach its receivers."""
     detaching = EngineDecision()
     for handle in list(state.receivers):
         _detach_with(state, handle, not_found(state.path), now, detaching)
@@ -217,7 +217,7 @@ def close(state: ReceiveState, now: int, decision: EngineDecision) -> None:
     state.main.forward_to = state.dead_letter.forward_to = None
     state.lanes_to_serve.clear()
     state.sessions.search_needed = False
-    # The rows that receivers return are deleted with the entity: none of these writes is needed.
+    # The writes of `detaching` are left out: they return rows to the queue, and all rows are deleted with the entity.
     decision.writes[:] = [DropEntity(state.counters.queue)]
     decision.effects += (*detaching.effects, ForgetEntity(state.path))
 
@@ -251,16 +251,16 @@ def expire(state: ReceiveState, expired: list[Row], now: int, decision: EngineDe
 
 
 def finish_timer(state: ReceiveState, now: int, decision: EngineDecision) -> ReadingPart:
-    """Deliver what the timer has made available, then end the waits for a session whose deadline has come.
+    """Deliver what the timer has made available, then detach the receivers that waited for a session too long.
 
-    In this order: a session that becomes free at the very instant of a deadline is still assigned.
+    The order matters: a session that becomes free exactly at the deadline of a receiver is still assigned.
     """
     yield from follow_up(state, now, decision)
     session_assignment.time_out_waiting(state, now, decision)
 
 
 def rearm(state: ReceiveState, idle_at: int | None, now: int) -> None:
-    """Compute `next_timer` anew. `idle_at` is when the entity is deleted if it stays idle."""
+    """Compute `next_timer` anew. `idle_at` is the instant at which the entity is deleted if it is not used before."""
     instants = (
         state.next_expiry,
         state.locks.deadlines.first(),

@@ -1,6 +1,6 @@
 """Checks of messages that are sent to a queue or topic: limits, quota, sessions, duplicates, pings (G3).
 
-What happens to an accepted message is decided by the entity (`send_target`).
+The module `send_target` decides what happens to an accepted message.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, Final
 
 from twinbus.amqp import RoutingFields
-from twinbus.ledger.entries import UNIT_BYTES, billable_units  # pure: the face also loads what writes to the disk
+from twinbus.ledger.entries import UNIT_BYTES, billable_units  # not twinbus.ledger: it imports code that writes
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import EntityStatus, QueueDescription, TopicDescription
 from twinbus.namespace.engine.duplicate_detection import SeenIds, id_key
@@ -20,13 +20,13 @@ from twinbus.values import Condition
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 _ACTIVE: Final = EntityStatus.ACTIVE
 _TTL_TOO_LARGE: Final = 0xFFFF_FFFF
-"""The header's ttl when the real one does not fit into 32 bits; then absolute-expiry-time has the real one."""
+"""The ttl in a header whose real time to live does not fit into 32 bits. Then absolute-expiry-time has the real end."""
 
 
 def transfer_refusal(
     messages: Sequence[RoutingFields], description: QueueDescription | TopicDescription, size: int
 ) -> Refusal | None:
-    """Return why the entity refuses these messages, all of them together; None if it accepts them.
+    """Return why the entity refuses these messages; None if it accepts all of them. One bad message refuses all.
 
     `size` is the number of bytes that the entity holds already.
     """
@@ -37,7 +37,7 @@ def transfer_refusal(
         length = len(message.raw)
         size += length
         message_id, session = message.message_id, message.group_id
-        # One cheap test for all messages that are fine; the exact reason is looked for after it.
+        # This cheap test is false for almost every valid message. Only if it is true, the exact reason is looked for.
         if (
             length > limits.MAX_MESSAGE_BYTES
             or message.properties_size > limits.MAX_PROPERTY_BYTES
@@ -110,7 +110,7 @@ def without_pings_and_duplicates(
 ) -> Generator[StoreRead, Any, list[RoutingFields | None]]:
     """Return the messages in their order, with None in place of a ping or a duplicate: neither is stored.
 
-    Remembers the ids of the others. `seen_ids` is None for an entity without duplicate detection.
+    The ids of all other messages are added to `seen_ids`, which is None for an entity without duplicate detection.
     """
     kept = [None if message.content_type == PING_CONTENT_TYPE else message for message in messages]
     if seen_ids is None:
@@ -131,7 +131,7 @@ def without_pings_and_duplicates(
 def meter_sent(
     path: str, operation: MeteredOperation, messages: Sequence[RoutingFields], decision: EngineDecision
 ) -> None:
-    """Meter sent messages. A duplicate counts like any other message; a ping counts as a ping."""
+    """Add the Meter effects of sent messages. A duplicate is metered like any other message, a ping as PING."""
     size = pings = ping_bytes = extra_units = 0
     for message in messages:
         length = len(message.raw)

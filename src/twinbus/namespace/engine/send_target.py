@@ -1,9 +1,13 @@
 """The send side that a queue and a topic share: accepting, scheduling and forwarding messages to the entity.
 
-A message takes this way: the checks of `send_checks`; then it gets a message id if it has none, a time to live, and a
-sequence number; a message with a future enqueue time goes to the scheduled lane; all others are passed to `_store`,
-which a queue and a topic implement differently. Messages that another entity forwards take the same way without being
-scheduled.
+A message that a client sends goes through these steps:
+
+1. The checks of `send_checks` accept or refuse the message.
+2. The message gets a message id if it has none, a time to live, and a sequence number.
+3. A message with a future enqueue time goes to the scheduled lane. Every other message is passed to `_store`, which a
+   queue and a topic implement differently.
+
+A message that another entity forwards is checked too, and passed to `_store` without being scheduled.
 """
 
 from __future__ import annotations
@@ -56,20 +60,20 @@ class ForwardedMessage(NamedTuple):
     fields: RoutingFields
     origin_seq: int
     ttl: int | None
-    """What is left of the time to live, in ms."""
+    """The rest of the time to live, in ms; None if the message never expires."""
     overlay: bytes
-    """Counts how often the message was forwarded."""
+    """The overlay that the message gets in the target. It contains how often the message was forwarded."""
 
 
 class AcceptedMessage(NamedTuple):
-    """A message that the entity accepted and stores now."""
+    """A message that passed the checks of the entity, and is about to be stored."""
 
     origin_seq: int
     ttl: int | None
     session: str | None
     raw: bytes
     overlay: bytes | None = None
-    """Of a message that was forwarded to the entity."""
+    """The overlay of a message that another entity forwarded; None for a message that a client sent."""
 
 
 class ScheduledLane:
@@ -84,9 +88,10 @@ class ScheduledLane:
     def add(
         self, raw: bytes, due: int, ttl: int | None, session: str | None, now: int, decision: EngineDecision
     ) -> int:
-        """Store a message until `due`. Returns its sequence number.
+        """Store a message in the scheduled lane until the instant `due`. Returns the sequence number of the message.
 
-        The time to live starts when the message becomes active; the row's `expires` assumes that this is at `due`.
+        The time to live starts when the message becomes active. `expires` of the row is computed as if the message
+        became active exactly at `due`.
         """
         seq = self._counters.take_seq()
         row = Row.new(
@@ -107,7 +112,7 @@ class ScheduledLane:
         return seq
 
     def cancel(self, event: ScheduleCancelled, path: str, decision: EngineDecision) -> ReadingPart:
-        """Drop all messages of the event, or none of them if one is missing."""
+        """Drop the scheduled messages that the event names. If one of them is missing, drop none."""
         seqs = distinct(event.seqs)
         queue = self._counters.queue
         rows: list[Row] = yield RowsBySeq(queue, (QueueLane.SCHEDULED,), seqs, with_raw=False)
@@ -125,7 +130,7 @@ class ScheduledLane:
         )
 
     def read_due(self, now: int) -> Generator[StoreRead, Any, list[Row]]:
-        """Read messages whose enqueue time has come, at most one page."""
+        """Read messages whose enqueue time has come, at most 256 and about 1 MiB."""
         if self.next_due is None or self.next_due > now:
             return []
         answer: DueAnswer = yield DueRows(self._counters.queue, now, _PAGE, MIB)
@@ -134,12 +139,12 @@ class ScheduledLane:
 
 
 def ttl_after_schedule(row: Row) -> int | None:
-    """Return the time to live of a scheduled message, which starts when it becomes active."""
+    """Return the time to live of a scheduled message in ms, which starts when the message becomes active."""
     return None if row.expires is None or row.due is None else row.expires - row.due
 
 
 class SendTarget(NamespaceEntity):
-    """The common part of Queue and Topic."""
+    """The base class of Queue and Topic: accepts messages, schedules them, and detects duplicates."""
 
     __slots__ = ("resources", "scheduled", "seen_ids")
 
@@ -158,7 +163,7 @@ class SendTarget(NamespaceEntity):
         self.resources = resources
         self.scheduled = ScheduledLane(self.counters, next_due)
         self.seen_ids: SeenIds | None = None
-        """None without duplicate detection."""
+        """The message ids for duplicate detection; None if the entity does not detect duplicates."""
         if description.requires_duplicate_detection:
             window, budget = description.duplicate_window, resources.seen_id_budget
             self.seen_ids = SeenIds(self.counters.queue, window, budget, new=new)
@@ -172,19 +177,20 @@ class SendTarget(NamespaceEntity):
 
     @property
     def keeps_sessions(self) -> bool:
-        """Whether the session ids of messages matter."""
+        """Whether the session ids of messages are stored."""
         raise NotImplementedError
 
     def arm_timer(self, at: int) -> None:
-        """Move the next timer forward to `at`, unless it fires earlier."""
+        """Let the timer fire at the instant `at`, if it does not fire before that anyway."""
         raise NotImplementedError
 
     def _store(
         self, messages: Sequence[AcceptedMessage], now: int, decision: EngineDecision, *, forwarded: bool = False
     ) -> ReadingPart | None:
-        """Store accepted messages. Returns None if that is done, or the part of the decision that must read rows.
+        """Store accepted messages. Returns None, or a part of the decision that the caller must run to store them.
 
-        A forwarded message keeps its `origin_seq`, and has no sequence number of this entity yet.
+        If `forwarded`, the `origin_seq` of each message is from another entity, and the message gets a new sequence
+        number of this entity. Otherwise `origin_seq` is a sequence number of this entity already.
         """
         raise NotImplementedError
 
@@ -209,9 +215,10 @@ class SendTarget(NamespaceEntity):
     def _accept(
         self, messages: Sequence[RoutingFields], now: int, decision: EngineDecision, *, number_all: bool = False
     ) -> Generator[StoreRead, Any, list[int]]:
-        """Store the messages, now or in the scheduled lane. Returns their sequence numbers.
+        """Store the messages, those with a future enqueue time in the scheduled lane. Returns the sequence numbers.
 
-        A ping or duplicate is not stored. Its number is 0, or with `number_all` a number that no message has.
+        A ping or duplicate is not stored. In its place, the result contains 0, or with `number_all` a new sequence
+        number that no stored message has.
         """
         kept = yield from without_pings_and_duplicates(messages, self.seen_ids, now, decision)
         seqs: list[int] = []
@@ -244,9 +251,9 @@ class SendTarget(NamespaceEntity):
     def accept_forwarded(
         self, forwarded: Sequence[ForwardedMessage], now: int, decision: EngineDecision
     ) -> Generator[StoreRead, Any, list[Refusal | None]]:
-        """Store messages that another entity forwards. Returns for each why it is refused, or None.
+        """Store messages that another entity forwards. Returns for each message None, or why the message is refused.
 
-        Unlike the messages of a transfer, each is accepted or refused by itself.
+        A refused message does not affect the others. (A client's transfer is accepted or refused as a whole.)
         """
         if self.lifecycle.ended:
             return [not_found(self.path)] * len(forwarded)
@@ -305,7 +312,7 @@ class SendTarget(NamespaceEntity):
             self.seen_ids.window = description.duplicate_window
 
     def _end(self) -> None:
-        """End the life of the entity: it was deleted."""
+        """Free the memory of the deleted entity, and remove it from the registry."""
         if self.seen_ids is not None:
             self.seen_ids.close()
         self.lifecycle.end(self.path)

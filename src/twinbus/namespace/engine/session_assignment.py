@@ -1,8 +1,9 @@
-"""Session assignment: locks sessions for receivers, by id or the next available one, and frees them again.
+"""Session assignment: locks a session for a receiver, and frees the session when the receiver leaves or the lock ends.
 
-A receiver that takes any session waits in `EntitySessions.waiting` until a session with messages is free or its
-deadline passes. The store is searched for a free session only when one may have become free (`search_needed`). A
-message that arrives for a free session assigns the session to the first waiting receiver without a search.
+A receiver names a session, or takes any session. A receiver that takes any session waits in `EntitySessions.waiting`
+until a session with messages is free or the receiver's deadline passes. The store is searched for a free session only
+when a session may have become free (`search_needed`). A message that arrives for a free session assigns the session
+to the first waiting receiver without a search.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from twinbus.namespace.engine.storage_protocol import QueueLane, StoreRead, Wait
 from twinbus.values import Condition
 
 _PAGE: Final = 64
-"""Session ids read at a time by a search."""
+"""The number of session ids that a search reads with one `WaitingSessions`."""
 
 
 def attach_session_receiver(
     state: ReceiveState, event: SessionReceiverAttached, now: int, decision: EngineDecision
 ) -> None:
-    """Assign the session that the receiver names, or let it wait for any session."""
+    """Assign the session that the receiver names. If it names none, let the receiver wait for any session."""
     refusal = _attach_refusal(state, event.session, now)
     if refusal is not None:
         decision.effects.append(DetachReceiver(event.receiver, refusal))
@@ -49,7 +50,7 @@ def attach_session_receiver(
     if event.session is not None:
         _assign(state, receiver, event.session, now, decision)
         return
-    # If another receiver waits already, its search has found no free session.
+    # If another receiver waits already, the search for that receiver has found no free session.
     state.sessions.search_needed |= not state.sessions.waiting
     state.sessions.add_waiting(receiver, event.deadline)
     state.arm_timer(max(now, event.deadline))
@@ -75,15 +76,16 @@ def _attach_refusal(state: ReceiveState, session: str | None, now: int) -> Refus
 
 
 def assign_to_first_waiting(state: ReceiveState, session: str, now: int, decision: EngineDecision) -> None:
-    """Assign a free session, for which a message arrived, to the receiver that waits longest."""
+    """Assign a free session, for which a message arrived, to the receiver that has waited longest."""
     _assign(state, state.sessions.take_first_waiting(), session, now, decision)
 
 
 def search_free_sessions(state: ReceiveState, now: int, decision: EngineDecision) -> ReadingPart:
-    """Assign free sessions with messages to the waiting receivers, in rotation through all sessions."""
+    """Assign free sessions with messages to the waiting receivers, in the order of ids after the last assigned one."""
     sessions = state.sessions
     while sessions.search_needed and sessions.waiting:
-        # Expired messages, and rows that this decision removes, must not count as messages of a session.
+        # Expired messages, and rows that this decision removes, must not count as messages of a session. So the search
+        # is left to the next decision, which the timer starts.
         if decision.writes or (state.next_expiry is not None and state.next_expiry <= now):
             state.arm_timer(now)
             return
@@ -111,7 +113,7 @@ def _next_free_session(state: ReceiveState) -> Generator[StoreRead, Any, str | N
 
 
 def _assign(state: ReceiveState, receiver: AttachedReceiver, session: str, now: int, decision: EngineDecision) -> None:
-    if session in state.sessions.held:  # its lock has expired, and the timer has not fired yet
+    if session in state.sessions.held:  # the lock of the session has expired, and the timer has not fired yet
         expire_session_lock(state, session, now, decision)
     until = now + state.settings.lock_duration
     read_ahead = ReadAhead(
@@ -139,7 +141,7 @@ def _assign(state: ReceiveState, receiver: AttachedReceiver, session: str, now: 
 def release_session(
     state: ReceiveState, held: HeldSession, now: int, decision: EngineDecision, *, failed: bool
 ) -> None:
-    """Free a session, and return the messages that its receiver had not settled."""
+    """Free a session, and return to the queue the messages that the receiver of the session has not settled."""
     sessions = state.sessions
     del sessions.held[held.id]
     sessions.deadlines.cancel(held.id)
@@ -151,7 +153,7 @@ def release_session(
 
 
 def expire_session_lock(state: ReceiveState, session: str, now: int, decision: EngineDecision) -> None:
-    """Free a session whose lock ran out, and detach its receiver."""
+    """Free a session whose lock has expired, and detach the receiver of the session."""
     held = state.sessions.held[session]
     receiver = held.receiver
     if receiver.has_credit:
@@ -162,7 +164,7 @@ def expire_session_lock(state: ReceiveState, session: str, now: int, decision: E
 
 
 def time_out_waiting(state: ReceiveState, now: int, decision: EngineDecision) -> None:
-    """Detach the receivers that waited for a session until their deadline."""
+    """Detach the receivers that still wait for a session at their deadline."""
     for number in state.sessions.wait_deadlines.take_due(now):
         receiver = state.sessions.waiting.pop(number)
         del state.receivers[receiver.handle]

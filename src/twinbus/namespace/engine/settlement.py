@@ -1,4 +1,4 @@
-"""Settlement: what becomes of a locked message, or of one whose lock or time to live ran out.
+"""Settlement: drops, returns, defers or dead-letters a message that a client settles, or whose lock or time ended.
 
 The encoded message is never rewritten. Properties that settlement sets (reason of dead-lettering, properties given
 with abandon or defer) go into the overlay of the row.
@@ -68,7 +68,7 @@ def dead_letter_properties(
 
 
 def settle(state: ReceiveState, event: MessagesSettled, now: int, decision: EngineDecision) -> None:
-    """Settle messages by lock token. A token is valid from any link, until the lock expires."""
+    """Settle messages by lock token. Any link, not only the receiver's, can use a token until the lock expires."""
     lost = MESSAGE_LOCK_LOST
     if event.session is not None:
         held = state.sessions.held.get(event.session)
@@ -119,7 +119,7 @@ def _settle_one(
 
 
 def outcome_refusal(row: Row, outcome: MessageOutcome) -> Refusal | None:
-    """Return why a locked message cannot be settled with this outcome; None if it can."""
+    """Return why a locked message cannot be settled with this outcome; None if the outcome is allowed."""
     if isinstance(outcome, MoveToDeadLetter) and row.lane >= QueueLane.DEAD:
         return not_allowed("A message of a dead-letter queue cannot be dead-lettered again.")
     properties = _properties_set_by(outcome)
@@ -140,7 +140,7 @@ def _properties_set_by(outcome: MessageOutcome) -> Mapping[str, Any] | None:
 
 
 def renew_locks(state: ReceiveState, event: LocksRenewed, now: int, decision: EngineDecision) -> None:
-    """Renew all locks of the event, or none of them."""
+    """Renew the locks of the event. If one of them is lost or belongs to a session, renew none."""
     found = [state.locks.find(token, now) for token in event.tokens]
     locks = [lock for lock in found if lock is not None]
     if len(locks) < len(found):
@@ -163,13 +163,13 @@ def renew_locks(state: ReceiveState, event: LocksRenewed, now: int, decision: En
 
 
 def drop_row(state: ReceiveState, row: Row, decision: EngineDecision) -> None:
-    """Remove an unlocked row for good."""
+    """Remove an unlocked row from the store."""
     decision.writes.append(DropRow(queue=row.queue, lane=row.lane, seq=row.seq))
     state.counters.drop(row.lane, row.charge)
 
 
 def expire_row(state: ReceiveState, row: Row, decision: EngineDecision) -> None:
-    """Drop or dead-letter an unlocked row whose time to live is over, as the entity's settings say."""
+    """Dead-letter or drop an unlocked row whose time to live is over, as `dead_lettering_on_expiration` says."""
     if state.settings.dead_lettering_on_expiration:
         properties = dead_letter_properties("TTLExpiredException", "The message expired and was dead lettered.")
         dead_letter_row(state, row, decision, properties)
@@ -186,14 +186,14 @@ def return_row(
     failed: bool,
     properties: Mapping[str, Any] | None = None,
 ) -> None:
-    """Make a row available again whose lock ended.
+    """Make a row available again after its lock ended.
 
-    A failed delivery raises the delivery count. The row is dead-lettered after too many, and expires if its time to
-    live ended while it was locked.
+    If `failed`, the delivery count rises by 1, and the row is dead-lettered when the count reaches
+    `max_delivery_count`. A row whose time to live ended while it was locked expires now.
     """
     if failed:
         row = row._replace(delivery_count=row.delivery_count + 1)
-    if row.lane < QueueLane.DEAD:  # messages of a dead-letter queue neither expire nor count deliveries
+    if row.lane < QueueLane.DEAD:  # a dead-lettered message does not expire, and has no maximum delivery count
         if row.is_expired(now):
             expire_row(state, row, decision)
             return
@@ -219,7 +219,7 @@ def dead_letter_row(
     properties: Mapping[str, Any],
     to_lane: QueueLane = QueueLane.DEAD,
 ) -> None:
-    """Move an unlocked row to a dead-letter sub-queue, where nothing expires."""
+    """Move an unlocked row to a dead-letter sub-queue, where messages do not expire."""
     decision.writes.append(_move(row, to_lane, None, merge_overlay(row.overlay, properties)))
     state.counters.move(row.lane, to_lane)
     lane = state.dead_letter if to_lane == QueueLane.DEAD else state.transfer_dead_letter
@@ -234,7 +234,7 @@ def _defer_row(state: ReceiveState, row: Row, decision: EngineDecision, properti
 
 
 def _move(row: Row, to_lane: int, expires: int | None, overlay: bytes | None) -> MoveRow:
-    """The write that moves a row to another lane (or the same) under its sequence number."""
+    """Return the write that moves a row to the lane `to_lane`, which may be the row's own, under the same number."""
     return MoveRow(
         queue=row.queue,
         lane=row.lane,

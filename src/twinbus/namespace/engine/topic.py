@@ -1,11 +1,12 @@
 """A topic and its subscriptions: each accepted message is copied to every subscription whose rules select it.
 
-A topic stores only scheduled messages. A published message becomes one row in each subscription that takes it. Where
-several subscriptions take it unchanged, its body is stored once and the rows share it (`PutBody`); the topic is
-charged for the shared body, and each row for a fixed number of bytes.
+A topic stores only scheduled messages. A published message becomes one row in each subscription that selects the
+message. If several subscriptions select the message unchanged, the body of the message is stored once and the rows
+share this body (`PutBody`). Then the topic is charged for the shared body, and each row for a fixed number of bytes.
 
-Topic and subscriptions share one root: their events are decided one after the other, and they have one timer. A
-subscription with an earlier timer arms that of its topic.
+The topic is the root of its subscriptions: the events of the topic and of all its subscriptions are decided one after
+the other, and the timer of the topic fires for all of them. A subscription that needs an earlier firing moves the timer
+of the topic.
 """
 
 from __future__ import annotations
@@ -72,13 +73,13 @@ _FILTER_ERROR: Final = "FilterException"
 
 
 class SubscriptionCopy(NamedTuple):
-    """A message that a subscription takes."""
+    """A copy of a published message that one subscription stores."""
 
     message: AcceptedMessage
     body: int | None
-    """The id of the body, if several subscriptions share it."""
+    """The id of the body that several subscriptions share; None if the copy has a body of its own."""
     dead_letter_reason: Mapping[str, Any] | None = None
-    """If set, the message goes to the dead-letter queue, with these properties."""
+    """If set, the copy goes to the dead-letter queue of the subscription, with these properties."""
 
 
 class Subscription(NamespaceEntity):
@@ -165,7 +166,7 @@ class Subscription(NamespaceEntity):
             is_dead = reason is not None or lacks_session
             overlay = message.overlay
             if is_dead:
-                # Keep the forward count of the message: a circle of forwarded dead letters has to end too.
+                # The new overlay keeps the forward count: entities that forward dead letters in a circle must stop too.
                 overlay = merge_overlay(overlay, reason or _NO_SESSION)
             row = Row.new(
                 queue=counters.queue,
@@ -201,7 +202,7 @@ class Subscription(NamespaceEntity):
     def _update(self, event: DescriptionChanged, now: int, decision: EngineDecision) -> None:
         description = event.description
         assert isinstance(description, SubscriptionDescription), "the registry checks the kind of the entity"
-        # An update of the description leaves the rules as they are; rules have events of their own.
+        # An update of the description does not change the rules: RuleAdded, RuleChanged and RuleRemoved change them.
         self.description = replace(description, rules=self.description.rules)
         receiving.change_settings(self.receive_state, self.description, now, decision)
         self._rearm(now)
@@ -231,19 +232,20 @@ class Subscription(NamespaceEntity):
 
 
 class FanOut(NamedTuple):
-    """Which subscriptions take a message, and how."""
+    """The subscriptions that store copies of one message, by kind of copy. A subscription may store several copies."""
 
     unchanged: list[Subscription]
     changed: list[tuple[Subscription, AcceptedMessage]]
-    """Copies that an action of a rule changed."""
+    """One pair for each copy that an action of a rule changed: the subscription, and the changed message."""
     dead: list[tuple[Subscription, Mapping[str, Any]]]
-    """Subscriptions whose rules failed and that dead-letter such messages, with the properties of the dead letter."""
+    """One pair for each dead letter, made because a rule could not be evaluated: the subscription, and the properties
+    that the dead letter gets."""
 
 
 def fan_out(
     message: AcceptedMessage, subscriptions: Sequence[Subscription], now: int, new_token: Callable[[], bytes]
 ) -> FanOut:
-    """Evaluate the rules of these subscriptions on a message."""
+    """Evaluate the rules of these subscriptions on a message. Returns which subscription stores which copies."""
     found = FanOut([], [], [])
     view = MessageView(message.raw, now=now, seq=message.origin_seq, ttl=message.ttl, new_token=new_token)
     for subscription in subscriptions:
@@ -283,9 +285,9 @@ class Topic(SendTarget):
     ) -> None:
         super().__init__(description, lifecycle, resources, next_due=next_due, new=new)
         self.shared_bytes = shared_bytes
-        """Bytes of the bodies that several subscriptions share. The store reports when one was dropped."""
+        """Bytes of the bodies that several subscriptions share. `EntityRegistry.free` subtracts a dropped body."""
         self.subscriptions: dict[str, Subscription] = {}
-        """By name in lower case."""
+        """The subscriptions of the topic, by name in lower case."""
         self._next_timer: int | None = None
         self._due_first = False
         self._rearm()
@@ -391,8 +393,9 @@ class Topic(SendTarget):
     # --- time and administration --------------------------------------------------------------------------------
 
     def _fire_timer(self, now: int, decision: EngineDecision) -> ReadingPart:
-        # Scheduled messages that are due, and the timers of subscriptions, take turns, each in a firing of its own:
-        # a decision writes the counters of a queue once, and a failed read must not undo what is decided already.
+        # A firing handles either the scheduled messages that are due or the timers of the subscriptions, and the next
+        # firing handles the other kind first. Both kinds in one decision could write the counters of a queue twice, and
+        # a read that fails for the second kind would undo the decision about the first.
         self._due_first = not self._due_first
         next_due = self.scheduled.next_due
         if not self._due_first or next_due is None or next_due > now:
@@ -416,12 +419,12 @@ class Topic(SendTarget):
                 except Exception:
                     if decision.is_empty:
                         raise
-                    return  # carry out what the others decided; the next firing reads again
+                    return  # carry out the decisions of the other subscriptions; the next firing repeats this one
                 decision.writes += own.writes
                 decision.effects += own.effects
 
     def _activate(self, row: Row, decision: EngineDecision) -> AcceptedMessage:
-        """Take a scheduled message out of the scheduled lane, to be published."""
+        """Remove a due message from the scheduled lane. Returns the message, which the caller publishes."""
         decision.writes.append(DropRow(queue=row.queue, lane=row.lane, seq=row.seq))
         self.counters.drop(row.lane, row.size)
         return AcceptedMessage(row.origin_seq, ttl_after_schedule(row), row.session, row.raw)

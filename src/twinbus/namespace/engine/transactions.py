@@ -1,7 +1,7 @@
 """Transactions: sends and settlements over several entities, committed all in one decision or not at all.
 
-Everything is checked, and everything is read, before anything changes. The roots of the entities must be idle
-meanwhile.
+All operations are checked, and all rows are read, before any entity changes. Until the transaction is complete, the
+runtime must give no other event to the root entities of the operations.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TransactionOperation = tuple[Queue | Topic | Subscription, MessagesSent | Messag
 
 
 def commit_transaction(operations: Sequence[TransactionOperation], reply: Any, now: int) -> PendingDecision:
-    """Carry out all operations in their order. Answer: None, or why none of them was carried out."""
+    """Carry out all operations in their order. Answer: None, or a Refusal that says why nothing was carried out."""
     refusal = _refusal(operations, now)
     if refusal is not None:
         text = f"Nothing of the transaction was done. {refusal.description} ({refusal.condition.value})"
@@ -42,7 +42,7 @@ def commit_transaction(operations: Sequence[TransactionOperation], reply: Any, n
     yield from _load_seen_ids(operations, now)
     decision = EngineDecision()
     for entity, event in operations:
-        # With a write in the decision no entity reads: deliveries that need to read wait for a timer.
+        # An entity does not read rows for a decision that has a write. A delivery that needs rows waits for the timer.
         decision.writes.append(entity.counters.put())
         yield from entity.advance(event, now, decision)
     for entity, _ in operations:
@@ -71,7 +71,10 @@ def _refusal(operations: Sequence[TransactionOperation], now: int) -> Refusal | 
 
 
 def _send_refusal(entity: Queue | Topic | Subscription, event: MessagesSent, added: int) -> Refusal | None:
-    """`added` is the number of bytes that earlier operations of the transaction send to the entity."""
+    """Return why the messages cannot be sent; None if they can.
+
+    `added` is the number of bytes that earlier operations of the transaction send to the entity.
+    """
     if isinstance(entity, Subscription):
         return not_allowed(f"'{entity.path}' is a subscription: messages are sent to its topic.")
     return transfer_refusal(event.messages, entity.description, entity.size + added)
@@ -80,7 +83,10 @@ def _send_refusal(entity: Queue | Topic | Subscription, event: MessagesSent, add
 def _settlement_refusal(
     entity: Queue | Topic | Subscription, event: MessagesSettled, settled: set[bytes], now: int
 ) -> Refusal | None:
-    """`settled` are the tokens that earlier operations of the transaction settle."""
+    """Return why the messages cannot be settled; None if they can.
+
+    `settled` contains the tokens that earlier operations of the transaction settle.
+    """
     if isinstance(entity, Topic):
         return not_allowed(f"'{entity.path}' is a topic: its subscriptions have receivers.")
     state = entity.receive_state
@@ -98,7 +104,7 @@ def _settlement_refusal(
 
 
 def _load_seen_ids(operations: Sequence[TransactionOperation], now: int) -> ReadingPart:
-    """Read for duplicate detection before anything changes: a failed read must not leave half a transaction."""
+    """Read the known message ids before any entity changes: a failed read must not leave a transaction half done."""
     sent: defaultdict[Queue | Topic, list[RoutingFields]] = defaultdict(list)
     for entity, event in operations:
         if isinstance(event, MessagesSent) and not isinstance(entity, Subscription):
@@ -112,6 +118,6 @@ def _load_seen_ids(operations: Sequence[TransactionOperation], now: int) -> Read
 
 
 def _last_counters_only(writes: list[StoreWrite]) -> list[StoreWrite]:
-    """Keep only the last PutCounters of each queue."""
+    """Return the writes with only one PutCounters for each queue, the last one."""
     counters = {write.queue: write for write in writes if isinstance(write, PutCounters)}
     return [*(write for write in writes if not isinstance(write, PutCounters)), *counters.values()]
