@@ -1,7 +1,7 @@
-"""Moves messages from the backlog queues to the entities they were meant for (Y).
+"""Moves messages from the backlog queues to the entities that the messages were meant for (Y).
 
-The names below are what other rooms use. Each loads its module on first access: a native transport loads no
-azure-servicebus, and a process that only pairs loads no pump.
+Other packages of Twinbus use only the names below. The first access to a name loads the module of that name: a process
+that uses only the native transport never loads azure-servicebus, and a pair without a syphon never loads `pump`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _NAMES_BY_MODULE: Final = {
 }
 _MODULES: Final = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
-if not TYPE_CHECKING:  # a type checker would take any name of a module that has this function
+if not TYPE_CHECKING:  # if a type checker saw this function, it would accept every name from this package
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:

@@ -18,10 +18,10 @@ from twinbus.syphon.syphon_ledger import MeteredBacklog, SyphonLedger
 from twinbus.syphon.transport import Destination, HeldMessage, OutgoingMessage, TimeToLive, Transport
 
 BURST_SECONDS: Final = 0.5
-"""Unused capacity of the last half second may be caught up."""
+"""Seconds. If fewer messages than the rate allows were received in this time, the rest may be received now."""
 MIB: Final = 1024 * 1024
 MAX_SENDERS: Final = 500
-"""Links to destinations that stay open; beyond them, those that have been idle longest are closed."""
+"""The most links to destinations that stay open. Beyond this number, the links that were idle longest are closed."""
 
 
 class MoveStep(StrEnum):
@@ -38,22 +38,27 @@ class MoveStep(StrEnum):
 
 StepListener = Callable[[MoveStep, Sequence[HeldMessage]], None]
 EmptiedListener = Callable[[str, int], None]
-"""Called when a backlog queue is empty, with its path and how many messages were moved since it was last empty."""
+"""A function that is called when a backlog queue is empty.
+
+The arguments are the path of the queue, and the number of messages that were moved since the queue was last empty.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyphonOptions:
-    """`rate` is in messages per second, for all pumps together. `drain` ends the run once every queue is empty."""
+    """The options of a syphon."""
 
     rate: float | None = None
+    """The most messages per second for all pumps together; None is unlimited."""
     drain: bool = False
+    """Whether the syphon ends once every backlog queue is empty."""
     ttl: TimeToLive = "restart"
     poll: float = 900.0
     """Y2: seconds of one long poll."""
     window: int = 4000
-    """Messages that one pump holds at most."""
+    """The most messages that one pump holds."""
     window_bytes: int = 32 * MIB
-    """Bytes that all pumps together hold at most."""
+    """The most bytes of messages that all pumps together hold."""
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
 
     def __post_init__(self) -> None:
@@ -72,9 +77,10 @@ wall_clock: Final[Callable[[], datetime]] = partial(datetime.now, UTC)
 
 
 class RateLimit:
-    """The rate limit of all pumps together (Y9), in messages per second; None is unlimited. Instants are arguments.
+    """The rate limit of all pumps together (Y9), in messages per second; None is unlimited.
 
-    Pumps wait before they receive, never while they hold locks.
+    The current time is an argument, in seconds. A pump waits before a receive, never while the pump holds locked
+    messages.
     """
 
     def __init__(self, rate: float | None = None) -> None:
@@ -94,7 +100,7 @@ class RateLimit:
         return 0.0 if self._rate is None else max(0.0, self._spent_until - now)
 
     def spend(self, messages: int, now: float) -> None:
-        """Record that so many messages were received."""
+        """Record that this number of messages was received."""
         if self._rate is not None:
             self._spent_until = max(self._spent_until, now - BURST_SECONDS) + messages / self._rate
 
@@ -106,9 +112,10 @@ class _Sender:
 
 
 class SyphonContext:
-    """Made on the event loop that runs the pumps. Clocks and randomness are arguments, so that tests can simulate them.
+    """What all pumps of one syphon share. It is created on the event loop that runs the pumps.
 
-    `now` is the loop's clock in seconds, `wall` the time of day.
+    `now` returns the time of the event loop in seconds, and `wall` returns the date and time. The wall clock and the
+    source of random numbers (`chance`) are arguments, so that tests can simulate both.
     """
 
     def __init__(
@@ -134,18 +141,18 @@ class SyphonContext:
         self.stopping = False
         self.pump_count = 1
         self.pump_error: BaseException | None = None
-        """The first error that ended a pump; the syphon then ends too."""
+        """The first error that ended a pump. The syphon ends after such an error."""
         self._senders: dict[str, _Sender] = {}
         self._listeners: list[Callable[[], None]] = []
 
     def backlog(self, queue: str) -> MeteredBacklog:
-        """A new connection to a backlog queue. The caller closes it."""
+        """Return a new connection to a backlog queue. The caller closes the connection."""
         return MeteredBacklog(self.transport.backlog(queue), queue, self.ledger, self.now)
 
     async def send(self, path: str, messages: Sequence[OutgoingMessage]) -> None:
         """Send with the one sender that all pumps share for this destination."""
         key = destination_key(path)
-        # Taken out and put back, so that the senders are in the order of their last use.
+        # `pop`, then insert: this keeps the senders in the order of their last use.
         sender = self._senders.pop(key, None) or _Sender(self.transport.destination(path))
         self._senders[key] = sender
         sender.sending += 1
@@ -162,7 +169,7 @@ class SyphonContext:
             await sender.destination.close()
 
     def add_listener(self, call: Callable[[], None]) -> None:
-        """`call` runs whenever a destination becomes ready or is put aside, a probe ends, or a pump breaks."""
+        """Have `call` called whenever a destination becomes ready or is put aside, a probe ends, or a pump breaks."""
         self._listeners.append(call)
 
     def notify_listeners(self) -> None:

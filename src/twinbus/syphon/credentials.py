@@ -27,7 +27,7 @@ from twinbus.connect import (
 from twinbus.errors import CallerError
 
 SCOPE: Final = "https://servicebus.azure.net//.default"
-# The end of a given signature is not read: it is sent again after so long at the latest.
+# Seconds after which a signature is sent again. When the signature expires is not known: its text is not parsed.
 _SIGNATURE_SECONDS: Final = 600
 
 
@@ -36,7 +36,10 @@ class CredentialError(CallerError, TypeError):
 
 
 class AzureTokenSource:
-    """Tokens of a TokenCredential, sync or aio. Needs `get_token` only, so azure-identity need not be installed."""
+    """Gets tokens from a TokenCredential, sync or aio.
+
+    The credential needs only the method `get_token`, so azure-identity does not have to be installed.
+    """
 
     def __init__(self, credential: Any) -> None:
         self._credential = credential
@@ -46,7 +49,7 @@ class AzureTokenSource:
         if inspect.iscoroutinefunction(get_token):
             found = await get_token(SCOPE)
         else:
-            # In a thread: its requests would block the event loop.
+            # In a thread, because the requests of a sync credential would block the event loop.
             found = await asyncio.to_thread(get_token, SCOPE)
             if inspect.isawaitable(found):
                 found = await found
@@ -73,7 +76,7 @@ class NamespaceAccess:
 
     @classmethod
     def of(cls, given: NamespaceAccess | str | Any) -> NamespaceAccess:
-        """Of a connection string, or of a client of azure-servicebus, sync or aio."""
+        """Return the access of a connection string, or of a client of azure-servicebus, sync or aio."""
         if isinstance(given, NamespaceAccess):
             return given
         if isinstance(given, str):
@@ -93,7 +96,10 @@ class NamespaceAccess:
     def with_credential(
         cls, endpoint: ConnectionString | str, credential: Any, tls: ssl.SSLContext | None = None
     ) -> Self:
-        """Of a host or host:port with a TokenCredential, an AzureNamedKeyCredential or an AzureSasCredential."""
+        """Return the access of an endpoint (host or host:port) with a credential.
+
+        The credential is a TokenCredential, an AzureNamedKeyCredential or an AzureSasCredential.
+        """
         address = _endpoint(endpoint) if isinstance(endpoint, str) else endpoint
         key = _named_key(credential)
         if key is not None:
@@ -120,7 +126,7 @@ def _named_key(credential: Any) -> tuple[str, str] | None:
     named = getattr(credential, "named_key", None)
     if named is not None:
         return str(named.name), str(named.key)
-    # The SDK's own credential, which it makes of a connection string.
+    # The credential that the SDK makes from a connection string.
     if hasattr(credential, "policy") and hasattr(credential, "key"):
         return str(credential.policy), str(credential.key)
     return None

@@ -1,7 +1,7 @@
 """Lists and resubmits the dead letters of the backlog queues (Y6).
 
-To resubmit, a copy is sent to the backlog queue, and only then the dead letter is completed: a crash between the two
-repeats the message under its own id and never loses it.
+To resubmit a dead letter, a copy is sent to the backlog queue first, and then the dead letter is completed. After a
+crash between these two steps the message exists twice, with the same message id, and is never lost.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from twinbus.syphon.translation import destination_of, resubmittable
 from twinbus.syphon.transport import PEEK_PAGE_SIZE
 
 _RECEIVE_SIZE: Final = 100
-# Unwanted dead letters stay locked, so they do not come again: after so long without any, none is left.
+# Unwanted dead letters stay locked, so they are not delivered again. If none arrives in this time, none is left.
 _WAIT_SECONDS: Final = 2.0
 _SUB_QUEUE: Final = "/$DeadLetterQueue"
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """`destination` is None if the message names none. `enqueued_time` is that of the backlog queue."""
+    """A dead letter of a backlog queue.
+
+    `destination` is None if the message names no destination. `enqueued_time` is when the backlog enqueued the message.
+    """
 
     queue: str
     sequence_number: int
@@ -66,7 +69,10 @@ DeadLetterFilter = Callable[[DeadLetter], bool]
 
 @dataclass(slots=True)
 class DeadLetterCensus:
-    """Counts the dead letters that `wanted` selects. `last`: by queue, their count and their last sequence number."""
+    """Counts the dead letters that `wanted` selects.
+
+    `last` has for each queue the number of selected dead letters, and the sequence number of the last one.
+    """
 
     wanted: DeadLetterFilter
     last: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -82,7 +88,7 @@ class DeadLetterCensus:
 
 
 class NotResubmittedError(RetryError):
-    """`left` of the wanted messages are still dead letters; `done` of them are back in the backlog."""
+    """Not all wanted messages were resubmitted: `done` of them are in the backlog, `left` are still dead letters."""
 
     def __init__(self, done: int, left: int, cause: BaseException | None) -> None:
         why = f": {cause}" if cause is not None else ": another receiver has them, or they are gone"
@@ -92,9 +98,9 @@ class NotResubmittedError(RetryError):
 
 
 class DeadLetters:
-    """The dead letters of these backlog queues. Keeps few of them in memory at a time.
+    """The dead letters of some backlog queues. At most one page or batch of messages is in memory at a time.
 
-    Closes neither the connection to the secondary nor the ledger. `primary` and `secondary` are the names of the
+    The caller closes the connection to the secondary, and the ledger. `primary` and `secondary` are the names of the
     namespaces in the ledger.
     """
 
@@ -114,7 +120,10 @@ class DeadLetters:
         self._ledger = ledger
 
     async def found(self, after: tuple[str, int] | None = None) -> AsyncIterator[DeadLetter]:
-        """Yields all, queue by queue, without locking them. `after`: only those after this number of this queue."""
+        """Yield all dead letters, queue by queue, without locking them.
+
+        `after` is a queue and a sequence number: yields only the dead letters after that number, and the next queues.
+        """
         if after is not None and after[0] not in self._queues:
             raise OperatorError(
                 f"{after[0]!r} is none of the backlog queues", f"Give one of {', '.join(self._queues)}."
@@ -145,10 +154,11 @@ class DeadLetters:
     async def resubmit(
         self, census: DeadLetterCensus, *, to: str | None = None, tell: Callable[[DeadLetter], None] | None = None
     ) -> int:
-        """Resubmit the counted dead letters to their backlog queues, for destination `to` if given; returns how many.
+        """Resubmit the dead letters of the census to their backlog queues; returns the number of resubmitted messages.
 
-        Messages that became dead letters after the count stay, even if they were resubmitted before. Calls `tell` for
-        each one that is done. Raises NotResubmittedError if not all are back in the backlog.
+        `to` replaces the destination of the messages. A message that became a dead letter after the census stays a dead
+        letter, even if it is one of those resubmitted here. Calls `tell` for each resubmitted dead letter. Raises
+        NotResubmittedError if not all dead letters of the census are in the backlog again.
         """
         done = 0
 
@@ -176,9 +186,10 @@ class DeadLetters:
         to: str | None,
         resubmitted: Callable[[DeadLetter], None],
     ) -> None:
-        """The service delivers dead letters in its own order. Unwanted ones stay locked and are released at the end.
+        """Resubmit `left` wanted dead letters of one queue, up to the sequence number `last`.
 
-        Only their delivery ids are kept, in few bytes.
+        The service decides in which order it delivers dead letters. Unwanted dead letters stay locked until the end, so
+        that they are not delivered again, and are then released. Of each unwanted one, only the delivery id is stored.
         """
         unwanted, highest, link = array("I"), -1, None
         async with (
@@ -187,7 +198,7 @@ class DeadLetters:
         ):
             try:
                 while left and (batch := await self._receive(receiver)):
-                    if batch[0].link is not link:  # the deliveries of the old link are gone with it
+                    if batch[0].link is not link:  # a new link: the locks of the old link's deliveries have ended
                         unwanted, link = array("I"), batch[0].link
                     by_destination: dict[str, list[ReceivedMessage]] = {}
                     numbers: list[int] = []
@@ -198,7 +209,7 @@ class DeadLetters:
                         else:
                             unwanted.append(message.delivery_id)
                             numbers.append(letter.sequence_number)
-                    if numbers and max(numbers) <= highest:  # their locks have ended: the queue starts over
+                    if numbers and max(numbers) <= highest:  # unwanted ones come again, because their locks have ended
                         break
                     highest = max([highest, *numbers])
                     for path, part in by_destination.items():
@@ -207,7 +218,7 @@ class DeadLetters:
                         for message in part:
                             resubmitted(DeadLetter.of(queue, message))
             finally:
-                # Releases none if the link is gone: the broker has released them then.
+                # `give_back` releases nothing if the link is gone, because the broker has then released the messages.
                 began = time.monotonic()
                 if given_back := receiver.give_back(unwanted):
                     self._record(Stage.SETTLE_BACKLOG, queue, (0,) * given_back, began)

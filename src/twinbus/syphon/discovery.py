@@ -1,6 +1,7 @@
-"""Finds the backlog queues of one primary, those beyond the pair's count included (Y2, P6). Creates nothing.
+"""Finds the backlog queues of one primary (Y2, P6), also if there are more than the pair uses now. Creates nothing.
 
-With the Manage right they are listed; without it they are searched index by index, by connecting.
+With the Manage right, the queues of the secondary are listed. Without this right, a queue is searched for each index,
+by an attempt to connect to the queue.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# A search ends after so many missing indices in a row: as many as a pair has queues by default.
+# A search ends after this number of missing indices in a row. A pair has this number of queues by default.
 _GAP: Final = 10
 # Queues in one answer of the management API.
 _LISTING_PAGE: Final = 100
@@ -35,19 +36,19 @@ _COUNT_SECONDS: Final = 10.0
 
 class Discovery(Protocol):
     async def queues(self) -> Sequence[str]:
-        """The backlog queues in the order of their indices. Raises what the secondary's client raised."""
+        """Return the backlog queues in the order of their indices. Raises what the secondary's client raised."""
 
     async def remaining(self) -> int | None:
-        """Messages in all backlog queues, without dead letters; None if the secondary does not say."""
+        """Return the number of messages in all backlog queues, without dead letters; None if it is not known."""
 
     async def close(self) -> None: ...
 
 
 class RemainingMessages:
-    """`last` is the count that the secondary gave last.
+    """The number of messages that are still in the backlog. `last` is the last answer of the secondary.
 
-    The secondary is asked at most every 10 seconds, and only if messages were moved since: an idle syphon costs its
-    polls only (Y2).
+    The secondary is asked at most every 10 seconds, and only if messages were moved since the last question. So a
+    syphon without messages costs only its long polls (Y2).
     """
 
     def __init__(self, discovery: Discovery) -> None:
@@ -64,7 +65,7 @@ class RemainingMessages:
 
 
 class ListedDiscovery:
-    """Lists with the Manage right."""
+    """Lists the queues of the secondary, which needs the Manage right."""
 
     def __init__(self, name: str, administration: AioAdministration) -> None:
         self._name = name
@@ -101,7 +102,7 @@ class ListedDiscovery:
 
 
 class ThreadedListedDiscovery:
-    """Lists with a sync client, in a thread: its requests would block the event loop."""
+    """Lists the queues with a sync client, in a thread, because its requests would block the event loop."""
 
     def __init__(self, name: str, administration: Administration) -> None:
         self._name = name
@@ -124,7 +125,7 @@ class ThreadedListedDiscovery:
 
 
 def _failure_kind(error: Exception) -> FailureKind:
-    # Imported here because it loads azure-servicebus, which only a process that lists needs.
+    # Imported here, because `pairing` loads azure-servicebus, and only a process that lists queues needs that package.
     from twinbus.pairing import management_failure  # noqa: PLC0415
 
     return management_failure(error).kind
@@ -133,7 +134,7 @@ def _failure_kind(error: Exception) -> FailureKind:
 def _record_further_pages(
     administration: Administration | AioAdministration, found: Sequence[object], began: float
 ) -> None:
-    """A listing takes one more request for each full page."""
+    """Record the requests of a listing after its first: one for each full page of 100 queues."""
     from twinbus.pairing import ALL_ENTITIES  # noqa: PLC0415 - as above
 
     if pages := len(found) // _LISTING_PAGE:
@@ -141,7 +142,10 @@ def _record_further_pages(
 
 
 class SearchedDiscovery:
-    """Searches without the Manage right: a queue exists if it can be connected to. Connecting is not charged (Y2)."""
+    """Searches the queues without the Manage right.
+
+    A queue exists if a receiver can connect to the queue. Connecting is not charged (Y2).
+    """
 
     def __init__(self, name: str, transport: Transport) -> None:
         self._name = name
@@ -149,7 +153,7 @@ class SearchedDiscovery:
         self._known: dict[str, int] = {}
 
     def add_known(self, paths: Sequence[str]) -> None:
-        """These exist: `queues` returns them without connecting."""
+        """Add queues that exist. `queues` returns the added queues without connecting to them."""
         found = {path: backlog_queue_index(self._name, path) for path in paths}
         self._known |= {path: index for path, index in found.items() if index is not None}
 
@@ -186,7 +190,10 @@ class SearchedDiscovery:
 
 
 class ListedOrSearchedDiscovery:
-    """Lists once if the credential may, and searches from then on: an idle syphon costs its receives only (Y2)."""
+    """Lists the queues once if the credential has the right, and after that searches them by connecting.
+
+    Searching is not charged, so a syphon without messages costs only its receives (Y2).
+    """
 
     def __init__(self, listed: Discovery, searched: SearchedDiscovery) -> None:
         self._listed = listed

@@ -1,4 +1,4 @@
-"""A dry run (Y9): counts what a syphon would find. Peeks through every backlog queue; locks and moves nothing."""
+"""A dry run (Y9): counts the messages that a syphon would find. Peeks at every message; locks and moves none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twinbus.syphon.transport import PEEK_PAGE_SIZE, Transport
 
 @dataclass(slots=True)
 class DestinationBacklog:
-    """Messages for one destination. `deferred` counts those among them that a syphon has put aside."""
+    """The messages for one destination. `deferred` is how many of these messages a syphon has put aside."""
 
     messages: int = 0
     bytes: int = 0
@@ -21,7 +21,7 @@ class DestinationBacklog:
 
 @dataclass(slots=True)
 class DryRunResult:
-    """`unaddressed` messages name no destination: a syphon would dead-letter them (Y6)."""
+    """The backlog by destination. `unaddressed` messages name no destination: a syphon would dead-letter them (Y6)."""
 
     queues: tuple[str, ...] = ()
     by_destination: dict[str, DestinationBacklog] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""The syphon inside a pair (`enable_syphon`): on the pair's event loop, or on a loop in a thread of its own.
+"""The syphon inside a pair (`enable_syphon`): on the pair's event loop, or in a thread with its own event loop.
 
-It uses the credentials of the clients that the application made. The pair starts, stops and closes it.
+The syphon uses the credentials of the clients that the application made. The pair starts, stops and closes the syphon.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from twinbus.syphon.transport import Transport
 _log = logging.getLogger(__name__)
 
 END_SECONDS: Final = 5.0
-"""How long a pair that is closed waits for messages in flight. After that they end by themselves; none is lost (Y3)."""
+"""Seconds that the close of a pair waits for messages in flight. If the wait is too short, no message is lost (Y3)."""
 _RESTART_SECONDS: Final = 30.0
 
 
 class _RestartingSyphon:
-    """Runs a syphon until `stop`, and starts another one if it breaks. `stop` may be called from any thread."""
+    """Runs a syphon until `stop`. If the syphon breaks, starts a new one. `stop` may be called from any thread."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class _RestartingSyphon:
         transport: Callable[[], Transport],
         listed: Callable[[OperationRecorder], Discovery] | None,
     ) -> None:
-        """`listed` makes a discovery that lists the backlog queues; None if the credential cannot have that right."""
+        """`listed` makes a discovery that lists the queues; None if the credential cannot have the Manage right."""
         self.state = "new"
         self._pair = pair
         self._transport = transport
         self._listed = listed
         self._secondary = primary_name(pair.secondary.endpoint)
-        # In the directory of the pair's ledger: each role writes segments of its own.
+        # The syphon and the pair write to the same directory, but to different segments: their roles differ.
         pair_ledger = pair.ledger
         self._ledger = None if pair_ledger is None else Ledger(pair_ledger.directory, Role.SYPHON, pair_ledger.options)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -72,7 +72,7 @@ class _RestartingSyphon:
         self.state = "stopped"
         self._stopped.set()
         if self._loop is not None:
-            # RuntimeError: the loop is closed, so nothing is left to stop.
+            # RuntimeError means that the event loop is closed, so the syphon does not run.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._hear_stop)
 
@@ -130,7 +130,7 @@ class _RestartingSyphon:
 
 
 class AioPairSyphon:
-    """Runs as a task of the event loop that `start` is called on. A pair of `twinbus.aio` owns it."""
+    """The syphon of a pair of `twinbus.aio`. It runs as a task of the event loop on which `start` is called."""
 
     def __init__(self, primary: Any, secondary: Any, admin: Any, pair: PairState) -> None:
         self._clients = (primary, secondary)
@@ -169,7 +169,7 @@ class AioPairSyphon:
 
 
 class ThreadPairSyphon:
-    """Runs in a thread with an event loop of its own. A sync pair owns it."""
+    """The syphon of a sync pair. It runs in a thread with its own event loop."""
 
     def __init__(self, primary: Any, secondary: Any, admin: Any, pair: PairState) -> None:
         if any(map(has_special_transport, (primary, secondary))):
@@ -216,7 +216,7 @@ class ThreadPairSyphon:
 
 
 def _may_list(secondary: Any, admin: Any) -> bool:
-    """Whether the credential can sign management requests. A given signature is for messages only."""
+    """Return whether the credential can sign management requests. An AzureSasCredential cannot."""
     if admin is not None:
         return True
     try:

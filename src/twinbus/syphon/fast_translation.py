@@ -1,8 +1,9 @@
-"""The fast path of `translation.translate`, for messages as most are. Pure.
+"""The fast path of `translation.translate`, for the most common form of messages. Pure.
 
-It takes a message only if its sections are in the broker's own short encoding, all its message annotations are the
-broker's, and its destination is its only alias. It finds the parts to copy without decoding the others. For any other
-message it returns None, and the caller uses `translation`. A property test holds both equal. Figures: decision 16.
+The fast path translates a message only if the sections of the message have the broker's short encoding, the broker
+wrote all of the message annotations, and the destination is the only alias. It finds the parts to copy without decoding
+the other parts. For any other message `fast_translate` returns None, and the caller uses `translation`. A property test
+checks that both give the same result. Measurements: decision 16.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from twinbus.backlog import PATH_PROPERTY, RESERVED_PROPERTIES
 from twinbus.message import MessageId
 from twinbus.syphon.translation import BROKER_ANNOTATIONS
 
-# The start of delivery annotations that hold a lock token and nothing else.
+# The first bytes of delivery annotations that contain only a lock token.
 _TOKEN_KEY: Final = encode_symbol("x-opt-lock-token") + b"\x98"
 _TOKEN: Final = bytes((0x00, 0x53, 0x71, 0xC1, len(_TOKEN_KEY) + 17, 2)) + _TOKEN_KEY
 _TOKEN_END: Final = len(_TOKEN) + 16
@@ -37,7 +38,10 @@ _MAX_HEADERS: Final = 1024
 
 
 def _annotations() -> re.Pattern[bytes]:
-    """Matches the entries of a map of broker annotations with values of fixed width. Group 1: the sequence number."""
+    """Return a pattern for the entries of a map of broker annotations with values of fixed width.
+
+    Group 1 of the pattern is the sequence number.
+    """
     number = re.escape(encode_symbol("x-opt-sequence-number"))
     keys = b"|".join(re.escape(encode_symbol(name.decode())) for name in sorted(BROKER_ANNOTATIONS))
     forms = {width: [code for code in range(256) if WIDTHS[code] == width] for width in (0, 1, 2, 4, 8, 16)}
@@ -48,7 +52,7 @@ def _annotations() -> re.Pattern[bytes]:
 
 
 _ANNOTATIONS: Final = _annotations()
-# Received headers with the headers to send: there are few different ones.
+# By received header, the header to send. A cache: most messages have one of a small number of headers.
 _headers: dict[bytes, bytes] = {}
 
 
@@ -60,7 +64,7 @@ class FastTranslation(NamedTuple):
 
 
 def fast_translate(raw: bytes) -> FastTranslation | None:
-    """What `translate` returns, with the message id and sequence number; None if the message needs `translate`."""
+    """Return the translated message with its id and sequence number; None if the message needs `translate`."""
     try:
         return _fast_translate(raw)
     except (AmqpError, IndexError, UnicodeDecodeError, struct_error):
@@ -79,7 +83,7 @@ def _fast_translate(raw: bytes) -> FastTranslation | None:
     if raw[pos : pos + 4] != b"\x00\x53\x72\xc1":
         return None
     end = pos + 5 + raw[pos + 4]
-    # A match means that no annotation is the sender's: the section is left out.
+    # A match means that the broker wrote all annotations, so the translated message has no such section.
     annotations = _ANNOTATIONS.fullmatch(raw, pos + 6, end)
     number = annotations[1] if annotations is not None else None
     if number is None:
@@ -106,7 +110,7 @@ def _fast_translate(raw: bytes) -> FastTranslation | None:
 
 
 def _destination(raw: bytes, at: int) -> tuple[str, bytes, int] | None:
-    """The destination, the sender's application properties as an encoded section, and the end of the section."""
+    """Return the destination, the sender's application properties as an encoded section, and the position after it."""
     if raw[at : at + 4] != b"\x00\x53\x74\xc1":
         return None
     pos = start = at + 6
@@ -139,7 +143,7 @@ def _destination(raw: bytes, at: int) -> tuple[str, bytes, int] | None:
 
 
 def _header(raw: bytes) -> bytes:
-    """The header without time to live and delivery count, which are those of the backlog queue."""
+    """Return the header without time to live and delivery count: these two fields are from the backlog queue."""
     fields = list_field_slices(raw, 3)[:4]
     if len(fields) > 2:
         fields[2] = b"\x40"

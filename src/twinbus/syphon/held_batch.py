@@ -1,8 +1,8 @@
 """Messages that were received together, and the renewal of their locks until each is settled (Y4).
 
-A lock is renewed at half its time. Most batches are settled long before that, so the end of their locks, which has to
-be decoded from the messages, is not even read: the renewer first looks at a batch when half of the shortest lock that
-it reckons with has passed.
+A lock is renewed after half of its duration. The end of a lock has to be decoded from the message, and most batches are
+settled so early that nobody needs the end of their locks. So the renewer ignores a batch until half of the shortest
+possible lock (`_SHORTEST_LOCK`) has passed, and decodes the end of the locks only then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from twinbus.syphon.transport import Backlog, BacklogFailedError, HeldMessage
 
 _log = logging.getLogger(__name__)
 
-# Bounds of what a lock lasts, in seconds: the broker's clock and ours may differ.
+# Limits for a computed lock duration, in seconds. The computation can be wrong: the broker's clock and ours may differ.
 _SHORTEST_LOCK: Final = 4.0
 _LONGEST_LOCK: Final = 60.0
 _RETRY_SECONDS: Final = 1.0
@@ -26,9 +26,10 @@ _RENEWAL_SIZE: Final = 500
 
 
 class HeldBatch:
-    """`lost` holds the identities (`id`) of the messages whose lock is known to be lost.
+    """Messages that were received together.
 
-    The locks are renewed at `renew_at`, or looked at then if their end was not read yet.
+    `lost` has the identities (`id`) of the messages whose lock is known to be lost. At `renew_at` the locks are
+    renewed; if the end of the locks is not decoded yet, it is decoded at `renew_at`, and `renew_at` is set again.
     """
 
     __slots__ = ("_received_at", "_received_wall", "_settled", "held", "lost", "renew_at", "size")
@@ -41,7 +42,7 @@ class HeldBatch:
         self._settled: set[int] = set()
         self._received_at = now
         self._received_wall: datetime | None = wall
-        """None once the end of the locks was read."""
+        """When the batch was received; None after the end of the locks was decoded."""
 
     def settled(self, held: Sequence[HeldMessage]) -> None:
         self._settled.update(map(id, held))
@@ -54,14 +55,14 @@ class HeldBatch:
         self.renew_at = now + self._half_of_lock(wall)
 
     def is_due(self, now: float) -> bool:
-        """Whether the locks have to be renewed now. Reads the end of the locks if it has to, and sets `renew_at`."""
+        """Return whether the locks have to be renewed now. May decode the end of the locks and set `renew_at`."""
         if self._received_wall is not None and now >= self.renew_at:
             self.renew_at = self._received_at + self._half_of_lock(self._received_wall)
             self._received_wall = None
         return now >= self.renew_at
 
     def _half_of_lock(self, wall: datetime) -> float:
-        # Locks are granted in the order of delivery: of those that are not settled, the first ends first.
+        # Locks are granted in the order of delivery, so the lock of the first unsettled message ends first.
         first = next(iter(self.unsettled()), None)
         seconds = _LONGEST_LOCK if first is None else (first.locked_until - wall).total_seconds()
         return min(max(seconds, _SHORTEST_LOCK), _LONGEST_LOCK) / 2

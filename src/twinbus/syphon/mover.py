@@ -1,9 +1,10 @@
 """Moves a batch of held messages from a backlog queue to the primary.
 
 Each message is translated, then sent, then completed. Two rules make this safe (Y3): the intent of a send is on disk
-before the send, and a message is completed only after the primary accepted it. A crash in between repeats a message and
-never loses one. A message that cannot be sent now is put aside (deferred); one that this transport would change is kept
-(deferred and left alone); one that can never be delivered is dead-lettered (Y5, Y6, Y10). `plan` decides which.
+before the send, and a message is completed only after the primary accepted the message. So a crash between two steps
+can cause a second delivery of a message, but never a loss. A message that cannot be sent now is put aside (deferred). A
+message that this transport would change is *kept*: deferred, and not brought back by this syphon. A message that can
+never be delivered is dead-lettered (Y5, Y6, Y10). `plan` decides between these ways.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ _LEDGER_RETRY_SECONDS: Final = 1.0
 
 
 class _SendGroup(NamedTuple):
-    """Messages of one batch for one destination. `epoch` is that of the routing decision; the outcome reports it."""
+    """The messages of one batch for one destination.
+
+    `epoch` is the epoch of the routing decision. The outcome of the send is reported to `Destinations` with this epoch.
+    """
 
     path: str
     epoch: int
@@ -79,9 +83,10 @@ class Mover:
         self._on_put_aside = on_put_aside
 
     async def move(self, batch: HeldBatch, recall: Recall | None = None) -> None:
-        """Return when every message of the batch is settled or its lock lost.
+        """Return when every message of the batch is settled, or has lost its lock.
 
-        `recall`: the batch was brought back by it; if it is a probe, one message of its destination is sent first.
+        `recall` is the recall that brought the batch back, if there was one. If the recall is a probe, only one message
+        of its destination is sent.
         """
         context = self._context
         self._report(MoveStep.RECEIVED, batch.held)
@@ -118,12 +123,12 @@ class Mover:
             await _run_all(tasks)
         finally:
             if is_probing:
-                context.notify_listeners()  # the probe is over: other pumps may wait for it
+                context.notify_listeners()  # the probe is over, and other pumps may wait for its end
 
     def _translate(
         self, batch: HeldBatch, by_path: dict[str, list[OutgoingMessage]]
     ) -> list[Coroutine[None, None, None]]:
-        """Put the messages that can be sent into `by_path`. Returns the settlements of the others, not yet started."""
+        """Put the messages that can be sent into `by_path`. Return coroutines that settle the other messages."""
         restore, ttl, wall = self._context.transport.restore, self._context.options.ttl, self._context.wall()
         settlements: list[Coroutine[None, None, None]] = []
         for held in batch.held:
@@ -144,7 +149,7 @@ class Mover:
     # --- sending -----------------------------------------------------------------------------------------------------
 
     async def _send_groups(self, batch: HeldBatch, groups: Sequence[_SendGroup], *, retried: bool = False) -> None:
-        """Write the intents of all groups with one flush, then send the groups side by side."""
+        """Write the intents of all groups with one flush, then send the groups concurrently."""
         unsent = {group.path: group.epoch for group in groups}
         try:
             intended = await self._write_intents(batch, groups)
@@ -158,7 +163,8 @@ class Mover:
     async def _write_intents(self, batch: HeldBatch, groups: Sequence[_SendGroup]) -> list[_SendGroup]:
         """Return the groups with their running operations, without messages whose lock was lost.
 
-        Waits while the ledger cannot be written. If the syphon stops meanwhile, abandons the messages and returns none.
+        Waits while the ledger cannot be written. If the syphon stops during this wait, abandons the messages and
+        returns no groups.
         """
         ledger = self._context.ledger
         while True:
@@ -233,7 +239,7 @@ class Mover:
                 assert_never(action)
 
     def _log_put_aside(self, error: SendFailedError) -> None:
-        """Log the first failure of a destination; the next ones only for debugging."""
+        """Log the first failure of a destination as a warning or error, and the next failures at level DEBUG."""
         level = logging.ERROR if error.kind in CREDENTIAL_REFUSED else logging.WARNING
         if self._context.destinations.failures(error.path) > 1:
             level = logging.DEBUG
@@ -275,7 +281,7 @@ class Mover:
         try:
             lost = set(map(id, await self._backlog.defer(held)))
         except BacklogFailedError as error:
-            # If not deferred, it comes again when its lock ends; if deferred, the next scan finds it.
+            # A message that was not deferred is delivered again when its lock ends; a scan finds a deferred message.
             _log.warning("%d messages were perhaps not deferred: %s", len(held), error)
             lost = set(map(id, held))
         self._settled(batch, held, MoveStep.PUT_ASIDE, is_certain=not lost)
@@ -302,7 +308,7 @@ class Mover:
 
     async def _abandon(self, batch: HeldBatch, messages: Sequence[OutgoingMessage]) -> None:
         held = [message.held for message in messages]
-        # A message that was deferred is deferred again, and nobody knows its number.
+        # A recalled message that is abandoned becomes deferred again, and its number is no longer in `_deferred`.
         self._deferred.schedule_rescan(self._context.now())
         try:
             await self._backlog.abandon(held)
@@ -330,7 +336,7 @@ class Mover:
 
 
 async def _run_all(tasks: Sequence[Coroutine[None, None, None]]) -> None:
-    """Run them side by side, each to its end. Raises the first error only then."""
+    """Run the tasks concurrently until all have ended. Then raise the error of the first task that failed, if any."""
     for result in await asyncio.gather(*tasks, return_exceptions=True):
         if result is not None:
             raise result

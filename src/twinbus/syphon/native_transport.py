@@ -1,6 +1,6 @@
-"""The transport on `twinbus.connect`: messages stay encoded bytes, settlements go in ranges, broken links reconnect.
+"""The transport on `twinbus.connect`: messages stay encoded bytes, one frame settles a range, broken links reconnect.
 
-Implements the protocols of `transport`. It does not decide what happens to a message, or after a failure.
+Implements the protocols of `transport`. This module does not decide what happens to a message, or after a failure.
 """
 
 from __future__ import annotations
@@ -44,15 +44,18 @@ from twinbus.syphon.transport import (
 T = TypeVar("T")
 
 TRY_SECONDS: Final = 10.0
-"""Time limit for one answer of the service; a long poll adds its wait."""
-# A settlement whose link broke is tried again, by lock token.
+"""Seconds to wait for one answer of the service. For a long poll, the seconds of the poll are added."""
+# How often a settlement is tried. If the link broke, the next try uses the lock token.
 _SETTLE_TRIES: Final = 3
 _SETTLE_PAUSE: Final = 0.2
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class NativeHeld:
-    """A `HeldMessage` of `connect`. `known_number`: its sequence number if that was read beside something else."""
+    """A `HeldMessage` of `connect`.
+
+    `known_number` is the sequence number, if the fast translation has decoded it; otherwise None.
+    """
 
     __slots__ = ("known_number", "message", "size", "unanswered")
 
@@ -80,7 +83,10 @@ class NativeHeld:
 
 
 class NativeTransport:
-    """`NativeTransport(primary, secondary)`: connection strings, clients of azure-servicebus, or `NamespaceAccess`."""
+    """A transport on `twinbus.connect`.
+
+    `primary` and `secondary` are connection strings, clients of azure-servicebus, or `NamespaceAccess` objects.
+    """
 
     def __init__(
         self,
@@ -112,7 +118,7 @@ class NativeTransport:
 
 
 class NativeDestination:
-    """One sender link. `send` opens it, and opens it again after a failure."""
+    """One sender link. `send` opens the link, and opens the link again after a failure."""
 
     def __init__(self, connection: ServiceBusConnection, path: str) -> None:
         self._connection = connection
@@ -142,7 +148,7 @@ class NativeDestination:
             sender = self._sender
             if sender is None:
                 sender = self._sender = await self._connection.sender(self._path)
-        # `close` may have cleared `self._sender` meanwhile.
+        # Not `self._sender`: `close` may have set that to None while this call waited for the lock.
         await sender.open()
         return sender
 
@@ -150,13 +156,13 @@ class NativeDestination:
 def _failed_messages(
     error: Exception, messages: Sequence[OutgoingMessage], raws: Sequence[bytes]
 ) -> Sequence[OutgoingMessage]:
-    """The messages that the error names as not confirmed; all of them if it names none."""
+    """Return the messages that the error names as not confirmed; all messages if the error names none."""
     failed = {id(raw) for raw in getattr(error, "failed", ())}
     return [one for one, raw in zip(messages, raws, strict=True) if id(raw) in failed] if failed else messages
 
 
 class NativeBacklog:
-    """One receiver link. A message is settled on the link it came by, or by its lock token once that link is gone."""
+    """One receiver link. A message is settled on the link that delivered it; if that link is gone, by lock token."""
 
     def __init__(self, connection: ServiceBusConnection, queue: str) -> None:
         self._connection = connection
@@ -174,7 +180,7 @@ class NativeBacklog:
 
     async def receive(self, count: int, wait: float) -> Sequence[NativeHeld]:
         receiver = await self._get_receiver()
-        # Nothing is awaited after this: a caller that cancels loses no message.
+        # There must be no `await` after this line: a cancellation at such an `await` would lose received messages.
         found = await self._attempt(receiver.receive(count, wait, keep_credit=True))
         return [NativeHeld(message) for message in found]
 
@@ -210,7 +216,7 @@ class NativeBacklog:
         if receiver is None:
             return ()
         found = await receiver.take_back_credit()
-        with suppress(ServiceBusError):  # they come back when their locks end
+        with suppress(ServiceBusError):  # if the release fails, the messages are available again when their locks end
             await receiver.settle(found, RELEASE)
         await receiver.close()
         return [NativeHeld(message) for message in found]

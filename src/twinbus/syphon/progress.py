@@ -1,6 +1,6 @@
 """Progress of a syphon (Y9): counts by destination, the current rate, an estimate of the time left.
 
-Pure: the pumps report to it. Instants are seconds of a monotonic clock.
+Pure: the pumps report events to a `ProgressCounter`. Times are seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from twinbus.syphon.plan import DestinationStatus, Readiness
 
 _RATE_SECONDS: Final = 10.0
 MAX_COUNTED_DESTINATIONS: Final = 10_000
-"""Destinations that are counted separately; all further ones are counted together."""
+"""The number of destinations that have their own counts. All further destinations share the counts `(others)`."""
 OTHER_DESTINATIONS: Final = "(others)"
 
 
 @dataclass(slots=True)
 class MessageCounts:
-    """Of one destination or of all. `deferred` counts deferrals; a message may be deferred more than once."""
+    """Counts of messages, for one destination or for all.
+
+    `deferred` is the number of deferrals: a message that was deferred twice counts twice. `kept` messages stay in the
+    backlog, because the transport would change them (Y10).
+    """
 
     returned: int = 0
     deferred: int = 0
@@ -31,7 +35,11 @@ class MessageCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A snapshot. `rate` is in messages per second; `remaining` and `seconds_left` are None if unknown."""
+    """The progress of a syphon at one time.
+
+    `rate` is in messages per second. `held` messages are locked by the syphon, `aside` messages are deferred.
+    `remaining` and `seconds_left` are None if unknown.
+    """
 
     seconds: float
     total: MessageCounts
@@ -59,7 +67,7 @@ class ProgressCounter:
     by_destination: dict[str, MessageCounts] = field(default_factory=dict)
     operations: Counter[str] = field(default_factory=Counter)
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
-    """When so many messages were returned, for the rate."""
+    """Times, each with the number of messages that were returned then. `rate` uses these numbers."""
 
     def returned(self, path: str, messages: int, size: int, now: float) -> None:
         for counts in (self.total, self._of(path)):

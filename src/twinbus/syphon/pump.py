@@ -1,8 +1,9 @@
-"""A pump: the loops on one backlog queue.
+"""A pump: three loops that move the messages of one backlog queue.
 
-One loop receives messages by long polls (Y2), one brings back messages that were put aside once their destination is
-ready (Y5), one renews locks (Y4). Each batch that is received is moved by a task of its own (`mover`), so that the next
-batch is on its way meanwhile. `plan` decides what goes where; `SyphonContext` is what pumps share.
+The first loop receives messages by long polls (Y2). The second loop brings back messages that were put aside, once
+their destination is ready (Y5). The third loop renews locks (Y4). Each received batch is moved by a separate task
+(`mover`), so that the next batch can be received at the same time. `plan` decides which messages are sent, put aside or
+dead-lettered. All pumps of a syphon share one `SyphonContext`.
 """
 
 from __future__ import annotations
@@ -23,37 +24,42 @@ from twinbus.syphon.transport import PEEK_PAGE_SIZE, BacklogFailedError, HeldMes
 _log = logging.getLogger(__name__)
 
 RECEIVE_SIZE: Final = 2000
-"""Messages of one receive at most."""
+"""The most messages of one receive."""
 MAX_RECALLS: Final = 4
-"""Requests for deferred messages that are in flight at most."""
+"""The most requests for deferred messages that are in flight at a time."""
 _RECALL_SIZE: Final = 500
 _RECALL_BYTES: Final = MIB
-# Used until a queue was seen empty, and while draining: then an early answer is worth an empty receive.
+# Seconds of a poll while draining, and until the queue was first found empty. In both cases a fast answer is worth more
+# than the price of an empty receive.
 _SHORT_POLL: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
-# A queue counts as emptied when nothing arrived for so long after its last message was moved.
+# A queue counts as emptied when no message arrived for this time after its last message was moved.
 _QUIET_SECONDS: Final = 1.0
-# A waiting loop looks this often whether the rate was changed.
+# A loop that waits for the rate limit checks at this interval whether `set_rate` has changed the rate.
 _RATE_SECONDS: Final = 1.0
 _SHORTEST_WAIT: Final = 0.05
 _CANCELLATIONS: Final = 10
 _CANCEL_SECONDS: Final = 1.0
-# Reckoned with before the first message shows its size.
+# The assumed size of a message, in bytes, until the first message was received.
 _FIRST_SIZE: Final = 16 * 1024
 
 
 class Pump:
-    """`start` and `pause` in turn, `close` at the end. A draining pump sets `drained` once its queue is empty."""
+    """The pump of one backlog queue.
+
+    `start` and `pause` may be called repeatedly, alternately; `close` is the last call. A draining pump sets `drained`
+    once its queue is empty.
+    """
 
     def __init__(self, queue: str, context: SyphonContext) -> None:
         self.queue = queue
         self.drained = False
         self.failure: FailureKind | None = None
-        """Why the last request to the queue failed, if it did."""
+        """Why the last request to the queue failed; None if the last request succeeded."""
         self.deferred = DeferredMessages(context.destinations)
         self.held = 0
         self.is_empty = False
-        """The last receive returned nothing."""
+        """Whether the last receive returned no message."""
         self._context = context
         self._backlog = context.backlog(queue)
         self._mover = Mover(queue, self._backlog, self.deferred, context, self._wake_recall)
@@ -76,7 +82,7 @@ class Pump:
         self._on_drained = call
 
     def idle_until(self, now: float) -> float:
-        """When the pump has work even if no message arrives; -inf while it has work."""
+        """Return the time at which the pump will have work, if no message arrives before; -inf if it has work now."""
         return -inf if self._moves or not self.is_empty else self.deferred.due(now)
 
     def start(self) -> None:
@@ -88,7 +94,7 @@ class Pump:
                 task.add_done_callback(self._loop_ended)
 
     async def pause(self) -> None:
-        """Receive nothing more, finish the batches in flight, and release messages that are on their way."""
+        """Stop receiving, finish the batches in flight, and release messages that the broker still delivers."""
         loops, self._loops = self._loops, []
         if not loops:
             return
@@ -100,7 +106,7 @@ class Pump:
         await self._backlog.stop_receiving()
 
     async def _cancel(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """Cancel repeatedly: the SDK may swallow a cancellation when a connection dies."""
+        """Cancel the tasks repeatedly until they end: the SDK may ignore a cancellation while a connection breaks."""
         for _ in range(_CANCELLATIONS):
             for task in tasks:
                 task.cancel()
@@ -144,7 +150,7 @@ class Pump:
         self._report_if_emptied(self._receipts)
         if self._context.options.drain and not self._moves and self.deferred.is_empty():
             if self._received_since_scan or not self.deferred.clean:
-                # Other receivers may hold messages, or have deferred some: only a scan shows that it is empty.
+                # Other receivers may hold messages or have deferred some. Only a scan shows that the queue is empty.
                 self._received_since_scan = False
                 self.deferred.schedule_scan(now)
             else:
@@ -160,14 +166,17 @@ class Pump:
         await asyncio.sleep(min(2.0 ** min(failures - 1, 10), _LONGEST_PAUSE) * (1 - self._context.chance() / 2))
 
     async def _wait_for_rate(self) -> None:
-        """Wait as long as the rate limit demands now. What other pumps receive meanwhile does not prolong it."""
+        """Wait for the delay that the rate limit has at the start of this call.
+
+        Messages that other pumps receive during the wait do not make the wait longer.
+        """
         limit, now = self._context.rate_limit, self._context.now
         until = now() + limit.delay(now())
         while now() < until and limit.delay(now()):  # noqa: ASYNC110 - `set_rate` raises no event
             await asyncio.sleep(min(until - now(), _RATE_SECONDS))
 
     async def _wait_for_capacity(self) -> int:
-        """Wait until a receive is worthwhile; returns how many messages it may request."""
+        """Wait until the pump can hold enough messages for a receive. Return the number of messages to request."""
         while True:
             capacity = self._capacity()
             if capacity >= min(RECEIVE_SIZE // 2, self.held):
@@ -176,7 +185,7 @@ class Pump:
             await self._capacity_freed.wait()
 
     def _capacity(self) -> int:
-        """How many more messages may be held. If none is held it is at least one, however large that is."""
+        """Return how many more messages the pump may hold: at least 1 if it holds none, however large messages are."""
         options = self._context.options
         free_bytes = max(options.window_bytes // self._context.pump_count, MIB) - self._held_bytes
         capacity = min(options.window - self.held, int(free_bytes / self._expected_size))
@@ -233,7 +242,7 @@ class Pump:
         finally:
             self._recalls -= 1
             self.deferred.recall_ended(recall, left_out, context.now())
-            context.notify_listeners()  # if it was a probe it is over: other pumps may wait for it
+            context.notify_listeners()  # if the recall was a probe, other pumps may wait for its end
 
     async def _scan(self, start: int) -> None:
         try:
@@ -254,7 +263,7 @@ class Pump:
         batch = HeldBatch(held, context.now(), context.wall())
         self.held += len(held)
         self._held_bytes += batch.size
-        # Grows at once and shrinks slowly: messages on their way may be as large as the largest so far.
+        # Grows with the first large message, and shrinks by 10 % per batch: the next messages may be as large.
         largest = max(one.size for one in held)
         self._expected_size = max(largest, self._expected_size * 0.9 + largest * 0.1)
         return batch
@@ -280,11 +289,11 @@ class Pump:
         if not self._moves:
             asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._report_if_emptied, self._receipts)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Its messages come again when their locks end; a scan finds those that were deferred.
+            # The broker delivers the messages of this batch again when their locks end. A scan finds deferred messages.
             _log.error("a batch of %s could not be moved", self.queue, exc_info=error)
 
     def _report_if_emptied(self, receipts: int) -> None:
-        """Report once that everything in the queue was moved (S11), unless messages arrived after `receipts`."""
+        """Report that all messages of the queue were moved (S11), if no batch arrived after batch number `receipts`."""
         quiet = receipts == self._receipts and not self._moves and self.failure is None and bool(self._loops)
         if quiet and self._mover.completed and self.deferred.is_empty():
             moved, self._mover.completed = self._mover.completed, 0

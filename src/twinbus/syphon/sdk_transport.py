@@ -1,7 +1,7 @@
 """The transport over azure-servicebus, for services and networks that need the official client.
 
-Messages pass as encoded bytes (`twinbus.sdk`). A message that the SDK would change is refused: it stays in the backlog
-(Y10).
+The SDK carries messages as encoded bytes (`twinbus.sdk`). This transport refuses a message that the SDK would change,
+and such a message stays in the backlog (Y10).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from twinbus.syphon.transport import (
     TimeToLive,
 )
 
-# A message up to this size fits into a batch of any tier, where it goes byte for byte.
+# Bytes. A message up to this size fits into a batch on any tier, and a batch carries the message without any change.
 _FITS_ANY_BATCH: Final = 192 * 1024
-# Settlements of one call that are in flight at a time.
+# The most settlements of one call that are in flight at a time.
 _CONCURRENT_SETTLEMENTS: Final = 100
 _CLOSE_SECONDS: Final = 5.0
 
@@ -64,7 +64,7 @@ class SdkTransport:
         self._primary = primary
         self._secondary = secondary
         self._timeout = try_timeout
-        # Weak: it must not keep what its users have closed and dropped.
+        # Weak references: the transport must not keep backlogs and destinations in memory that nobody uses any more.
         self._members: WeakSet[SdkBacklog | SdkDestination] = WeakSet()
 
     def backlog(self, queue: str) -> SdkBacklog:
@@ -96,7 +96,7 @@ class SdkTransport:
 
 
 class SdkHeld(NativeHeld):
-    """A message as bytes, and the SDK's handle that settles it."""
+    """A held message as bytes, and the SDK's message object (`handle`), with which the message is settled."""
 
     __slots__ = ("handle",)
 
@@ -110,14 +110,16 @@ class SdkHeld(NativeHeld):
 
 
 class SdkContent(NamedTuple):
-    """`single` is the SDK's object for a message that may not fit a batch, otherwise None."""
+    """What is sent: `raw` is the encoded message. `single` is the SDK's message object for a message that may be too
+    large for a batch, otherwise None.
+    """
 
     raw: bytes
     single: Any
 
 
 class SdkBacklog:
-    """One receiver of the SDK."""
+    """A backlog queue, over one receiver of the SDK."""
 
     def __init__(self, client: ServiceBusClient, queue: str, timeout: float) -> None:
         self._queue = queue
@@ -135,11 +137,11 @@ class SdkBacklog:
     async def receive(self, count: int, wait: float) -> Sequence[SdkHeld]:
         async with self._deadline(wait + self._timeout):
             if not is_open(self._receiver.sdk):
-                # Otherwise the SDK would take the time that opening needs from the wait.
+                # Otherwise the SDK would open the link within `wait`, and the poll would be shorter.
                 await open_aio_link(self._receiver.sdk, self._timeout)
             found = await self._receiver.receive(count, wait)
             if not found:
-                # The SDK would leave the credit granted; an empty receive ends with its wait (Y2).
+                # The SDK would leave the credit granted after the wait. An empty receive has to end its credit (Y2).
                 await self._receiver.drain()
             return found
 
@@ -217,12 +219,12 @@ class SdkBacklog:
 
 
 class SdkDestination:
-    """One sender of the SDK. A queue sender sends to a topic too: only the path counts."""
+    """A destination, over one queue sender of the SDK. A queue sender can send to a topic too: it only needs a path."""
 
     def __init__(self, client: ServiceBusClient, path: str, timeout: float) -> None:
         self._path = path
         self._timeout = timeout
-        # A retry that was answered would hide that an earlier try was not.
+        # If a retry of the SDK succeeded, nobody would know that an earlier try had no answer and may have succeeded.
         self._sender = disable_retries(speed_up_opening(client.get_queue_sender(path)))
         self._turn = asyncio.Lock()
 

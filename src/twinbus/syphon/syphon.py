@@ -1,6 +1,7 @@
-"""A syphon: finds the backlog queues, runs a pump on each, reports progress. Ends when stopped, or when all is moved.
+"""A syphon: finds the backlog queues, runs a pump on each queue, reports progress.
 
-Several syphons may run at once, in one process or on many machines: the broker's locks divide the work (Y1).
+A syphon ends when it is stopped; a draining syphon also ends when all messages are moved. Several syphons may run at
+the same time, in one process or on many machines: the broker's locks divide the messages among them (Y1).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DISCOVERY_INTERVAL: Final = 3600.0
 """Seconds between two searches for new backlog queues."""
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
-# A right that was granted just now may take a moment to take effect.
+# A drain gives up after this number of refusals, not after the first: a new right takes effect only after some seconds.
 _REFUSALS: Final = 3
 _NAMED_PATHS: Final = 5
 
@@ -47,11 +48,14 @@ class SyphonState(StrEnum):
 
 
 class SyphonBrokenError(TwinbusError):
-    """A pump ended by a defect of its own. No message is lost: those it held come again when their locks end."""
+    """A pump ended because of a defect in Twinbus.
+
+    No message is lost: the broker delivers the messages that the pump held again when their locks end.
+    """
 
 
 class PrimaryRefusesError(OperatorError):
-    """A drain cannot end: all that is left is for entities that refuse the credential."""
+    """A drain cannot end: all messages that are left are for entities that refuse the credential."""
 
     def __init__(self, statuses: Sequence[DestinationStatus], messages: int) -> None:
         paths = ", ".join(sorted(one.path for one in statuses)[:_NAMED_PATHS])
@@ -63,9 +67,9 @@ class PrimaryRefusesError(OperatorError):
 
 
 class Syphon:
-    """`async with Syphon(transport, discovery, …) as syphon: await syphon.run()`.
+    """A syphon. Use: `async with Syphon(transport, discovery, …) as syphon: await syphon.run()`.
 
-    Closes the transport and the discovery; the ledger stays the caller's. `primary` and `secondary` are the names of
+    Closes the transport and the discovery; the caller closes the ledger. `primary` and `secondary` are the names of
     the namespaces in the ledger.
     """
 
@@ -111,7 +115,7 @@ class Syphon:
     # --- control -----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Receive nothing more. `run` returns once all messages in flight are settled."""
+        """Stop receiving. `run` returns once all messages in flight are settled."""
         self._context.stopping = True
         self._wake()
 
@@ -168,7 +172,7 @@ class Syphon:
         self.state = SyphonState.ENDED
 
     async def _discover(self) -> None:
-        """Look for backlog queues if it is time. If the secondary does not answer, try again after growing pauses."""
+        """Look for backlog queues if a search is due. If the search fails, set the next one after a growing pause."""
         now = self._context.now
         if now() < self._discover_at:
             return
@@ -192,7 +196,7 @@ class Syphon:
                 self.stop()
 
     def _check_refusals(self) -> None:
-        """Raise if a drain waits only for entities that refuse the credential: an operator has to act first."""
+        """Raise PrimaryRefusesError if a drain waits only for entities that refuse the credential."""
         pumps = self._pumps.values()
         if not self.options.drain or any(pump.held or not pump.is_empty for pump in pumps):
             return
@@ -203,7 +207,7 @@ class Syphon:
             raise PrimaryRefusesError(statuses, sum(count for _, count in waiting))
 
     async def _wait(self) -> None:
-        """Wait until something changed or the next search for queues is due."""
+        """Wait until `_wake` is called or the next search for queues is due."""
         left = self._discover_at - self._context.now()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if self._paused else max(left, 0.0)):
@@ -242,5 +246,8 @@ class Syphon:
         )
 
     async def count_remaining(self) -> int | None:
-        """Ask the secondary if messages were moved since the last time; `progress` shows the result from then on."""
+        """Return the number of messages in the backlog; None if it is not known. `progress` then shows this number too.
+
+        Asks the secondary only if messages were moved since the last question.
+        """
         return await self._remaining.count(self._counts.total, self._context.now())

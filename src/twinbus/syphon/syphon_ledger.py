@@ -1,11 +1,11 @@
-"""Records what a syphon does in its ledger and its progress (M1): stages, ids, sizes, results.
+"""Records the operations of a syphon in its ledger and its progress (M1): stages, ids, sizes, results.
 
-`SyphonLedger` writes the entries; without a ledger it keeps only the counts. `MeteredBacklog` is a backlog queue that
-records every billable request it makes, with its duration and its result. Neither decides what happens to a message.
+`SyphonLedger` writes the entries; without a ledger it only counts. `MeteredBacklog` is a backlog queue that records
+each of its billable requests, with duration and result. Neither of the two decides what happens to a message.
 
 What a receive costs (Y2): a receive grants credit to the broker. Each message that arrives is charged as one receive. A
-grant that ends without any message is charged as one *empty* receive. After a receive that returned messages, some of
-its credit may stay granted for the next one; that credit was *used*, and its end costs nothing more.
+grant that ends without any message is charged as one *empty* receive. After a receive that returned messages, a part of
+the credit may stay granted for the next receive. Such credit is *used*: when it ends, nothing more is charged.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ from twinbus.syphon.transport import (
 T = TypeVar("T")
 
 NOT_TRIED: Final = "not_tried"
-"""Result of an intent that could not be made durable: nothing was sent."""
+"""Result of an operation whose intent could not be written to the disk, so that nothing was sent."""
 LOCK_LOST: Final = "lock_lost"
 NOT_FOUND: Final = "message_not_found"
 
 
 class SyphonLedger:
-    """`primary` and `secondary` are the names of the namespaces as backlog queue paths write them (P4)."""
+    """Writes the ledger entries of a syphon, and counts for its progress.
+
+    `primary` and `secondary` are the names of the namespaces as in the paths of backlog queues (P4).
+    """
 
     def __init__(self, ledger: Ledger | None, primary: str, secondary: str, counts: ProgressCounter) -> None:
         self.counts = counts
@@ -54,7 +57,8 @@ class SyphonLedger:
     ) -> None:
         """Record finished requests to a backlog queue.
 
-        A sequence of sizes records one operation for each; an int, or an empty sequence, records one operation.
+        If `size` is a sequence, records one operation for each size in it. If `size` is an int or an empty sequence,
+        records one operation.
         """
         self.counts.operations[stage] += 1 if isinstance(size, int) else len(size) or 1
         if self._ledger is not None:
@@ -63,7 +67,7 @@ class SyphonLedger:
     def begin_send(self, path: str, messages: Sequence[OutgoingMessage]) -> RunningOperation | None:
         """Write the intent of a send to the primary. Await `flush` before the send.
 
-        Raises LedgerUnavailableError if the ledger is set to stop the syphon while it cannot be written.
+        Raises LedgerUnavailableError if the ledger cannot be written and its option `on_error` is "stop".
         """
         self.counts.operations[Stage.RETURN_PRIMARY] += len(messages)
         if self._ledger is None:
@@ -111,9 +115,9 @@ class SyphonLedger:
         why: str,
         seconds: float,
     ) -> None:
-        """Record the completion of delivered messages. Those in `lost` may be delivered again, for the reason `why`.
+        """Record the completion of delivered messages. The messages in `lost` may be delivered again; `why` says why.
 
-        It has no intent: a delivered message is completed even while the ledger cannot be written.
+        A completion has no intent: a delivered message is completed even while the ledger cannot be written.
         """
         self.counts.operations[Stage.COMPLETE_BACKLOG] += len(messages)
         if self._ledger is not None:
@@ -135,7 +139,7 @@ class SyphonLedger:
     def moved(
         self, move: Move, queue: str, path: str | None, held: Sequence[HeldMessage], reason: str | None = None
     ) -> None:
-        """Record messages that were dead-lettered, kept in the backlog, or perhaps delivered twice."""
+        """Record messages that were dead-lettered, left in the backlog (Y10), or possibly delivered twice."""
         match move:
             case Move.DEAD_LETTERED:
                 self.counts.dead_lettered(path or "", len(held))
@@ -151,9 +155,9 @@ class SyphonLedger:
 
 
 class MeteredBacklog:
-    """A `Backlog` that records its requests. A queue that could not be connected to was requested nothing of.
+    """A `Backlog` that records its requests. A failed attempt to connect is not a request.
 
-    `complete` records nothing: the mover does, with `SyphonLedger.completed`, because it knows the destination.
+    `complete` records nothing, because it does not know the destination: the mover calls `SyphonLedger.completed`.
     """
 
     def __init__(self, inner: Backlog, queue: str, ledger: SyphonLedger, now: Callable[[], float]) -> None:
@@ -161,7 +165,7 @@ class MeteredBacklog:
         self._queue = queue
         self._ledger = ledger
         self._now = now
-        # Whether the credit that is granted now has brought messages.
+        # Whether messages have arrived on the credit that is granted now.
         self._credit_used = False
 
     @property
@@ -213,7 +217,7 @@ class MeteredBacklog:
         except BacklogFailedError as error:
             self._record_failure(Stage.PEEK_BACKLOG, 0, began, error)
             raise
-        # One operation, whose size is that of all messages it returned (M2).
+        # A peek is one operation. Its size is the sum of the sizes of the returned messages (M2).
         self._record(Stage.PEEK_BACKLOG, sum(one.size for one in found), began)
         return found
 
@@ -257,9 +261,10 @@ class MeteredBacklog:
     async def _truly_lost(
         self, lost: Sequence[HeldMessage], is_settled: Callable[[PeekedMessage | None], bool]
     ) -> Sequence[HeldMessage]:
-        """`lost` without the messages that an unanswered settlement did settle.
+        """Return the messages of `lost` that are not settled.
 
-        The broker reports a lost lock for those too. A peek shows what became of them.
+        If a settlement was carried out but not answered, the next try reports a lost lock. A peek shows whether the
+        message was settled.
         """
         doubtful = sorted((one for one in lost if one.unanswered), key=lambda one: one.sequence_number)
         settled: set[int] = set()
@@ -285,7 +290,7 @@ class MeteredBacklog:
         call: Callable[[Sequence[HeldMessage]], Awaitable[Sequence[HeldMessage]]],
         held: Sequence[HeldMessage],
     ) -> Sequence[HeldMessage]:
-        """Call, and record one operation for each message: done, or its lock was lost and nothing happened."""
+        """Run `call`, and record one operation for each message: with result OK, or LOCK_LOST if nothing happened."""
         began = self._now()
         lost = await self._try(stage, call, held, len(held))
         if len(lost) < len(held):
@@ -297,7 +302,7 @@ class MeteredBacklog:
     async def _try(
         self, stage: Stage, call: Callable[[T], Awaitable[Sequence[HeldMessage]]], argument: T, count: int
     ) -> Sequence[HeldMessage]:
-        """Call, and record a failure as `count` failed operations."""
+        """Run `call`. If it fails, record `count` failed operations."""
         began = self._now()
         try:
             return await call(argument)

@@ -1,8 +1,8 @@
 """Translates a backlog message back to the message that its sender sent (Y3).
 
-Aliases become properties again (S7), the broker's annotations go, a compressed body is decompressed (S9).
+Aliases become properties again (S7), the broker's annotations are removed, a compressed body is decompressed (S9).
 
-Works on the encoded bytes and copies every part that must not change. Pure: the time is an argument.
+The translation works on the encoded bytes and copies every part that must not change. Pure: the time is an argument.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DeadLetterReason(StrEnum):
     NO_DESTINATION = "NoDestination"
     WRONG_ALIAS = "WrongAlias"
     MALFORMED = "MalformedMessage"
-    EXPIRED = "TTLExpiredException"  # the service's own name for it
+    EXPIRED = "TTLExpiredException"  # the reason that the service itself gives for an expired message
 
 
 class TranslatedMessage(NamedTuple):
@@ -62,7 +62,7 @@ MAX_HEADER_TTL: Final = 0xFFFF_FFFF  # ms; a longer time to live is written as a
 MAX_EXPIRY: Final = 253_402_300_800_000  # ms since the epoch: the end of .NET's DateTime, which the service uses
 MAX_BODY: Final = 100 * 1024 * 1024  # bytes, the largest of any tier
 
-# The broker writes these on delivery. All other annotations are the sender's.
+# The broker writes these annotations on delivery. The sender wrote all others.
 BROKER_ANNOTATIONS: Final = frozenset(
     (
         b"x-opt-sequence-number",
@@ -84,7 +84,7 @@ _PATH_NAME: Final = PATH_PROPERTY.encode()
 _PATH: Final = frozenset((_PATH_NAME,))
 _PATH_KEY: Final = encode_str(PATH_PROPERTY)
 _RESERVED: Final = {name.encode(): name for name in RESERVED_PROPERTIES}
-_TTL, _HEADER_OF_SENDER = 2, 4  # the fifth field of a header, the delivery count, is the broker's
+_TTL, _HEADER_OF_SENDER = 2, 4  # the broker wrote the fifth field of a header, the delivery count
 _EXPIRY, _CREATION, _GROUP = 8, 9, 10
 _NULL: Final = b"\x40"
 
@@ -104,7 +104,7 @@ def translate(raw: bytes, now: int, ttl: TimeToLive = "restart") -> TranslatedMe
 
 
 def destination_of(raw: bytes) -> str | None:
-    """The destination of a backlog message; None if it names none that can be read."""
+    """Return the destination of a backlog message; None if the message has no readable destination."""
     try:
         _, found = _drop(split_sections(raw), APPLICATION_PROPERTIES, _PATH)
         path = decode(raw, found[_PATH_NAME])[0]
@@ -114,7 +114,10 @@ def destination_of(raw: bytes) -> str | None:
 
 
 def resubmittable(raw: bytes, path: str | None = None) -> bytes:
-    """A dead letter as it goes back into its backlog queue, with its aliases; for `path` if one is given."""
+    """Return the message that resubmits a dead letter to its backlog queue, with its aliases.
+
+    If `path` is given, `path` becomes the destination.
+    """
     sections = split_sections(raw)
     dropped = DEAD_LETTER_PROPERTIES if path is None else DEAD_LETTER_PROPERTIES | _PATH
     properties, _ = _drop(sections, APPLICATION_PROPERTIES, dropped)
@@ -151,7 +154,7 @@ def _translate(sections: Sections, now: int, ttl: TimeToLive) -> TranslatedMessa
 
 
 def _annotations(sections: Sections, scheduled: int | None) -> tuple[EncodedEntries, int | None]:
-    """The sender's annotations with the scheduled time, and when the backlog enqueued the message, in ms."""
+    """Return the sender's annotations with the scheduled time, and when the backlog enqueued the message, in ms."""
     dropped = BROKER_ANNOTATIONS if scheduled is None else _BROKER_AND_SCHEDULED
     kept, found = _drop(sections, MESSAGE_ANNOTATIONS, dropped)
     if scheduled is not None:
@@ -160,7 +163,10 @@ def _annotations(sections: Sections, scheduled: int | None) -> tuple[EncodedEntr
 
 
 def _lifetime(path: str, message: MessageFields, enqueued: int | None, now: int, ttl: TimeToLive) -> int | None:
-    """What is left of the time to live, in ms (Y7). It starts when a message is enqueued, so at its scheduled time."""
+    """Return the rest of the time to live, in ms (Y7).
+
+    The time to live starts when the message was enqueued, or at the scheduled time if that is later.
+    """
     given = message.time_to_live
     if given is None or ttl == "restart" or enqueued is None:
         return given
@@ -173,7 +179,10 @@ def _lifetime(path: str, message: MessageFields, enqueued: int | None, now: int,
 
 
 def _header(sections: Sections, lifetime: int | None) -> bytes:
-    """The sender's header with this time to live. One that is there without an alias is the backlog queue's default."""
+    """Return the sender's header with the time to live `lifetime`.
+
+    If `lifetime` is None, the sender gave no time to live, and a value in the header is the backlog queue's default.
+    """
     span = sections.spans.get(HEADER)
     fields: list[bytes] = [] if span is None else list_field_slices(sections.raw, span[1])[:_HEADER_OF_SENDER]
     if lifetime is not None or len(fields) > _TTL:
@@ -190,7 +199,7 @@ def _properties(sections: Sections, session_id: str | None, lifetime: int | None
     if session_id is not None:
         _set(fields, _GROUP, encode_str(session_id))
     if lifetime is not None and long_lived:
-        # The header has no room for it: expiry minus creation is the time to live.
+        # This time to live is too large for the field in the header, so it is written as expiry minus creation.
         created = decode(fields[_CREATION])[0] if len(fields) > _CREATION else None
         created = now if created is None else created
         _set(fields, _CREATION, encode_timestamp(created))
@@ -199,7 +208,7 @@ def _properties(sections: Sections, session_id: str | None, lifetime: int | None
 
 
 def _decompressed(sections: Sections, mark: str) -> bytes:
-    """The body sections before compression (S9)."""
+    """Return the body sections as they were before compression (S9)."""
     if sections.body_kind != "data" or len(sections.body) != 1:
         raise AliasError(COMPRESSION_PROPERTY, "marks a body that is not one data section")
     body = decompress_body(sections.data[0], mark, MAX_BODY)
@@ -240,7 +249,7 @@ def _section(sections: Sections, code: int) -> bytes:
 
 
 def _drop(sections: Sections, code: int, names: Container[bytes]) -> tuple[EncodedEntries, dict[bytes, int]]:
-    """The entries of a map section without those of `names`, and the positions of the values that were dropped."""
+    """Return the entries of a map section whose keys are not in `names`, and the positions of the removed values."""
     span = sections.spans.get(code)
     return (NO_ENTRIES, {}) if span is None else drop_keys(sections.raw, span[1], names)
 

@@ -1,7 +1,7 @@
-"""What a pump needs from a transport: a backlog queue under peek-lock, a destination on the primary, translation back.
+"""The protocols of a transport: a backlog queue under peek-lock, a destination on the primary, translation of messages.
 
-`native_transport` and `sdk_transport` implement these protocols; one suite of contract tests runs over both. `plan`
-decides when a call is made and what follows from a failure.
+`native_transport` and `sdk_transport` implement these protocols; the same contract tests run on both. `plan` decides
+when a call is made and what to do after a failure.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from twinbus.errors import OperatorError, RetryError
 from twinbus.message import MessageId
 
 PEEK_PAGE_SIZE: Final = 250
-"""Messages of one peek: the service returns no more."""
+"""The most messages that the service returns for one peek."""
 TimeToLive = Literal["restart", "absolute"]
 """Y7. `restart`: the time to live starts again on the primary. `absolute`: the time in the backlog is deducted."""
 
 
 class HeldMessage(Protocol):
-    """A message of a backlog queue under lock. `size` is that of the encoded message, in bytes."""
+    """A message of a backlog queue, locked by this syphon. `size` is the size of the encoded message, in bytes."""
 
     @property
     def sequence_number(self) -> int: ...
@@ -35,18 +35,24 @@ class HeldMessage(Protocol):
 
     @property
     def locked_until(self) -> datetime:
-        """End of the lock by the broker's clock. A renewal moves it."""
+        """When the lock ends, by the broker's clock. A renewal changes this value."""
 
     @property
     def enqueued_time(self) -> datetime: ...
 
     @property
     def unanswered(self) -> bool:
-        """Whether a settlement was requested and not answered. If so, a lost lock may mean that it was carried out."""
+        """Whether a settlement of this message was requested and not answered.
+
+        If so, a lost lock may mean that the settlement was carried out.
+        """
 
 
 class OutgoingMessage(NamedTuple):
-    """A message as its sender meant it, ready for its destination. Only the transport that made it reads `content`."""
+    """A message as its sender sent it, ready for its destination.
+
+    Only the transport that made the object reads `content`.
+    """
 
     path: str
     message_id: MessageId | None
@@ -57,7 +63,7 @@ class OutgoingMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PeekedMessage:
-    """A message read without a lock. `path` is None if it names no readable destination."""
+    """A message of a backlog queue, read without locking it. `path` is the destination; None if it is not readable."""
 
     sequence_number: int
     deferred: bool
@@ -68,32 +74,37 @@ class PeekedMessage:
 
 
 class Backlog(Protocol):
-    """One backlog queue. Every call but `close` raises BacklogFailedError if the queue did not answer.
+    """One backlog queue. Every method except `close` raises BacklogFailedError if the queue did not answer.
 
-    Settlements and renewals return the messages whose lock was lost; the broker has confirmed the others.
+    Methods that settle or renew return the messages whose lock was lost; the broker has confirmed the other messages.
     """
 
     @property
     def has_credit(self) -> bool:
-        """Whether the broker may send messages now: a receive waits, was cancelled, or left credit for the next."""
+        """Whether the broker may deliver messages now: a receive waits, was cancelled, or has left credit."""
 
     async def open(self) -> None:
-        """Connect, unless connected: checks that the queue exists and may be received from. Requests no message.
+        """Connect if not connected. This checks that the queue exists and permits receiving; it requests no message.
 
-        Other calls connect too if they have to. A caller that opens first knows that a failure after it was a request.
+        Other methods connect too if necessary. A caller that calls `open` first knows that a failure of the next method
+        was the failure of a request, not of the connecting.
         """
 
     async def receive(self, count: int, wait: float) -> Sequence[HeldMessage]:
-        """One long poll: returns up to `count` messages as soon as there is one, and none after `wait` seconds.
+        """Make one long poll: return up to `count` messages as soon as one is there, or none after `wait` seconds.
 
-        After a receive that returned messages, at most `count` more may be on their way for the next call.
+        After a receive that returned messages, the broker may deliver up to `count` more messages, which the next call
+        returns.
         """
 
     async def receive_deferred(self, numbers: Sequence[int]) -> Sequence[HeldMessage]:
-        """Lock deferred messages. Leaves out those that are gone or that another receiver has locked."""
+        """Lock and return deferred messages, except those that do not exist or that another receiver has locked."""
 
     async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
-        """Messages from this sequence number on, in order. Only an empty result means that there are no more."""
+        """Return up to `count` messages from the sequence number `start` on, in order, without locking them.
+
+        Only an empty result means that there are no more messages.
+        """
 
     async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]: ...
 
@@ -108,48 +119,48 @@ class Backlog(Protocol):
     async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]: ...
 
     async def stop_receiving(self) -> Sequence[HeldMessage]:
-        """Take back the credit until the next `receive`. Releases the messages that were on their way and returns them.
+        """Take back the credit until the next `receive`. Release and return the messages that no `receive` returned.
 
-        Messages that were handed out stay locked and can still be settled.
+        Messages that a `receive` returned stay locked and can still be settled.
         """
 
     async def close(self) -> None:
-        """Release what was never handed out. Does not raise if the peer does not answer."""
+        """Release the messages that no `receive` returned. Does not raise an error if the broker does not answer."""
 
 
 class Destination(Protocol):
     """One entity of the primary."""
 
     async def send(self, messages: Sequence[OutgoingMessage]) -> None:
-        """Return when all are accepted. SendFailedError names those that may not be."""
+        """Return when all messages are accepted. SendFailedError names the messages that were perhaps not accepted."""
 
     async def close(self) -> None: ...
 
 
 class Transport(Protocol):
-    """Both namespaces. Backlogs and destinations connect with their first use."""
+    """Access to both namespaces. Backlogs and destinations connect at their first use."""
 
     def backlog(self, queue: str) -> Backlog: ...
 
     def destination(self, path: str) -> Destination: ...
 
     def restore(self, held: HeldMessage, ttl: TimeToLive, now: datetime) -> OutgoingMessage:
-        """The message as it was before it was diverted (S7).
+        """Return the message as it was before the diversion (S7).
 
         Raises NeverDeliverableError (Y6, or expired with ttl="absolute") or CannotCarryError (Y10).
         """
 
     async def close(self) -> None:
-        """Close everything that was made from it."""
+        """Close all backlogs and destinations of this transport."""
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
 class NeverDeliverableError(OperatorError):
-    """Y6: no destination can ever take this message. The syphon dead-letters it with `reason` and `description`.
+    """Y6: no destination can ever accept this message. The syphon dead-letters it with `reason` and `description`.
 
-    `path` is its destination if that can be read.
+    `path` is the destination of the message; None if it cannot be read.
     """
 
     def __init__(self, reason: str, description: str, path: str | None = None) -> None:
@@ -160,7 +171,7 @@ class NeverDeliverableError(OperatorError):
 
 
 class CannotCarryError(OperatorError):
-    """Y10: this transport would change the message for `path`. It stays in the backlog."""
+    """Y10: this transport would change the message, so the message stays in the backlog. `path` is its destination."""
 
     def __init__(self, description: str, path: str | None = None) -> None:
         super().__init__(description, "Use --transport native for it.")
@@ -169,9 +180,9 @@ class CannotCarryError(OperatorError):
 
 
 class SendFailedError(RetryError):
-    """`failed` are the messages that may not have arrived.
+    """A send failed. `failed` has the messages that perhaps did not arrive.
 
-    If `refused`, none of them arrived: the service refused them, or the request never left.
+    If `refused` is True, none of these arrived: the service refused the request, or the request was never sent.
     """
 
     def __init__(
@@ -192,7 +203,7 @@ class SendFailedError(RetryError):
 
 
 class BacklogFailedError(RetryError):
-    """The backlog queue did not confirm a request. If `refused`, no part of it was carried out."""
+    """The backlog queue did not confirm a request. If `refused` is True, no part of the request was carried out."""
 
     def __init__(self, queue: str, kind: FailureKind, detail: str = "", *, refused: bool = False) -> None:
         super().__init__(f"backlog queue {queue}: {kind}{f' ({detail})' if detail else ''}")

@@ -1,7 +1,7 @@
-"""What moves next and how (Y3, Y5–Y7). Pure.
+"""Decides which messages a syphon moves next, and what happens after a failed send (Y3, Y5–Y7). Pure.
 
-`destinations` decides which entities take messages now; `deferred` remembers which messages of one backlog queue wait
-for which destination.
+`destinations` decides which entities can receive messages now. `deferred` remembers, for one backlog queue, which
+messages wait for which destination.
 """
 
 from twinbus.syphon.plan.deferred import SCAN_INTERVAL, DeferredMessages, Recall

@@ -1,10 +1,11 @@
-"""The deferred messages of one backlog queue: which to bring back, and when to look for those nobody remembers (Y5).
+"""The deferred messages of one backlog queue: which to bring back, and when to scan for unknown ones (Y5).
 
-A message whose destination is not ready is deferred, and its sequence number is remembered here by destination. Once
-the destination is ready, a *recall* brings some of its messages back. Numbers can be unknown: an earlier run or another
-syphon deferred the message, a settlement was not answered, or there were more than `MAX_NUMBERS`. A *scan* peeks
-through the queue and finds them again. No recall starts while a scan runs, and no scan while a recall is out: a scan
-would see the recalled messages where they were. Pure: only numbers and times come in.
+A message whose destination is not ready is deferred, and its sequence number is stored here by destination. Once the
+destination is ready, a *recall* brings some of its messages back. The number of a deferred message can be unknown: an
+earlier run or another syphon deferred the message, a settlement was not answered, or there were more than `MAX_NUMBERS`
+numbers. A *scan* peeks at the whole queue and finds such messages. No recall starts while a scan runs, and no scan
+starts before all recalls have ended: the scan would count the recalled messages as deferred. Pure: the arguments are
+only numbers, paths and times.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from twinbus.syphon.plan.destinations import DestinationRoute, Destinations, des
 
 MAX_NUMBERS: Final = 500_000
 SCAN_INTERVAL: Final = 6 * 3600.0
-"""Seconds between two scans: finds messages that another syphon deferred and left behind."""
+"""Seconds between two scans. A scan finds messages that another syphon deferred and did not bring back."""
 RESCAN_AFTER_MISSING: Final = 900.0
-"""Seconds to the next scan after a recall missed messages: another receiver held them and may not have finished."""
+"""Seconds from a recall that missed messages to the next scan: another receiver may have locked those messages."""
 RESCAN_AFTER_FAILURE: Final = 90.0
-"""Seconds to the next scan after a settlement was not answered: by then the lock has ended if it was not done."""
-# The key of messages that name no destination: they are recalled to be dead-lettered.
+"""Seconds from an unanswered settlement to the next scan. If the message was not settled, its lock has ended then."""
+# The key of messages that name no destination. They are brought back so that they can be dead-lettered.
 UNADDRESSED: Final = ""
 
 
 class Recall(NamedTuple):
-    """Bring these messages back. If `probe` is an epoch, send one of them as that probe."""
+    """A request to bring deferred messages back. If `probe` is an epoch, one message is the probe of that epoch."""
 
     path: str
     numbers: tuple[int, ...]
@@ -37,7 +38,7 @@ class Recall(NamedTuple):
 
 
 class ScannedMessage(Protocol):
-    """What a scan needs of a peeked message."""
+    """The properties of a peeked message that a scan uses."""
 
     @property
     def sequence_number(self) -> int: ...
@@ -50,7 +51,10 @@ class ScannedMessage(Protocol):
 
 
 class _Numbers:
-    """Sequence numbers in ascending order; those before `_head` are taken. A probe recalls `probe_size` of them."""
+    """The sequence numbers of the messages that wait for one destination, in ascending order.
+
+    The numbers before index `_head` are removed already. A probe recalls `probe_size` messages.
+    """
 
     __slots__ = ("_head", "_numbers", "path", "probe_size")
 
@@ -68,7 +72,7 @@ class _Numbers:
         return self._numbers[self._head]
 
     def add(self, number: int) -> bool:
-        """Returns whether it was not there yet."""
+        """Add a number. Return False if it was there already."""
         numbers = self._numbers
         if not numbers or number > numbers[-1]:
             numbers.append(number)
@@ -83,7 +87,7 @@ class _Numbers:
         return at < len(self._numbers) and self._numbers[at] == number
 
     def take(self, count: int) -> tuple[int, ...]:
-        """Remove and return the least."""
+        """Remove and return the `count` least numbers."""
         taken = tuple(self._numbers[self._head : self._head + count])
         self._head += len(taken)
         if self._head * 2 > len(self._numbers):
@@ -92,7 +96,7 @@ class _Numbers:
         return taken
 
     def forget_last(self, count: int) -> int:
-        """Remove the greatest; returns the least of them."""
+        """Remove the `count` greatest numbers. Return the least of the removed numbers."""
         first = max(self._head, len(self._numbers) - count)
         least = self._numbers[first]
         del self._numbers[first:]
@@ -100,7 +104,7 @@ class _Numbers:
 
 
 class DeferredMessages:
-    """Of one backlog queue. All queues of a syphon share `destinations`."""
+    """The deferred messages of one backlog queue. All queues of a syphon share `destinations`."""
 
     def __init__(self, destinations: Destinations, limit: int = MAX_NUMBERS) -> None:
         self._destinations = destinations
@@ -108,7 +112,7 @@ class DeferredMessages:
         self._numbers: dict[str, _Numbers] = {}
         self._kept = _Numbers("")
         self._forgotten: dict[str, int] = {}
-        """By destination, the least number that was forgotten for want of room."""
+        """By destination, the least number that was removed because there were more than `limit` numbers."""
         self._recalls = 0
         self._count = 0
         self._scan_at = inf
@@ -117,10 +121,10 @@ class DeferredMessages:
         self._is_whole_scan = False
         self._scan_found_any = False
         self.clean = False
-        """The last scan of the whole queue found only kept messages, and nothing was deferred since."""
+        """Whether the last scan of the whole queue found only kept messages (Y10), and nothing was deferred since."""
 
     def __len__(self) -> int:
-        """How many are remembered, without kept ones (Y10)."""
+        """Return how many numbers are remembered, without those of kept messages (Y10)."""
         return self._count
 
     @property
@@ -128,17 +132,17 @@ class DeferredMessages:
         return len(self._kept)
 
     def is_empty(self) -> bool:
-        """Nothing is remembered or forgotten, no recall is out, and no scan runs."""
+        """Return whether no number is remembered or forgotten, no recall runs, and no scan runs."""
         return not (self._count or self._recalls or self._forgotten or self._scanning is not None)
 
     def waiting(self) -> dict[str, tuple[int, int]]:
-        """By destination: how many are remembered, and their least number."""
+        """Return for each destination how many numbers are remembered, and the least of these numbers."""
         return {found.path: (len(found), found.least) for found in self._numbers.values() if len(found)}
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
     def add(self, path: str | None, numbers: Collection[int]) -> None:
-        """Remember messages that were deferred for `path`; None for those that name no destination."""
+        """Remember messages that were deferred for `path`. `path` is None for messages that name no destination."""
         if not numbers:
             return
         self.clean = False
@@ -151,12 +155,15 @@ class DeferredMessages:
             self._forget_some()
 
     def keep(self, numbers: Iterable[int]) -> None:
-        """Y10: these are deferred, and this syphon does not bring them back."""
+        """Remember deferred messages that this syphon does not bring back (Y10)."""
         for number in numbers:
             self._kept.add(number)
 
     def recall(self, now: float, count: int) -> Recall | None:
-        """The next messages to bring back, if any. The caller reports `recall_ended` when all of them are settled."""
+        """Return the next messages to bring back, at most `count`; None if there are none now.
+
+        The caller calls `recall_ended` when all these messages are settled.
+        """
         if self._scanning is not None or now >= self._scan_at:
             return None
         for key, found in self._numbers.items():
@@ -170,18 +177,18 @@ class DeferredMessages:
         return None
 
     def recall_ended(self, recall: Recall, missing: int, now: float) -> None:
-        """Report that a recall is over. `missing` of its messages were gone or locked by another receiver."""
+        """Report that a recall has ended. `missing` messages did not exist or were locked by another receiver."""
         self._recalls -= 1
         if missing:
             self._scan_at = min(self._scan_at, now + RESCAN_AFTER_MISSING)
             if missing == len(recall.numbers) and recall.probe is not None:
                 self._destinations.void(recall.path, recall.probe)
                 if (found := self._numbers.get(destination_key(recall.path))) is not None:
-                    # Another syphon has taken many of them: do not try one after the other.
+                    # Another syphon may have recalled many of these messages: try more numbers with the next probe.
                     found.probe_size = 4 * len(recall.numbers)
 
     def due(self, now: float) -> float:
-        """When `recall` or `next_scan` will have something, if nothing is reported before."""
+        """Return the time at which `recall` or `next_scan` will return something, if nothing is reported before."""
         if self._scanning is not None or now >= self._scan_at or self._forgotten_from() is not None:
             return inf if self._recalls else now
         due = [self._destinations.due(one.path) if key else now for key, one in self._numbers.items()]
@@ -190,22 +197,25 @@ class DeferredMessages:
     # --- scanning ----------------------------------------------------------------------------------------------------
 
     def schedule_first_scan(self, now: float) -> None:
-        """Call when no active message is left. The first call schedules a scan for what earlier runs deferred."""
+        """Call when no active message is left. The first call schedules a scan, for messages of earlier runs."""
         if not self._first_scan_scheduled:
             self._first_scan_scheduled = True
             self._scan_at = now
 
     def schedule_scan(self, now: float) -> None:
-        """A drain needs one before it may report that nothing is left."""
+        """Schedule a scan now. A drain needs a scan before it may report that no message is left."""
         self._scan_at = min(self._scan_at, now)
 
     def schedule_rescan(self, now: float) -> None:
-        """Call when the queue did not answer: what was deferred or scanned is not known. Ends a scan that runs."""
+        """Schedule a scan after RESCAN_AFTER_FAILURE seconds, and end a running scan.
+
+        Call this when the queue did not answer, so that it is not known which messages are deferred.
+        """
         self._scanning = None
         self._scan_at = min(self._scan_at, now + RESCAN_AFTER_FAILURE)
 
     def next_scan(self, now: float) -> int | None:
-        """The number to peek from now, or None. The caller reports what it found with `scanned`."""
+        """Return the number from which the caller has to peek now; None for no peek. The result goes to `scanned`."""
         if self._scanning is None and not self._recalls:
             if now >= self._scan_at:
                 self._scanning, self._forgotten = 0, {}
@@ -217,7 +227,7 @@ class DeferredMessages:
         return self._scanning
 
     def scanned(self, messages: Sequence[ScannedMessage]) -> None:
-        """Report one page of a scan. An empty page ends it."""
+        """Report one page of a scan. An empty page ends the scan."""
         if not messages:
             self._scanning = None
             self.clean = self._is_whole_scan and not self._scan_found_any
@@ -238,11 +248,11 @@ class DeferredMessages:
         self._recalls += 1
         del self._numbers[key]
         if len(found):
-            self._numbers[key] = found  # behind the others: destinations take turns
+            self._numbers[key] = found  # now the last one in the dict, so that destinations alternate
         return Recall(found.path, numbers, probe)
 
     def _forget_some(self) -> None:
-        """Forget numbers of the destination that has the most, so that it does not crowd out the others."""
+        """Remove an eighth of the numbers of the destination that has the most numbers."""
         key, found = max(self._numbers.items(), key=lambda entry: len(entry[1]))
         count = max(1, len(found) // 8)
         least = found.forget_last(count)
@@ -252,7 +262,10 @@ class DeferredMessages:
         self._forgotten[key] = min(least, self._forgotten.get(key, least))
 
     def _forgotten_from(self) -> int | None:
-        """From where to scan for forgotten messages whose destination is ready and has no others; None if not now."""
+        """Return the number from which to scan for forgotten messages; None if there is no need now.
+
+        There is a need if the destination of forgotten messages is ready and has no remembered numbers.
+        """
         wanted = [
             number
             for key, number in self._forgotten.items()

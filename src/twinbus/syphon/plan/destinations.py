@@ -1,13 +1,14 @@
-"""Which entities of the primary take messages now, and what follows from a send that failed (Y5, Y6). Pure.
+"""Which entities of the primary can receive messages now, and what to do after a send that failed (Y5, Y6). Pure.
 
-A destination starts *ready*. A send that fails puts it *aside* for a pause; the pause doubles with every failure. After
-the pause one message is sent as a probe: if it arrives the destination is ready again, otherwise the next pause starts.
-A destination that was not found for `gone_after` seconds is *gone*, and its messages are dead-lettered, but it is still
-probed.
+A destination starts *ready*. A send that fails puts the destination *aside* for a pause; the pause doubles with every
+failure. After the pause one message is sent as a probe. If the probe is accepted, the destination is ready again;
+otherwise the next pause starts. A destination that was not found for `gone_after` seconds is *gone*: its messages are
+dead-lettered, but the probes go on.
 
-All pumps of a syphon share one `Destinations`, so one probe is enough for all of them. Each change of a destination
-starts a new *epoch*. Outcomes report the epoch of the decision they came from, and those of an earlier epoch change
-nothing: a send that was in flight when its destination was put aside neither brings it back nor prolongs its pause.
+All pumps of a syphon share one `Destinations` object, so one probe is enough for all pumps. Each change of a
+destination starts a new *epoch*. The outcome of a send is reported with the epoch of its routing decision, and an
+outcome of an earlier epoch is ignored: a send that was in flight when its destination was put aside makes the
+destination neither ready nor its pause longer.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from typing import Final, NamedTuple, assert_never
 from twinbus.backlog import FailureKind
 
 MAX_DESTINATIONS: Final = 10_000
-"""Destinations that are remembered; more only if more were ever put aside."""
+"""The most destinations that are remembered. The limit is exceeded only if more destinations were put aside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Seconds. A destination is put aside for `first_pause`, then twice as long each time, up to `longest_pause`."""
+    """The pauses of a destination, in seconds: first `first_pause`, then twice as long each time up to `longest_pause`.
+
+    `gone_after` is the time without being found after which a destination counts as gone.
+    """
 
     first_pause: float = 1.0
     longest_pause: float = 300.0
@@ -43,7 +47,7 @@ class DestinationRoute(Enum):
     """What to do with messages for a destination."""
 
     SEND = "send"
-    PROBE = "probe"  # send one of them and put the others aside
+    PROBE = "probe"  # send one message and put the others aside
     PUT_ASIDE = "put aside"
     DEAD_LETTER = "dead-letter"
 
@@ -56,11 +60,11 @@ class RoutingDecision(NamedTuple):
 class FailedSendAction(Enum):
     """What to do with messages whose send failed."""
 
-    RETRY = "retry"  # once, at once: the connection broke and is made again
-    SPLIT = "split"  # one of them makes the whole request fail
+    RETRY = "retry"  # one time, after half a second: the connection broke, and the retry opens a new one
+    SPLIT = "split"  # send each half separately: one message makes the whole request fail
     PUT_ASIDE = "put aside"
     DEAD_LETTER = "dead-letter"
-    ABANDON = "abandon"  # the syphon itself was stopped
+    ABANDON = "abandon"  # the send was cancelled or the client closed, because the syphon stops
 
 
 # All other kinds put the destination aside.
@@ -75,7 +79,10 @@ _ACTIONS: Final = {
 
 
 class _Destination:
-    """`pause` is the last one. It starts again from the first only after the destination was ready for as long."""
+    """The state of one destination. `pause` is the length of the last pause, in seconds.
+
+    If the destination was ready for at least `pause` seconds, the next pause is the shortest one again.
+    """
 
     __slots__ = (
         "cause", "epoch", "failures", "missing_since", "path", "pause", "probing", "readiness", "since", "until",
@@ -95,7 +102,10 @@ class _Destination:
 
 
 class DestinationStatus(NamedTuple):
-    """For people. A destination that is not ready is probed at `until`; `failures` counts since it was last ready."""
+    """The state of a destination, for display.
+
+    A destination that is not ready is probed at time `until`. `failures` is the number of failures since it was ready.
+    """
 
     path: str
     readiness: Readiness
@@ -105,9 +115,10 @@ class DestinationStatus(NamedTuple):
 
 
 class DestinationMemory(NamedTuple):
-    """What a syphon knows of a destination, for a syphon with another clock: durations in seconds, not instants.
+    """What a syphon knows about a destination, in a form for other processes: durations in seconds, no clock times.
 
-    `age`: since its readiness changed. `left`: until it is probed. `missing`: since it was first not found.
+    `age`: since the readiness changed. `left`: until the next probe. `missing`: since the destination was first not
+    found.
     """
 
     path: str
@@ -120,7 +131,7 @@ class DestinationMemory(NamedTuple):
 
 
 def destination_key(path: str) -> str:
-    """Paths are case-insensitive."""
+    """Return the same key for all spellings of a path: paths are case-insensitive."""
     return path.strip("/").lower()
 
 
@@ -135,7 +146,7 @@ class Destinations:
     def route(self, path: str, now: float) -> RoutingDecision:
         """Decide what to do with messages for `path`.
 
-        PROBE starts the probe: the caller has to report its outcome (`succeeded`, `failed`) or that it is `void`.
+        If the route is PROBE, the probe starts: the caller has to call `succeeded`, `failed` or `void` at its end.
         """
         destination = self._of(path)
         match destination.readiness:
@@ -144,7 +155,7 @@ class Destinations:
             case Readiness.ASIDE:
                 otherwise = DestinationRoute.PUT_ASIDE
             case Readiness.GONE:
-                # Nothing is dead-lettered while a probe may find that it is back.
+                # Nothing is dead-lettered while a probe runs: the destination may exist again.
                 otherwise = DestinationRoute.PUT_ASIDE if destination.probing else DestinationRoute.DEAD_LETTER
             case _:
                 assert_never(destination.readiness)
@@ -154,7 +165,7 @@ class Destinations:
         return RoutingDecision(DestinationRoute.PROBE, destination.epoch)
 
     def succeeded(self, path: str, epoch: int, now: float) -> bool:
-        """Report a send that was accepted. Returns whether it made the destination ready."""
+        """Report a send that was accepted. Return whether the destination has become ready by this."""
         destination = self._of(path)
         if epoch != destination.epoch or destination.readiness is Readiness.READY:
             return False
@@ -164,7 +175,7 @@ class Destinations:
         return True
 
     def void(self, path: str, epoch: int) -> None:
-        """Report a probe that showed nothing: its message was gone, or was itself the only fault."""
+        """Report a probe without a result: its message did not exist, or the message itself was the reason to fail."""
         destination = self._of(path)
         if epoch == destination.epoch:
             destination.probing = False
@@ -172,9 +183,9 @@ class Destinations:
     def failed(
         self, path: str, epoch: int, kind: FailureKind, now: float, chance: float, *, retried: bool, messages: int
     ) -> FailedSendAction:
-        """Report a send that failed; returns what to do with its messages.
+        """Report a send that failed. Return what to do with its messages.
 
-        `chance`, from 0 to 1, shortens the pause by up to a half, so that many syphons do not probe in step.
+        `chance`, from 0 to 1, shortens the pause by up to a half, so that many syphons do not probe at the same time.
         """
         destination = self._of(path)
         action = _ACTIONS.get(kind, FailedSendAction.PUT_ASIDE)
@@ -196,14 +207,17 @@ class Destinations:
         return FailedSendAction.DEAD_LETTER if gone else FailedSendAction.PUT_ASIDE
 
     def due(self, path: str) -> float:
-        """When messages that were put aside for `path` can be brought back; -inf is now, inf while a probe runs."""
+        """Return the time at which messages that were put aside for `path` can be brought back.
+
+        The result is -inf for now, and inf while a probe runs.
+        """
         destination = self._of(path)
         if destination.probing:
             return inf
         return destination.until if destination.readiness is Readiness.ASIDE else -inf
 
     def failures(self, path: str) -> int:
-        """How often the destination was tried since it last took a message."""
+        """Return the number of failures of the destination since it was last ready."""
         return self._of(path).failures
 
     def statuses(self) -> tuple[DestinationStatus, ...]:
@@ -213,7 +227,7 @@ class Destinations:
         )
 
     def memories(self, now: float) -> tuple[DestinationMemory, ...]:
-        """Of all destinations that were ever put aside."""
+        """Return the memories of all destinations that were ever put aside."""
         return tuple(
             DestinationMemory(
                 one.path,
@@ -229,7 +243,7 @@ class Destinations:
         )
 
     def remember(self, memories: Iterable[DestinationMemory], now: float) -> None:
-        """Take over what another syphon knew."""
+        """Set the state of destinations to what another syphon knew about them."""
         for memory in memories:
             one = self._of(memory.path)
             one.readiness, one.cause, one.pause = memory.readiness, memory.cause, memory.pause
@@ -246,7 +260,7 @@ class Destinations:
         return found
 
     def _forget_never_put_aside(self) -> None:
-        """Forget destinations of which nothing is known but their path."""
+        """Forget destinations that were never put aside."""
         self._found = {key: one for key, one in self._found.items() if one.epoch}
         self._limit = max(MAX_DESTINATIONS, 2 * len(self._found))
 
