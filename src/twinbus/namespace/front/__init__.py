@@ -1,7 +1,7 @@
-"""The network side of a namespace: AMQP and HTTP on one port, plain or in TLS, told apart by the first bytes.
+"""The network side of a namespace: AMQP and HTTP on one port, plain or in TLS, recognised by the first bytes.
 
-`Listener` accepts connections for one `NamespaceContext`. Everything below it turns bytes into engine events and engine
-effects into bytes; what happens to messages is decided by the engine.
+`Listener` accepts connections for one `NamespaceContext`. The other modules turn bytes into engine events, and engine
+effects into bytes. The engine decides what happens to messages.
 """
 
 from twinbus.namespace.front.certificates import ca_path, server_context

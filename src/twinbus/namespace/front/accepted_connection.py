@@ -1,8 +1,8 @@
-"""One accepted connection: recognises AMQP, HTTP and TLS (with either inside) by the first bytes.
+"""One accepted connection: recognises AMQP, HTTP and TLS (with AMQP or HTTP inside) by the first bytes.
 
-The connection reads bytes from the socket, decrypts them if they are TLS, and passes them to a `ProtocolHandler`. It
-also enforces what concerns every protocol: the time until the first bytes, faults on connecting, the refusal of peers
-for whom there is no room, and eviction when the process holds too much memory.
+The connection reads bytes from the socket, decrypts them if the peer uses TLS, and passes them to a `ProtocolHandler`.
+The connection also does what is the same for every protocol: the limit of the time until the first bytes, faults on
+connecting, refusal of peers when there are too many connections, and eviction when the process holds too much memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from twinbus.namespace.front.http_messages import HttpRequest, HttpResponse, err
 
 _log = logging.getLogger(__name__)
 
-# A peer must begin AMQP or HTTP within this time of connecting. The TLS handshake is part of it.
+# A peer must begin AMQP or HTTP within this time after connecting. The time includes the TLS handshake.
 _FIRST_BYTES_SECONDS = 30.0
-# A peer that is refused must begin its protocol within this time, so that it can be told why.
+# A peer that is refused must begin its protocol within this time. The reason is sent to the peer in that protocol.
 _REFUSED_SECONDS = 5.0
-# Faults on connecting wait this long for the first bytes, which may be an HTTP request that clears the faults.
+# A fault on connecting takes effect with the first bytes, or after this time if there are none. The first bytes may be
+# an HTTP request that clears the fault.
 _CONNECT_FAULT_SECONDS = 0.2
 _TLS_HANDSHAKE = 0x16
 _AMQP = b"AMQP"
@@ -36,7 +37,7 @@ _REFUSAL_LIMITS = Limits(max_frame_size=64 * KIB, max_sessions=1, attach_bytes=6
 
 
 class ProtocolHandler(Protocol):
-    """A protocol on a byte stream."""
+    """Handles the bytes of one connection in one protocol: AMQP or HTTP."""
 
     def data_received(self, data: bytes) -> None: ...
     def eof_received(self) -> bool: ...
@@ -46,7 +47,7 @@ class ProtocolHandler(Protocol):
 
 
 class AcceptedConnection(asyncio.Protocol):
-    """One accepted connection. With a `refusal`, the peer only gets the reason why it cannot be served."""
+    """One accepted connection. With a `refusal`, the peer gets nothing but an error with this reason."""
 
     def __init__(self, namespace: NamespaceContext, refusal: LimitExceededError | None = None) -> None:
         self._namespace = namespace
@@ -112,7 +113,7 @@ class AcceptedConnection(asyncio.Protocol):
         if self._handler is not None:
             self._namespace.meter.connections.labels(self._protocol).dec()
             self._handler.connection_lost()
-            self._handler = None  # breaks a reference cycle: the garbage collector runs seldom in this process
+            self._handler = None  # breaks a reference cycle: the garbage collector seldom runs in this process
         self._held.clear()
         self.stream.connection_lost()
         self._account.close()
@@ -137,13 +138,13 @@ class AcceptedConnection(asyncio.Protocol):
         return isinstance(self._handler, HttpConnection) and self._handler.is_answering
 
     def faults_changed(self) -> None:
-        """Continue what a fault held, if that fault has ended."""
+        """Continue the connection and the operations that a fault held, if the fault has ended."""
         self._faults.faults_changed()
         if isinstance(self._handler, AmqpConnection):
             self._handler.faults_changed()
 
     def shut_down(self) -> None:
-        """Close the connection in the peer's protocol: the namespace stops. The peer's answer is still read."""
+        """Close the connection as the peer's protocol demands, because the namespace stops. Reads the peer's answer."""
         if self._handler is None:
             self._transport.abort()
         else:
@@ -228,7 +229,7 @@ class AcceptedConnection(asyncio.Protocol):
     # --- faults and limits ---------------------------------------------------------------------------------------
 
     def _is_held(self) -> bool:
-        """Return whether a fault holds all bytes of the connection. HTTP is held request by request instead."""
+        """Return whether a fault holds all bytes of the connection. For HTTP, a fault holds single requests instead."""
         return self._is_amqp and self._faults.is_held
 
     def _fault_ended(self) -> None:
@@ -256,7 +257,10 @@ class AcceptedConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _evict_soon(self, exceeded: LimitExceededError) -> None:
-        """Close this connection, because of the memory it holds. Not at once: it may be handling data now."""
+        """Close this connection in the next turn of the event loop, because of the memory that the connection holds.
+
+        Not in this turn: the caller may be a method of the connection's handler, in the middle of its work.
+        """
         self._namespace.limit_exceeded(exceeded)
         self._loop.call_soon(self._evict, exceeded)
 

@@ -12,7 +12,7 @@ _MANAGEMENT = "/$management"
 
 
 class NodeKind(Enum):
-    """What a link can be attached to."""
+    """The kinds of nodes to which a link can be attached."""
 
     CBS = "$cbs"
     ENTITY = "entity"

@@ -1,6 +1,6 @@
 """The management API: creates, updates, deletes and lists entities and rules, as ATOM documents over HTTP.
 
-`HttpHandler` has checked the token before a request comes here.
+`HttpHandler` checks the token of a request before it calls this module.
 
 An update replaces the whole description, as in the service: properties that the request leaves out return to their
 defaults. Properties that cannot change after creation keep their values.
@@ -115,7 +115,7 @@ class AdminRoute:
 
 
 def find_route(segments: tuple[str, ...]) -> AdminRoute:
-    """Return the resource that the segments of a path mean. It need not exist.
+    """Return the resource that the segments of a path mean. The resource need not exist.
 
     Names of queues and topics may contain slashes, names of subscriptions and rules may not. The fixed words of a path
     may have any case.
@@ -184,7 +184,7 @@ class AdminApi:
         return self._administration.namespace
 
     def rules(self, route: AdminRoute) -> tuple[AuthorizationRule, ...]:
-        """Return the authorization rules of the entity of a route, without those of the namespace."""
+        """Return the authorization rules of the entity of a route, without the rules of the namespace."""
         info = self._entities.info(route.entity) if route.entity else None
         if info is None or isinstance(info.description, SubscriptionDescription):
             return ()
@@ -291,7 +291,7 @@ def _check_names(route: AdminRoute) -> None:
 
 
 def _is_new(request: HttpRequest) -> bool:
-    """Return whether a PUT creates. With `If-Match: *` it updates."""
+    """Return whether a PUT creates a resource. A PUT with `If-Match: *` updates a resource."""
     condition = request.headers.get("if-match")
     if condition is not None and condition.strip() != "*":
         raise _RefusedError(HTTPStatus.PRECONDITION_FAILED, f"If-Match: {condition} is not understood: only * is")
@@ -308,7 +308,7 @@ def _read_body(request: HttpRequest) -> EntityEntry | RuleDescription:
 
 
 def _read_rule(request: HttpRequest, route: AdminRoute) -> RuleDescription:
-    """Return the rule in the body. Its name is the name in the URL; the body may leave it out."""
+    """Return the rule in the body. The rule gets the name in the URL; the body may leave the name out."""
     rule = _read_body(request)
     if not isinstance(rule, RuleDescription):
         raise _RefusedError(HTTPStatus.BAD_REQUEST, f"the description in the body does not fit {route.resource!r}")

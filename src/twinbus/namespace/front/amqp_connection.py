@@ -3,7 +3,7 @@
 The connection owns the core, the timers, and the parts that its links share (`LinkContext`). The engine decides what
 happens to messages.
 
-Until a token or key was accepted, the small limits of `_UNAUTHENTICATED_LIMITS` hold. When the last token that covers a
+Until a token or key is accepted, the small limits of `_UNAUTHENTICATED_LIMITS` apply. When the last token that covers a
 link expires, the link is detached.
 """
 
@@ -68,7 +68,7 @@ _UNAUTHENTICATED_LIMITS = replace(
     max_unsettled=128,
     partial_bytes=64 * KIB,
 )
-# Memory of an accepted token.
+# The memory that one accepted token takes, in bytes.
 _GRANT_BYTES = 512
 _MAX_TIMER_SECONDS = 86_400
 # A pair learns from this property that the namespace hides pings from receivers (G3).
@@ -141,11 +141,11 @@ class AmqpConnection:
         self._set_timer()
 
     def eof_received(self) -> bool:
-        """Return False, which closes the transport: the peer sends no more."""
+        """Return False, which makes the event loop close the transport. The peer sends no more bytes."""
         return False
 
     def connection_lost(self) -> None:
-        """Release everything. Nothing may wait for the garbage collector, which runs seldom in this process."""
+        """Release all objects of the connection. The garbage collector seldom runs, so nothing may be left to it."""
         for timer in (self._timer, self._token_timer):
             if timer is not None:
                 timer.cancel()
@@ -158,14 +158,14 @@ class AmqpConnection:
         self._output.clear()
 
     def evict(self, exceeded: LimitExceededError) -> None:
-        """Close the connection, because it makes the process hold too much."""
+        """Close the connection, because it makes the process hold too much memory."""
         for event in self._core.fail(exceeded):
             self._handle(event)
-        self._core.exceeded.clear()  # the caller has counted it
+        self._core.exceeded.clear()  # the caller has counted this refusal
         self._output.flush()
 
     def shut_down(self) -> None:
-        """Send a close: the namespace stops. The connection ends with the peer's own close."""
+        """Send a close frame, because the namespace stops. The connection ends when the peer sends its own close."""
         self._core.close(Error(Condition.CONNECTION_FORCED.value, "The namespace is shutting down."))
         self._output.flush()
 
@@ -232,8 +232,8 @@ class AmqpConnection:
     def _check_host_name(self, host_name: str | None) -> None:
         """Refuse all tokens of a peer that opened the connection for a name that is not this namespace's (X3).
 
-        The peer gets the reason when it puts a token: official clients raise that at once as an authentication error,
-        while they try again after a close.
+        The peer gets the reason in the reply to its put-token request. Official clients raise that reply as an
+        authentication error without a retry. After a close frame, they would connect again.
         """
         names = self._namespace.names
         if not host_name or names.is_own(host_name, self._arrived_at):
@@ -244,7 +244,7 @@ class AmqpConnection:
             self._core.close(Error(Condition.UNAUTHORIZED_ACCESS.value, text))
 
     def _check_sasl(self, mechanism: str, response: bytes) -> bool:
-        """Return whether SASL succeeds. Mechanisms other than PLAIN grant nothing: the peer puts tokens later."""
+        """Return whether SASL succeeds. Mechanisms other than PLAIN grant no claim: the peer must then put tokens."""
         if mechanism != "PLAIN":
             return True
         is_known = self._claims.put_key(response)
@@ -258,7 +258,8 @@ class AmqpConnection:
             self._authenticated()
             self._account.hold("tokens", len(self._claims) * _GRANT_BYTES)
         request.answer(reply)
-        # Also now: a token that has just expired must not be left to the timer that this token sets anew.
+        # This call replaces the timer. If the old timer was set for a token that has just expired, that timer does not
+        # fire any more, so this call also detaches the links of that token.
         self._detach_expired()
 
     def _authenticated(self) -> None:

@@ -1,10 +1,10 @@
-"""Queues, topics and subscriptions as ATOM documents of the management API: entries read, entries and feeds written.
+"""Queues, topics and subscriptions as ATOM documents of the management API: reads entries, writes entries and feeds.
 
-The engine's table of entity properties says which XML element is which field of a description, and in which order.
+The engine's table of entity properties maps each XML element to a field of a description, and gives their order.
 This module adds the elements that only the service sets, such as counts and timestamps.
 
-A reader ignores unknown elements, as the service does. A value that cannot be read raises an AtomError that names its
-element.
+A reader ignores unknown elements, as the service does. For a value that cannot be read, it raises an AtomError that
+names the element.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from twinbus.namespace.front.atom_xml import (
 from twinbus.namespace.iso8601 import parse_duration, render_duration, render_instant
 
 STANDARD_MESSAGE_KILOBYTES: Final = 256
-"""The largest message of a namespace in the standard tier."""
+"""The size of the largest message in a namespace of the standard tier, in kilobytes."""
 
 _MAX_INTEGER_DIGITS: Final = 18
 _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
@@ -76,7 +76,7 @@ class EntityEntry:
 def read_entry(body: bytes, *, new_key: Callable[[], str]) -> EntityEntry | RuleDescription:
     """Return the entity or rule that a request body describes. Raises AtomError.
 
-    `new_key` makes the keys that the client leaves to the service.
+    `new_key` makes the keys of authorization rules for which the client sent no key.
     """
     root = parse_xml(body)
     if root.tag != f"{{{ATOM}}}entry":
@@ -209,8 +209,8 @@ class EntryUrls:
     """The name of the namespace, which every entry names as its author."""
 
     def url(self, path: str, *query: str) -> str:
-        """Return the URL of a path. Escapes only what would end the path: the JavaScript client reads names from ids
-        without decoding them.
+        """Return the URL of a path. Escapes only the characters that would end the path, because the JavaScript client
+        does not decode the names that it reads from ids.
         """
         escaped_path = re.sub("[%?#]", lambda found: quote(found[0]), path)
         return f"{self.root}/{escaped_path}?" + "&".join([*query, f"api-version={quote(self.api_version)}"])
@@ -218,7 +218,7 @@ class EntryUrls:
 
 @dataclass(frozen=True, slots=True)
 class FeedPage:
-    """One page of a list: `skip` entries are left out before it, it has at most `top`, `more` if others follow."""
+    """One page of a list: starts after `skip` entries, has at most `top` entries. `more` is True if a page follows."""
 
     path: str
     title: str
@@ -238,12 +238,12 @@ def render_entities(infos: Sequence[EntityInfo], page: FeedPage, urls: EntryUrls
 
 
 def render_rule(rule: RuleDescription, info: EntityInfo, urls: EntryUrls) -> bytes:
-    """Return the entry of a rule. `info` is that of its subscription."""
+    """Return the entry of a rule. `info` describes the subscription of the rule."""
     return _document(_rule_entry(rule, info, urls))
 
 
 def render_rules(rules: Sequence[RuleDescription], info: EntityInfo, page: FeedPage, urls: EntryUrls) -> bytes:
-    """Return a feed of rules. `info` is that of their subscription."""
+    """Return a feed of rules. `info` describes the subscription of the rules."""
     return _feed([_rule_entry(rule, info, urls) for rule in rules], [info], page, urls)
 
 
@@ -331,7 +331,7 @@ def _total(counts: EntityMessageCounts) -> int:
 
 def _count_details(counts: EntityMessageCounts) -> str:
     figures = (
-        # The service counts deferred messages as active: both are in the entity itself.
+        # The service counts deferred messages as active, because they are in the entity itself and not in a sub-queue.
         ("ActiveMessageCount", counts.active + counts.deferred),
         ("DeadLetterMessageCount", counts.dead_letter),
         ("ScheduledMessageCount", counts.scheduled),
@@ -360,7 +360,7 @@ def _authorization_rule_element(rule: AuthorizationRule, info: EntityInfo) -> st
 
 
 def _rule_entry(rule: RuleDescription, info: EntityInfo, urls: EntryUrls) -> str:
-    created = rule.created or info.created  # a rule from before rules had a creation time has none
+    created = rule.created or info.created  # rules that old versions stored have no creation time
     content = f"<RuleDescription {_NAMESPACES}>{write_rule(rule, created)}</RuleDescription>"
     url = urls.url(f"{info.description.path}/Rules/{rule.name}")
     return _entry(url, rule.name, created, created, content, urls)
@@ -380,7 +380,7 @@ def _entry(url: str, title: str, published: int, updated: int, content: str, url
 def _feed(entries: Sequence[str], infos: Sequence[EntityInfo], page: FeedPage, urls: EntryUrls) -> bytes:
     url = urls.url(page.path, f"$skip={page.skip}", f"$top={page.top}")
     links = f'<link rel="self" href={quoteattr(url)}/>'
-    if page.more:  # clients take any second link for the next page
+    if page.more:  # clients read any second link as the link to the next page
         following = urls.url(page.path, f"$skip={page.skip + len(entries)}", f"$top={page.top}")
         links += f'<link rel="next" href={quoteattr(following)}/>'
     return _document(

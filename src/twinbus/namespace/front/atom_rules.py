@@ -1,4 +1,4 @@
-"""Rules of subscriptions in the XML of the management API: filters, actions and typed values, read and written."""
+"""Reads and writes rules of subscriptions in the XML of the management API: filters, actions and typed values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from twinbus.values import Byte, Float32, Int, Long, Short, Timestamp, UByte, UI
 _SCHEMA: Final = "http://www.w3.org/2001/XMLSchema"
 _SERIALIZATION: Final = "http://schemas.microsoft.com/2003/10/Serialization/"
 _COMPATIBILITY_LEVEL: Final = "<CompatibilityLevel>20</CompatibilityLevel>"
-# Characters of a value: more than any property of a message may have.
+# The most characters of a value. No property of a message may have as many.
 _MAX_TEXT: Final = 40_000
 
 _CORRELATION_FIELDS: Final = (
@@ -237,7 +237,9 @@ def _sql_elements(expression: str, parameters: Mapping[str, Any]) -> str:
 
 
 def _pair_elements(name: str, values: Mapping[str, Any]) -> str:
-    """Return a list of keys and values, or '' for none: an empty element is an error to the JavaScript client."""
+    """Return the element `name` with keys and values. Returns '' without values: the JavaScript client fails on an
+    empty element.
+    """
     pairs = "".join(
         f"<KeyValueOfstringanyType>{element('Key', key)}{_write_value(value)}</KeyValueOfstringanyType>"
         for key, value in values.items()
@@ -249,7 +251,7 @@ def _write_value(value: Any) -> str:
     if value is None:
         return '<Value i:nil="true"/>'
     kind = _XML_TYPES.get(type(value), "string")
-    # The prefix must have four letters: both clients cut off that many.
+    # The prefix must have four letters: the Python and the JavaScript client cut off four letters.
     schema = _SERIALIZATION if kind == "guid" else _SCHEMA
     return f'<Value i:type="d6p1:{kind}" xmlns:d6p1="{schema}">{escaped(_value_text(value))}</Value>'
 

@@ -1,10 +1,10 @@
-"""XML of the management API: parsing of request bodies, and escaping for documents that are written as text.
+"""XML of the management API: parses request bodies, and escapes text for documents that are written as text.
 
 Request bodies are untrusted. `parse_xml` bounds the depth, the number of elements and the length of names, and refuses
 document types. Elements are recognised by XML namespace, never by prefix.
 
-Documents are written as text because prefixes are part of the contract: the JavaScript client looks for `i:type` by
-that very name.
+Documents are written as text, so that each prefix is exactly as in the service: the JavaScript client looks for the
+attribute name `i:type` and does not resolve the prefix.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ INSTANCE: Final = "http://www.w3.org/2001/XMLSchema-instance"
 
 _MAX_DEPTH: Final = 32
 _MAX_ELEMENTS: Final = 10_000
-# The parser expands the prefix of every tag and attribute name to the URI of its namespace. These bounds keep that work
-# proportional to the body: the most bytes from one `<` to the next, and the most characters of a name. The parser
-# raises errors of the tree builder only at the end of a chunk, so a chunk is no larger than one tag.
+# The parser expands the prefix of every tag and attribute name to the URI of its namespace. Two bounds keep the work of
+# this expansion proportional to the size of the body: the most bytes from one `<` to the next `<`, and the most
+# characters of a name. The parser raises errors of the tree builder only at the end of a chunk, so a chunk is no larger
+# than one tag.
 _MAX_PIECE_BYTES: Final = 16 * 1024
 _MAX_NAME: Final = 1024
 _CHUNK: Final = 16 * 1024
@@ -44,7 +45,7 @@ class AtomError(ValueError):
 
 
 class _BoundedBuilder(ET.TreeBuilder):
-    """Stops documents that are made to exhaust memory or time."""
+    """Builds the element tree. Raises AtomError if depth, number of elements or length of a name exceeds its limit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,8 +79,8 @@ def parse_xml(body: bytes) -> ET.Element:
         raise AtomError(f"the XML of the request declares the encoding {declared[1][:50]!r}; send UTF-8")
     parser = DefusedXMLParser(target=_BoundedBuilder(), forbid_dtd=True)
     try:
-        # Text, not bytes: the parser then ignores the encoding that the document declares. In another encoding the
-        # bytes of `<` would mean something else, and the check above would miss a long tag.
+        # The parser gets text, not bytes, so that it ignores the encoding that the document declares. In another
+        # encoding, `<` could have other bytes, and the check above would miss a long tag.
         for start in range(0, len(text), _CHUNK):
             parser.feed(text[start : start + _CHUNK])
         root: ET.Element = parser.close()
@@ -99,12 +100,15 @@ def local_name(node: ET.Element) -> str | None:
 
 
 def children(node: ET.Element) -> dict[str, ET.Element]:
-    """Return the children of the Service Bus namespace by name. Of several with one name, the last."""
+    """Return the children of an element that are in the Service Bus namespace, by name.
+
+    If several children have the same name, the last of them is returned.
+    """
     return {name: child for child in node if (name := local_name(child)) is not None}
 
 
 def text_of(node: ET.Element | None) -> str:
-    """Return the text of an element, or '' if it has none or is absent."""
+    """Return the text of an element, or '' if the element is None or has no text."""
     return "" if node is None else node.text or ""
 
 
@@ -122,7 +126,7 @@ def element(name: str, text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text for the content of an element. Characters that XML cannot contain become U+FFFD."""
+    """Return the text, escaped for the content of an element. Characters that XML cannot contain become U+FFFD."""
     return escape(_ILLEGAL.sub("\ufffd", text), {"\r": "&#13;"})
 
 

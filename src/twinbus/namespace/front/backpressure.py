@@ -1,22 +1,24 @@
-"""How much data of one AMQP connection may be in memory: frames on their way out, and messages on their way in.
+"""Limits the data of one AMQP connection in memory: frames that are not sent yet, and messages that are not stored yet.
 
-Output. A peer grants credit by the thousand and may read slowly. If every grant went straight to the engine, the engine
-would decide about deliveries that nobody reads, and their bytes would fill the memory. So a link passes credit on in
-portions, and `ConnectionOutput` says when a link may pass on the next one. It adds up three amounts:
+Output. A peer may grant credit for thousands of messages and then read slowly. If a link passed all credit to the
+engine, the engine would decide about deliveries that the peer does not read, and their bytes would fill the memory. So
+a link passes credit on in portions, and `ConnectionOutput` decides when a link may pass on the next portion.
+`ConnectionOutput` adds up three amounts:
 
     deciding    bytes of the portions that the engine has not used yet
     unflushed   bytes of deliveries that were handed to the protocol core since the last flush
     unsent      bytes in the socket's buffer, and bytes that wait for the peer's session windows
 
 A link that has to wait calls `stall`. Stalled links resume in the order in which they stalled, when the stream has room
-again or the engine has used a portion. If the stream is full and holds very much, all receiving links are paused, also
-links whose entities have no message yet: otherwise each of them could add one portion as soon as a message arrives.
+again or the engine has used a portion. If the stream is full and holds too many bytes, all receiving links are paused,
+also links whose entities have no message yet: otherwise each of these links could add one portion as soon as a message
+arrives.
 
-Frames are written once per turn of the event loop. `accept` collects delivery ids, so that neighbours are settled with
-one frame.
+Frames are written once per turn of the event loop. `accept` collects delivery ids, so that consecutive ids are settled
+with one frame.
 
-Input. `ConnectionInput` adds up messages that the peer sent and the store has not stored, and stops reading from the
-peer while they are too many.
+Input. `ConnectionInput` adds up the bytes of messages that the peer sent and the store has not stored. It stops reading
+from the peer while their sum is above a limit.
 """
 
 from __future__ import annotations
@@ -44,33 +46,33 @@ from twinbus.namespace.resources import ConnectionAccount
 from twinbus.namespace.runtime import NamespaceRuntime
 
 _ACCEPTED = Accepted()
-# Bytes that wait for the peer's session windows. With more than this, the connection counts as full.
+# Bytes that wait for the peer's session windows. With more bytes than this, `is_full` is True.
 _MAX_PENDING_BYTES = 4 * MIB
-# Limit of deciding + unflushed bytes, and its upper bound as a share of what the connection may hold: each link may
-# exceed its portion by one message.
+# The sum of deciding and unflushed bytes is limited to the first figure, and to one eighth of the memory that the
+# connection may hold, because each link may exceed its portion by one message.
 _MAX_DECIDING_BYTES, _DECIDING_SHARE = 8 * MIB, 8
-# Bytes of messages that wait to be stored. With more than this, the peer is not read.
+# Bytes of messages that wait to be stored. With more bytes than this, the namespace does not read from the peer.
 _MAX_UNSTORED_BYTES = 4 * MIB
-# Smaller changes are not worth a call of the account for each message.
+# Changes of fewer bytes are not reported to the account: a call for each message would take too much time.
 _ACCOUNT_STEP = 4 * KIB
 
 
 class StallableLink(Protocol):
-    """A link that can wait until the peer reads."""
+    """A link that can wait until the peer has read what was sent."""
 
     def resume(self) -> None:
-        """Continue: the peer reads again."""
+        """Continue to send, because the connection has room again."""
 
 
 class PausableLink(StallableLink, Protocol):
     """A link on which the peer receives messages."""
 
     def pause(self) -> None:
-        """Take back the credit that the engine has. The link stalls."""
+        """Take back the credit that was passed to the engine, and stall."""
 
 
 class ConnectionOutput:
-    """Writes the frames of one connection, and decides when its links may produce more."""
+    """Writes the frames of one connection, and decides when the links of the connection may produce more frames."""
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class ConnectionOutput:
         self._is_resume_scheduled = False
         self._waits_for_stream = False
         self._is_paused = False
-        self._accounted_bytes = 0  # what the account knows of the bytes that the core holds
+        self._accounted_bytes = 0  # the bytes held by the core that were last reported to the account
 
     # --- frames --------------------------------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class ConnectionOutput:
         self.flush_soon()
 
     def dispose_received(self, session: Session, delivery_id: int, state: DeliveryState) -> None:
-        """Settle a received delivery with any state."""
+        """Settle a received delivery with the given state."""
         session.dispose(RECEIVER, delivery_id, settled=True, state=state)
         self.flush_soon()
 
@@ -118,13 +120,13 @@ class ConnectionOutput:
         self.flush_soon()
 
     def flush_soon(self) -> None:
-        """Write all frames at the end of this turn of the event loop, in one piece."""
+        """Schedule `flush` for the end of this turn of the event loop."""
         if not self._is_flush_scheduled:
             self._is_flush_scheduled = True
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write all frames. Closes the stream if the core has closed the connection."""
+        """Write all frames that wait. Closes the stream if the core has closed the connection."""
         self._is_flush_scheduled = False
         if self._unflushed_bytes >= self._max_deciding:
             self._resume_soon()
@@ -157,7 +159,7 @@ class ConnectionOutput:
     # --- links ---------------------------------------------------------------------------------------------------
 
     def add_receiver(self, link: PausableLink) -> None:
-        """Pause this link, too, when the peer leaves too much unread."""
+        """Add a link to the links that are paused when the peer leaves too many bytes unread."""
         self._receivers[link] = None
 
     def remove_receiver(self, link: PausableLink) -> None:
@@ -166,18 +168,18 @@ class ConnectionOutput:
         self._stalled.pop(link, None)
 
     def forget_session(self, session: Session) -> None:
-        """Drop dispositions that were not written: the session has ended."""
+        """Drop the dispositions of a session that has ended, if they were not written yet."""
         self._accepted.pop(session, None)
 
     def clear(self) -> None:
-        """Drop everything: the connection is gone."""
+        """Drop all links and all dispositions that were not written: the connection is gone."""
         self._accepted.clear()
         self._receivers.clear()
         self._stalled.clear()
 
     @property
     def is_full(self) -> bool:
-        """Whether the peer has to read before it is sent more."""
+        """Whether the links must send no more messages until the peer has read some of the bytes that wait."""
         return self._stream.is_full or self._core.pending_bytes > _MAX_PENDING_BYTES
 
     @property
@@ -186,7 +188,7 @@ class ConnectionOutput:
         return not self.is_full and self._deciding_bytes + self._unflushed_bytes < self._max_deciding
 
     def deciding(self, runtime: NamespaceRuntime, entity: Entity, portion: int) -> None:
-        """Count a portion of bytes that was granted to the engine, until the engine has used it."""
+        """Add a portion that was granted to the engine to the deciding bytes, until the engine has used the portion."""
         self._deciding_bytes += portion
         runtime.after(entity, lambda: self._decided(portion))
 
@@ -198,17 +200,17 @@ class ConnectionOutput:
             self._resume_soon()
 
     def delivering(self, size: int) -> None:
-        """Count bytes of messages that were handed to the core."""
+        """Add the bytes of messages that were handed to the core to the unflushed bytes."""
         self._unflushed_bytes += size
 
     def stall(self, link: StallableLink) -> None:
-        """Resume this link when it may produce more."""
+        """Put a link in the queue of stalled links. `resume` of the link is called when there is room."""
         self._stalled[link] = None
         self._resume_when_stream_has_room()
 
     @property
     def has_stalled(self) -> bool:
-        """Whether a link waits."""
+        """Whether any link is stalled."""
         return bool(self._stalled)
 
     def resume_stalled(self) -> None:
@@ -254,14 +256,14 @@ class ConnectionInput:
         self._unstored_bytes = 0
 
     def storing(self, size: int) -> None:
-        """Count a message that waits to be stored."""
+        """Add a message of `size` bytes that waits to be stored."""
         self._unstored_bytes += size
         if self._unstored_bytes > _MAX_UNSTORED_BYTES:
             self._stream.pause_reading("incoming")
             self._account.hold("messages that wait to be stored", self._unstored_bytes)
 
     def stored(self, size: int) -> None:
-        """Remove a message that was stored or refused."""
+        """Subtract a message of `size` bytes that was stored or refused."""
         was_too_much = self._unstored_bytes > _MAX_UNSTORED_BYTES
         self._unstored_bytes -= size
         if was_too_much and self._unstored_bytes <= _MAX_UNSTORED_BYTES:

@@ -1,9 +1,10 @@
 """The byte stream of one connection, plain or in TLS, and the TLS layer between the stream and the socket.
 
-A stream bounds what waits to be read by the peer. It charges unsent bytes to the connection's account, stops reading
-from a peer that does not read, and aborts the connection of a peer that does not read the rest after the close.
+A stream limits the bytes that wait until the peer reads. It charges unsent bytes to the connection's account, stops
+reading from a peer that leaves too many bytes unread, and aborts the connection if the peer does not read the remaining
+bytes after the close.
 
-While a fault holds the connection, the stream keeps all bytes and sends them when the fault has ended.
+While a fault holds the connection, the stream collects all bytes to send. It sends them when the fault has ended.
 """
 
 from __future__ import annotations
@@ -16,23 +17,24 @@ from contextlib import suppress
 from twinbus.amqp import KIB, MIB, LimitExceededError
 from twinbus.namespace.resources import ConnectionAccount
 
-# Bytes that a fault may hold before the stream counts as full.
+# Bytes held by a fault. With more bytes than this, `is_full` is True.
 _MAX_HELD_BYTES = 4 * MIB
-# Unsent bytes from which on the stream is full, and from which on the peer is not read; authenticated and not.
+# Unsent bytes. Above the first limit the stream is full. Above the second, the stream stops reading from the peer. The
+# first line is for connections that have authenticated, the second for the others.
 _FULL_BYTES, _MAX_UNSENT_BYTES = 64 * KIB, 4 * MIB
 _UNAUTHENTICATED_FULL_BYTES, _UNAUTHENTICATED_MAX_UNSENT_BYTES = 16 * KIB, 32 * KIB
-# Time for the peer to read the rest after a close, and after a close with an error.
+# The time that the peer has to read the remaining bytes: after a close, and after a close with an error.
 _CLOSE_SECONDS = 10.0
 _CLOSE_AFTER_ERROR_SECONDS = 2.0
 _MAX_DISCARDED_BYTES = 256 * KIB
-# A ClientHello has some hundred bytes, or some thousand with post-quantum keys. No client certificate is requested.
+# A ClientHello has hundreds of bytes, or thousands with post-quantum keys. The server requests no client certificate.
 _MAX_HANDSHAKE_BYTES = 32 * KIB
-# A BIO never frees the memory of its largest content, so it is filled in pieces.
+# A MemoryBIO never frees the memory of its largest content, so data is written to the MemoryBIO in pieces of this size.
 _PIECE = 16 * KIB
 
 
 class HandshakeTooLargeError(ssl.SSLError):
-    """The peer sent more than a TLS handshake takes."""
+    """The peer sent more bytes than a TLS handshake may have."""
 
     def __init__(self) -> None:
         super().__init__("the TLS handshake is too large")
@@ -80,12 +82,12 @@ class TlsLayer:
         return encrypted
 
     def end(self) -> None:
-        """Produce a close_notify."""
-        with suppress(ssl.SSLError):  # unwrap wants the peer's answer, for which nobody waits
+        """Produce a close_notify alert. `outgoing` returns its bytes."""
+        with suppress(ssl.SSLError):  # unwrap raises because the peer has not answered; the answer is not needed
             self._tls.unwrap()
 
     def outgoing(self) -> bytes:
-        """Return bytes of the TLS protocol itself that must be sent: handshake, alerts."""
+        """Return the bytes of handshake messages and alerts that must be sent to the peer."""
         return self._outgoing.read()
 
     def _continue_handshake(self, size: int) -> None:
@@ -123,14 +125,14 @@ class ByteStream:
         self._max_unsent = _UNAUTHENTICATED_MAX_UNSENT_BYTES
         transport.set_write_buffer_limits(high=_UNAUTHENTICATED_FULL_BYTES)
         self.is_discarding = False
-        """Whether received bytes are thrown away, because an error was sent."""
+        """Whether received bytes are discarded, because an error was sent and the connection is being closed."""
         self._discarded = 0
         self.wait_for_turn: Callable[[Callable[[], None]], None] | None = None
-        """How a connection that has not authenticated waits for its turn (see `listener`)."""
+        """Calls its argument when it is the turn of this connection (see `listener`). None if there are no turns."""
         self.tls: TlsLayer | None = None
 
     def authenticated(self) -> None:
-        """Raise the limits: a token or key of the peer was accepted."""
+        """Raise the limits of unsent bytes, because a token or key of the peer was accepted."""
         self._max_unsent = _MAX_UNSENT_BYTES
         self._transport.set_write_buffer_limits(high=_FULL_BYTES)
 
@@ -163,7 +165,7 @@ class ByteStream:
                 self._charge()
 
     def send_held(self) -> None:
-        """Send the bytes that a fault held: it has ended."""
+        """Send the bytes that a fault held. Called when the fault has ended."""
         held, self._held = self._held, []
         self._held_bytes = 0
         if held and not self._transport.is_closing():
@@ -177,7 +179,7 @@ class ByteStream:
     # --- closing -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close after everything was sent. Aborts if the peer does not read it in time."""
+        """Close after all bytes were sent. Aborts if the peer does not read them within `_CLOSE_SECONDS`."""
         if self._held or self._is_held():
             self._close_when_released = self.close
             return
@@ -187,9 +189,9 @@ class ByteStream:
             self._transport.close()
 
     def close_after_error(self) -> None:
-        """Close after an error was sent. For a while, bytes of the peer are still read and thrown away.
+        """Close after an error was sent. For `_CLOSE_AFTER_ERROR_SECONDS`, bytes of the peer are read and discarded.
 
-        Closing at once would reset the connection, and the peer might never read the error.
+        A close without this delay would reset the connection, and the peer might never read the error.
         """
         if self._held or self._is_held():
             self._close_when_released = self.close_after_error
@@ -205,17 +207,20 @@ class ByteStream:
         self._transport.resume_reading()
 
     def discard(self, size: int) -> None:
-        """Count bytes that were thrown away. Aborts if they are too many."""
+        """Count received bytes that were discarded. Aborts after more than `_MAX_DISCARDED_BYTES`."""
         self._discarded += size
         if self._discarded > _MAX_DISCARDED_BYTES:
             self._transport.abort()
 
     def abort(self) -> None:
-        """Close at once, without sending what is left."""
+        """Close now, without sending the bytes that wait."""
         self._transport.abort()
 
     def connection_lost(self) -> None:
-        """Release everything, so that nothing waits for the garbage collector: the transport is closed."""
+        """Release all objects that the stream refers to, because the transport is closed.
+
+        Otherwise a reference cycle would keep them in memory until the garbage collector runs.
+        """
         if self._abort_timer is not None:
             self._abort_timer.cancel()
         self._held.clear()
@@ -238,7 +243,7 @@ class ByteStream:
 
     @property
     def is_full(self) -> bool:
-        """Whether the peer has to read before it is sent more."""
+        """Whether callers must write no more until the peer has read some of the bytes that wait."""
         return self._is_buffer_full or self._held_bytes > _MAX_HELD_BYTES
 
     @property
@@ -251,12 +256,12 @@ class ByteStream:
         self._on_room.append(call)
 
     def buffer_full(self) -> None:
-        """The socket's buffer has reached its limit."""
+        """Note that the socket's buffer has reached its limit."""
         self._is_buffer_full = True
         self._charge()
 
     def buffer_drained(self) -> None:
-        """The socket's buffer has room again."""
+        """Note that the socket's buffer has room again, and make the calls that `when_room` registered."""
         self._is_buffer_full = False
         self._account.hold("unsent bytes", self._held_bytes)
         self.resume_reading("unsent")
@@ -265,7 +270,7 @@ class ByteStream:
             call()
 
     def take_turn(self, call: Callable[[], None]) -> None:
-        """Call `call` when it is this connection's turn: at once, if the connection is authenticated."""
+        """Call `call` when it is this connection's turn. An authenticated connection does not wait for turns."""
         if self.wait_for_turn is None:
             call()
         else:
@@ -278,7 +283,7 @@ class ByteStream:
             self._transport.pause_reading()
 
     def resume_reading(self, reason: str) -> None:
-        """Remove a reason. Reading continues when none is left."""
+        """Remove a reason to pause. Reading continues when no reason is left."""
         if reason in self._paused_for:
             self._paused_for.discard(reason)
             if not self._paused_for and not self._transport.is_closing():
@@ -287,7 +292,7 @@ class ByteStream:
     def _charge(self) -> None:
         unsent = self.unsent_bytes
         self._account.hold("unsent bytes", unsent)
-        # Held bytes do not count here: a fault that holds the connection stops reading by itself.
+        # Bytes held by a fault are left out: while a fault holds the connection, reading is paused for that reason.
         if unsent - self._held_bytes > self._max_unsent:
             self.pause_reading("unsent")
 

@@ -1,7 +1,7 @@
 """The `$cbs` node, and the claims that a connection has been granted.
 
-A client puts tokens on `$cbs`. Each token grants claims for its audience until it expires. A key that the client gave
-with SASL PLAIN grants the claims of its rule for the whole namespace.
+A client puts tokens on `$cbs`. Each token grants claims for its audience until the token expires. A key that the client
+sent with SASL PLAIN grants the claims of the key's rule for the whole namespace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _MAX_GRANTS = 10_000
 
 
 class _Grant(NamedTuple):
-    """Claims until an instant. `owner` is the entity whose own rule signed, '' for a rule of the namespace."""
+    """Claims that are valid until an instant.
+
+    `owner` is the entity whose authorization rule signed the token, or '' for a rule of the namespace.
+    """
 
     claims: frozenset[Claim]
     until: int
@@ -47,7 +50,7 @@ _NOTHING = _Grant(frozenset(), 0, "")
 
 
 class GrantedClaims:
-    """The claims of one connection, by the path of their audience in lower case."""
+    """The claims that one connection was granted, by the path of the token's audience in lower case."""
 
     def __init__(
         self,
@@ -72,7 +75,9 @@ class GrantedClaims:
         return len(self._granted)
 
     def put(self, audience: str, token: str, now: int) -> Refusal | None:
-        """Grant the claims of a token, or return why they cannot be kept. `now` is in milliseconds.
+        """Grant the claims of a token, or return the refusal: no such entity, or too many tokens.
+
+        `now` is in milliseconds.
 
         Raises TokenRefusedError if the token is not valid.
         """
@@ -125,8 +130,9 @@ class GrantedClaims:
         return had_claims
 
     def allow(self, claim: Claim, path: str, now: int) -> bool:
-        """Return whether a valid token grants the claim for the path, for a parent of it, or for the namespace."""
-        # Prefixes longer than every granted path are skipped: a path of many segments would take quadratic time (X1).
+        """Return whether a valid token grants the claim for the path, for one of its parents, or for the namespace."""
+        # Prefixes that are longer than every granted path are skipped. Otherwise a path of many segments would take
+        # quadratic time (X1).
         audience = path if len(path) <= self._longest else path[: self._longest + 1].rpartition("/")[0]
         while True:
             granted = self._granted.get(audience, _NOTHING)
@@ -137,7 +143,7 @@ class GrantedClaims:
             audience = audience.rpartition("/")[0]
 
     def next_expiry(self, now: int) -> int | None:
-        """Return when the next valid token expires, or None."""
+        """Return the instant at which the next valid token expires, or None if there is no valid token."""
         return min((grant.until for grant in self._granted.values() if grant.until > now), default=None)
 
     def _verified(self, token: str, path: str, rules: Sequence[AuthorizationRule], now: int) -> frozenset[Claim]:
@@ -167,14 +173,14 @@ def put_token(request: NodeRequest, claims: GrantedClaims, now: int) -> NodeRepl
         token = token.decode("utf-8", "replace")
     if request.operation != "put-token" or not isinstance(audience, str) or not isinstance(token, str):
         return NodeReply(400, "A put-token request needs the property 'name' and a token as text in its body.")
-    # Recognised by its text: the Python client declares the type jwt for SAS tokens, too.
+    # A SAS token is recognised by its text, because the Python client declares the type jwt for SAS tokens, too.
     if not token.startswith(SAS_SCHEME):
         return NodeReply(401, "This namespace has no identity provider: it takes SAS tokens only.")
     try:
         refusal = claims.put(audience, token, now)
     except TokenRefusedError as refused:
         if refused.problem is TokenProblem.FOREIGN_NAME:
-            # Logged, because the Python client leaves the text of the refusal out of its error.
+            # The refusal is logged, because the Python client leaves the text of the refusal out of its error.
             _log.warning("token refused: %s", refused.text)
             return NodeReply(401, refused.text, condition="amqp:unauthorized-access")
         return NodeReply(401, f"InvalidSignature: {refused.text}", condition="amqp:unauthorized-access")

@@ -1,8 +1,8 @@
-"""The local certificate authority and the server certificate that it signs. Both are kept in a directory.
+"""The local certificate authority, and the server certificate that the authority signs. Both are files in a directory.
 
-They are made at the first start and renewed before they expire. Both satisfy strict verifiers (RFC 5280 profile: basic
-constraints, key usage, key identifiers). Key files have the mode 0600. A lock file keeps two processes that start at
-the same time from making two authorities.
+Both certificates are made at the first start and renewed before they expire. Both satisfy strict verifiers (RFC 5280
+profile: basic constraints, key usage, key identifiers). Key files have the mode 0600. A lock file prevents that two
+processes that start at the same time make two authorities.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _ensure_authority(directory: Path, now: datetime) -> tuple[x509.Certificate,
     if kept is not None and kept[0].not_valid_after_utc - now > _SERVER_VALIDITY:
         return kept
     key = ec.generate_private_key(ec.SECP256R1())
-    # The name contains the key's identifier, so that a client can trust several such authorities at once.
+    # The name contains the key's identifier, so that a client can trust several local authorities at the same time.
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     name = _name(f"Twinbus local CA {identifier.digest.hex()[:8]}")
     certificate = (
@@ -119,7 +119,7 @@ def _ensure_server_certificate(
     if kept is not None and _is_usable(kept[0], wanted, authority, now):
         return
     if kept is not None:
-        # Another server that uses this directory may have another host: its names stay in the certificate.
+        # Another server that uses this directory may have another host. The names of that host stay in the certificate.
         wanted = list(dict.fromkeys([*wanted, *_alternative_names(kept[0])]))
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
@@ -200,7 +200,8 @@ def _load(certificate_path: Path, key_path: Path) -> tuple[x509.Certificate, ec.
 def _save(
     certificate_path: Path, key_path: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
 ) -> None:
-    # The key first: after a crash between the two they do not match, and the next start makes both again.
+    # The key is written first. After a crash between the two writes, key and certificate do not match, and the next
+    # start makes both again.
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     _replace(key_path, pem, 0o600)
     _replace(certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)

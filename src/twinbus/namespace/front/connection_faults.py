@@ -1,10 +1,12 @@
 """Faults that hit whole connections and HTTP requests (N4).
 
-A fault on connecting hits a connection once, with its first bytes. A black hole over the namespace (a blackout) holds
-every connection. AMQP connections are held as a whole. HTTP is held request by request, because the path of a request
-must be known first: requests to `/$faults` always pass, so that any fault can be cleared.
+A fault on connecting hits a connection once, with the first bytes of the connection. A black hole over the namespace (a
+blackout) holds every connection. It holds all bytes of an AMQP connection. On an HTTP connection it holds single
+requests, because the path of a request must be known first: requests to `/$faults` always pass, so that a client can
+clear any fault.
 
-A black hole with a count never gives back what it swallowed. A black hole without a count gives it back when it ends.
+Operations and requests that a black hole holds are lost if the black hole has a count. Without a count, they continue
+when the black hole ends.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class ConnectionFaults:
     """The faults of one connection."""
 
     def __init__(self, faults: Faults, released: Callable[[], None]) -> None:
-        """`released` is called whenever no fault holds the connection any more."""
+        """`released` is called after each change of faults, if no fault holds the connection then."""
         self._faults = faults
         self._released = released
         self._is_triggered = False
@@ -35,7 +37,7 @@ class ConnectionFaults:
         self._peer_sends = True
 
     def may_connect(self) -> bool:
-        """Return False if the connection must be aborted. Triggers the fault on connecting, once."""
+        """Return False if a fault demands that the connection is aborted. The first call triggers the fault."""
         if not self._is_triggered:
             self._is_triggered = True
             fault = self._faults.trigger(FaultPoint.CONNECT)
@@ -52,7 +54,7 @@ class ConnectionFaults:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a black hole holds the connection forever."""
+        """Whether a black hole with a count holds the connection, so that the connection is never released."""
         return self._fault is not None and self._fault.kind is FaultKind.BLACK_HOLE and self._fault.count is not None
 
     def faults_changed(self) -> None:
@@ -63,7 +65,10 @@ class ConnectionFaults:
         self._check()
 
     def peer_sends_no_more(self) -> None:
-        """Abandon the requests that would wait forever: a peer that closed its side waits for answers that can come."""
+        """Abandon the requests that a black hole with a count holds: the peer has closed its side of the connection.
+
+        The other requests are still answered, because the peer may still read.
+        """
         self._peer_sends = False
         self._check()
 
@@ -77,12 +82,12 @@ class ConnectionFaults:
         self._released = _ignore
 
     async def wait_while_held(self) -> None:
-        """Wait while the connection is held. Raises AbandonedError if it ends meanwhile."""
+        """Wait while a fault holds the connection. Raises AbandonedError if the connection ends during the wait."""
         while self.is_held:
             await self._wait_for_change(forever=self.is_lost)
 
     async def wait_while_swallowed(self, fault: Fault) -> None:
-        """Wait while a black hole swallows one request. Raises AbandonedError if the connection ends meanwhile."""
+        """Wait while a black hole holds one request. Raises AbandonedError if the connection ends during the wait."""
         while not self._gives_back(fault):
             await self._wait_for_change(forever=fault.count is not None)
 
@@ -119,7 +124,7 @@ class ConnectionFaults:
 
 
 class FaultyHttpHandler:
-    """Applies faults to the HTTP requests of one connection, and passes the others to the handler."""
+    """Applies faults to the HTTP requests of one connection, and passes requests that no fault hits to the handler."""
 
     def __init__(
         self, handler: HttpHandler, faults: Faults, connection: ConnectionFaults, abort: Callable[[], None]
@@ -131,7 +136,7 @@ class FaultyHttpHandler:
         self._abort = abort
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Return the response. Raises AbandonedError if the peer must get none."""
+        """Return the response to a request. Raises AbandonedError if the peer must get no response."""
         if is_for_faults(request):
             return await self._handler.handle(request)
         if not self._connection.may_connect():
@@ -143,7 +148,7 @@ class FaultyHttpHandler:
         return response
 
     async def _apply_fault(self, request: HttpRequest) -> HttpResponse | None:
-        """Return the response that a fault gives instead of the handler's, if it gives one."""
+        """Apply the fault that hits a request. Returns the fault's response, or None if the handler must answer."""
         fault: Fault | None = None
         if is_management(request):
             fault = self._faults.trigger(FaultPoint.HTTP, find_route(request.segments).path)
@@ -161,9 +166,9 @@ class FaultyHttpHandler:
             case FaultKind.CRASH:
                 crash()
             case _:
-                pass  # cannot be set on http
+                pass  # these kinds cannot be set for HTTP requests
         return None
 
 
 def _ignore() -> None:
-    """Replaces `released` when the connection is gone."""
+    """Does nothing. Replaces `released` when the connection is gone."""

@@ -1,7 +1,7 @@
-"""What the parts of the front share: the namespace, for its connections, and a connection, for its links.
+"""Objects that parts of the front share: `NamespaceContext` for connections, `LinkContext` for links of a connection.
 
-Links and request handlers get a `LinkContext`, never the connection itself. So imports point one way: the connection
-knows the links, the links know the context, the context knows its parts.
+Links and request handlers get a `LinkContext`, never the connection itself. So there is no circle of imports: the
+connection imports the links, the links import the context, the context imports the parts that it contains.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class OpenConnection(Protocol):
     """Done when the connection is closed."""
 
     def faults_changed(self) -> None:
-        """Continue what a fault held, if that fault has ended."""
+        """Continue the connection and the operations that a fault held, if the fault has ended."""
 
     def shut_down(self) -> None:
-        """Close the connection in the peer's protocol: the namespace stops."""
+        """Close the connection as the peer's protocol demands, because the namespace stops."""
 
 
 @dataclass(slots=True)
 class NamespaceContext:
-    """What all connections of one namespace share."""
+    """The objects that all connections of one namespace share."""
 
     name: str
     runtime: NamespaceRuntime
@@ -72,13 +72,13 @@ class AttachedLink(Protocol):
 
     @property
     def required_claim(self) -> tuple[Claim, str] | None:
-        """The claim and path that a token must cover as long as the link is attached."""
+        """The claim that a token must grant while the link is attached, and the path for which. None if no claim."""
 
     def flowed(self) -> None:
-        """The peer sent a flow for this link: credit, or its delivery count."""
+        """Handle a flow that the peer sent for this link. The flow has new credit, or the peer's delivery count."""
 
     def detached(self) -> None:
-        """The link is gone. Called once."""
+        """Release the link, which is gone. Called once."""
 
 
 class AttachedLinks:
@@ -105,19 +105,19 @@ class AttachedLinks:
         self._links[link] = attached
 
     def detach(self, link: Link, refusal: Refusal) -> None:
-        """Detach a link from this side, with an error."""
+        """Send a detach with an error for a link, and remove the link."""
         self.forget([link])
         link.detach(closed=True, error=refusals.amqp_error(refusal))
         self._output.flush_soon()
 
     def forget(self, links: Iterable[Link]) -> None:
-        """Remove links that are gone, with their unsettled deliveries."""
+        """Remove links that are gone, and the unsettled deliveries of these links."""
         known = {link: attached for link in links if (attached := self._links.pop(link, None)) is not None}
         senders: defaultdict[Session, set[AttachedLink]] = defaultdict(set)
         for link, attached in known.items():
             if link.is_sender:
                 senders[link.session].add(attached)
-        # One pass for all links of a session: a pass for each would take quadratic time (X1).
+        # One pass over the deliveries for all links of a session: a pass for each link would take quadratic time (X1).
         for session, gone in senders.items():
             self._unsettled.forget_links(session, gone)
         for attached in known.values():
@@ -130,7 +130,7 @@ class AttachedLinks:
 
 @dataclass(frozen=True, slots=True)
 class LinkContext:
-    """What a link may use of its AMQP connection."""
+    """The parts of an AMQP connection that its links may use."""
 
     runtime: NamespaceRuntime
     account: ConnectionAccount

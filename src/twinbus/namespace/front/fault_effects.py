@@ -1,7 +1,7 @@
-"""What a fault does to one operation of an AMQP connection (N4).
+"""The effects of faults on single operations of an AMQP connection (N4).
 
-`Faults` decides which operation a fault hits. This module maps each kind of fault to an effect. The link supplies the
-ways in which its operation can continue, as a `FaultableOperation`.
+`Faults` decides which operation a fault hits. This module maps each kind of fault to an effect. A link describes its
+operation as a `FaultableOperation`: functions that continue, refuse or end the operation.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.faults import Fault, FaultKind, FaultPoint, Faults
 from twinbus.namespace.front import refusals
 
-# Operations of one connection that may wait for a black hole to end. Further operations are lost in it.
+# Operations of one connection that may wait until a black hole ends. Further operations are lost.
 _MAX_HELD = 1000
 
 
 def crash() -> None:
-    """End the process at once, as kill -9 does."""
+    """End the process without any clean-up, as kill -9 does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultableOperation:
-    """An operation that a fault hit, as the ways in which it can continue."""
+    """An operation that a fault hit. The fault decides which one of these functions is called."""
 
     proceed: Callable[[], None]
     refuse: Callable[[Refusal], None]
     detach: Callable[[Refusal], None]
     proceed_without_answer: Callable[[Callable[[], None]], None]
-    """Carries the operation out, and calls its argument at the time when the answer would be sent."""
+    """Carries out the operation. Calls the function in its argument instead of sending the answer."""
 
 
 class FaultEffects:
-    """Applies faults to the operations of one AMQP connection, and holds the operations that a black hole swallowed."""
+    """Applies faults to the operations of one AMQP connection, and holds the operations that a black hole hit."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
         self._held: list[tuple[Fault, Callable[[], None]]] = []
 
     def trigger(self, point: FaultPoint, entity: str, link: str) -> Fault | None:
-        """Return the fault that hits this operation, and count the hit."""
+        """Return the fault that hits an operation, and count the hit. Returns None if no fault hits the operation."""
         return self._faults.trigger(point, entity, link) if self._faults.active else None
 
     def black_hole(self, point: FaultPoint, entity: str, link: str) -> Fault | None:
-        """Return the black hole that is open at this point. Counts no hit."""
+        """Return the active black hole for such operations, or None. Does not count a hit."""
         return self._faults.black_hole(point, entity, link) if self._faults.active else None
 
     def apply(self, fault: Fault, operation: FaultableOperation) -> None:
-        """Continue the operation in the way that the fault demands."""
+        """Call the function of the operation that belongs to the kind of the fault."""
         match fault.kind:
             case FaultKind.SERVER_BUSY:
                 operation.refuse(refusals.busy())
@@ -75,12 +75,12 @@ class FaultEffects:
                 assert_never(fault.kind)
 
     def hold(self, fault: Fault, proceed: Callable[[], None]) -> None:
-        """Call `proceed` when this black hole has ended."""
+        """Call `proceed` when the black hole `fault` has ended. Drops the operation if too many are held already."""
         if len(self._held) < _MAX_HELD:
             self._held.append((fault, proceed))
 
     def faults_changed(self) -> None:
-        """Continue the operations whose black hole has ended. A fault with a count never gives back what it hit."""
+        """Continue the operations whose black hole has ended. Operations that a fault with a count hit are dropped."""
         held, self._held = self._held, []
         for fault, proceed in held:
             if not self._faults.is_over(fault):
@@ -94,4 +94,4 @@ class FaultEffects:
 
 
 def _send_no_answer() -> None:
-    """Replaces the answer that a fault of kind drop-ack suppresses."""
+    """Does nothing. Called instead of sending the answer that a fault of kind drop-ack suppresses."""

@@ -1,7 +1,8 @@
 """HTTP/1.1 on one connection: reads requests, hands them to a handler one by one, and writes the responses in order.
 
-h11 does the framing. Whatever a peer sends ends in a response or a closed connection, within the bounds below. A
-request that arrives while another one is answered waits; reading stops while too many bytes wait.
+h11 does the framing. The peer gets a response to every request, or the connection is closed, within the limits of time
+and size below. A request that arrives while another request is being answered has to wait. Reading from the peer stops
+while too many bytes wait.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_BODY_BYTES: Final = 256 * 1024
 
 _VERSIONS: Final = (b"1.0", b"1.1")
-# Bytes that a client may send ahead while a request is answered: reading stops at the first bound. If bytes that were
-# read already exceed the second, the connection closes after the response.
+# Bytes that arrive while a request is being answered. Above the first limit, reading stops. If the bytes that were read
+# already exceed the second limit, the connection closes after the response.
 _PAUSE_WAITING: Final = 16 * 1024
 _MAX_WAITING: Final = 1024 * 1024
 _REQUEST_SECONDS: Final = 60.0
 _IDLE_SECONDS: Final = 120.0
-# After a refusal, the body is read for a while: closing at once would reset the connection before the peer has read the
-# response.
+# After a refusal, the body is still read, for this time and up to this many bytes. A close without this delay would
+# reset the connection before the peer has read the response.
 _LINGER_SECONDS: Final = 2.0
 _LINGER_BYTES: Final = 16 * 1024 * 1024
 
-# For browsers: no page of another origin may show a response in a frame, run it as a script or use it as an image.
+# Headers for browsers: no page of another origin may show a response in a frame, run a response as a script or use a
+# response as an image.
 _FOR_BROWSERS: Final = (
     ("Cross-Origin-Resource-Policy", "same-origin"),
     ("X-Content-Type-Options", "nosniff"),
@@ -55,7 +57,7 @@ _log = logging.getLogger("twinbus.namespace.http")
 
 
 class HttpStream(Protocol):
-    """What HTTP uses of a byte stream."""
+    """The methods of a byte stream that `HttpConnection` uses."""
 
     @property
     def is_full(self) -> bool: ...
@@ -86,7 +88,7 @@ class HttpConnection:
         peer_is_loopback: bool,
         arrived_at: str | None = None,
     ) -> None:
-        """`account` is charged for the bytes that wait. `arrived_at` is the address of this end of the connection."""
+        """`account` is charged for waiting bytes. `arrived_at` is the local address of the connection."""
         self._handler = handler
         self._stream = stream
         self._names = names
@@ -96,10 +98,10 @@ class HttpConnection:
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self._request: h11.Request | None = None
         self._body = bytearray()
-        self._waiting = bytearray()  # received while a request is answered
+        self._waiting = bytearray()  # bytes received while a request is being answered
         self._unparsed = 0  # bytes that h11 keeps because their request or chunk is incomplete
         self._answering: asyncio.Task[None] | None = None
-        self._waits_for_turn = False  # a request was answered, and it is not yet the turn of the next one
+        self._waits_for_turn = False  # a request was answered, and the next request has to wait
         self._timer: asyncio.TimerHandle | None = None
         self._is_idle = False
         self._linger_left: int | None = None
@@ -131,7 +133,7 @@ class HttpConnection:
         self._update_account()
 
     def eof_received(self) -> bool:
-        """Return True, which keeps the transport open: the response to a running request is still written."""
+        """Return True, which keeps the transport open, so that the response to a running request can be written."""
         self._peer_ended = True
         if self._linger_left is not None:
             self._close()
@@ -140,13 +142,13 @@ class HttpConnection:
         return True
 
     def connection_lost(self) -> None:
-        """Release everything. A running request continues, so that a change is carried out; its response is dropped."""
+        """Release all objects. A running request continues, so that its change is complete; its response is dropped."""
         self._closed = True
         self._cancel_timer()
         self._waiting = self._body = bytearray()
 
     def evict(self, exceeded: LimitExceededError) -> None:
-        """Close the connection, because it makes the process hold too much."""
+        """Close the connection, because it makes the process hold too much memory."""
         self._waiting.clear()
         self._last = True
         if self._answering is None and self._linger_left is None and not self._closed:
@@ -155,7 +157,7 @@ class HttpConnection:
             self._body.clear()
 
     def shut_down(self) -> None:
-        """Close after the response to the running request: the namespace stops."""
+        """Close after the response to the running request, because the namespace stops."""
         self._last = True
         if self._answering is None:
             self._close()
@@ -163,7 +165,7 @@ class HttpConnection:
     # --- reading requests ----------------------------------------------------------------------------------------
 
     def _parse(self, data: bytes | None) -> None:
-        """Pass data to h11 (b'' for the end of data, None for nothing new), and act on each event."""
+        """Pass data to h11 (b'' for the end of data, None for no new data), and handle each event that h11 returns."""
         parsed = data is None
         try:
             if data is not None:
@@ -173,7 +175,8 @@ class HttpConnection:
                 event = self._h11.next_event()
                 if event is h11.NEED_DATA or event is h11.PAUSED:
                     if parsed:
-                        # `trailing_data` copies the rest: less than what was just parsed, or at most one head or chunk.
+                        # `trailing_data` makes a copy of the unparsed bytes. The copy is cheap: it is smaller than the
+                        # data that was just parsed, or has at most one head or chunk.
                         self._unparsed = len(self._h11.trailing_data[0])
                     self._wait_for_more()
                     return
@@ -258,7 +261,7 @@ class HttpConnection:
         self._answering = asyncio.get_running_loop().create_task(self._answer(request, method))
 
     def _token_accepted(self) -> None:
-        """Mark the connection as authenticated. It may hold no more than before."""
+        """Mark the connection as authenticated. Its memory limit stays the same."""
         if self._account is not None:
             self._account.authenticate(keep_limit=True)
 
@@ -282,7 +285,7 @@ class HttpConnection:
         self._continue()
 
     def _continue(self) -> None:
-        """Continue with the next request, when the peer has read enough and it is this connection's turn."""
+        """Continue with the next request when the stream is not full and it is this connection's turn."""
         if self._closed:
             return
         self._waits_for_turn = True
@@ -301,7 +304,8 @@ class HttpConnection:
         self._waits_for_turn = False
         self._request = None
         self._h11.start_next_cycle()
-        # First what h11 still has: with more data for each request, its buffer would grow.
+        # The bytes in the buffer of h11 are parsed first, before more bytes are added. Otherwise the buffer would grow
+        # with each request.
         self._parse(None)
         if self._waiting and self._answering is None and not self._closed:
             waiting = bytes(self._waiting)
@@ -333,7 +337,7 @@ class HttpConnection:
         self._send(h11.EndOfMessage())
 
     def _refuse(self, response: HttpResponse, *, linger: bool = False) -> None:
-        """Respond to a request that is not handed on, and close the connection."""
+        """Respond to a request that is not passed to the handler, and close the connection."""
         self._last = True
         method = self._request.method.decode("ascii") if self._request is not None else "-"
         self._log_access(method, "-", response, 0.0)
@@ -367,7 +371,7 @@ class HttpConnection:
             self._timer = None
 
     def _log_access(self, method: str, path: str, response: HttpResponse, seconds: float) -> None:
-        """Log a request. The query and bodies are left out: a query may contain a token."""
+        """Log a request without its query and without bodies: a query may contain a token."""
         _log.info(
             "request",
             extra={

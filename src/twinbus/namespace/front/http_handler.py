@@ -1,7 +1,7 @@
-"""Answers the HTTP requests of a namespace: finds the page or API that a request is for, and checks its token.
+"""Answers the HTTP requests of a namespace: finds the page or API that a request is for, and checks the token.
 
-The management API itself is in `admin_api`. The other pages are the namespace's own: a start page, health, metrics, the
-certificate authority, the exported configuration, and `/$faults`, which sets faults on demand (N4).
+The management API itself is in `admin_api`. The other pages are additions of Twinbus: a start page, health, metrics,
+the certificate authority, the exported configuration, and `/$faults`, which sets faults on demand (N4).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def is_for_faults(request: HttpRequest) -> bool:
 
 
 def is_management(request: HttpRequest) -> bool:
-    """Return whether a request is for the management API, not for one of the namespace's own pages."""
+    """Return whether a request is for the management API, and not for one of the other pages."""
     if is_for_faults(request) or (len(request.segments) == 1 and request.segments[0].lower() in _OWN_PAGES):
         return False
     # A request with an api-version is for the management API, also if an entity is named like one of the pages.
@@ -125,7 +125,7 @@ class HttpHandler:
         return answer_faults(request, self._faults)
 
     def _export_config(self, request: HttpRequest) -> HttpResponse:
-        """Return the entities in the format of the emulator's configuration file, and what it cannot express."""
+        """Return the entities as a Config.json of the emulator, and a list of what that format cannot express."""
         refused = self._check_token(request, "$config", ())
         if refused is not None:
             return json_response(HTTPStatus.UNAUTHORIZED, {"error": refused})
@@ -145,7 +145,7 @@ class HttpHandler:
         )
 
     def _certificate_authority(self) -> HttpResponse:
-        """Return the certificate. It needs no token: a certificate is not secret."""
+        """Return the certificate of the local authority. The request needs no token: a certificate is not secret."""
         if not self._authority:
             return error_response(HTTPStatus.NOT_FOUND, "the namespace has no certificate authority of its own")
         return HttpResponse(HTTPStatus.OK, self._authority, "application/x-pem-file")
@@ -160,7 +160,7 @@ class HttpHandler:
         return answer() if request.method == "GET" else method_not_allowed(request.method, "GET")
 
     def _check_token(self, request: HttpRequest, resource: str, rules: tuple[AuthorizationRule, ...]) -> str | None:
-        """Return why the caller may not manage the resource, or None if it may."""
+        """Return the reason why the caller may not manage the resource, or None if the caller may manage it."""
         token = request.headers.get("authorization")
         if not token:
             return "the request has no Authorization header"
@@ -180,7 +180,7 @@ class HttpHandler:
 
 
 def answer_faults(request: HttpRequest, faults: FaultControl) -> HttpResponse:
-    """Answer a request to `/$faults`: GET lists, POST sets one, DELETE clears one or all."""
+    """Answer a request to `/$faults`: GET lists the faults, POST sets one fault, DELETE clears one fault or all."""
     fault_id = request.segments[1] if len(request.segments) > 1 else request.query.get("id")
     match request.method:
         case "GET":

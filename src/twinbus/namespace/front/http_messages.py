@@ -1,8 +1,8 @@
-"""HTTP requests and responses of a namespace, without connection and framing, and the check where a request comes from.
+"""HTTP requests and responses of a namespace, without connection and framing, and the check of host and origin.
 
-Every request is checked before its body is read, whatever its path and method: it must be for a name of this namespace,
-and a browser must not have sent it for a page of another origin (X3). No response has a CORS header, so a browser also
-hides responses from pages of other origins.
+Every request with any path and method is checked before its body is read. The request must be for a name of this
+namespace. A request that a browser sent for a page of another origin is refused (X3). No response has a CORS header, so
+a browser also hides responses from pages of other origins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from twinbus.namespace.front.atom_xml import render_error
 from twinbus.namespace.own_names import Authority, OwnNames, is_same_origin, parse_authority, shortened
 
-# A browser sets this header itself; no script can. The value `none` means that a person typed the address.
+# Browsers set this header. A script cannot change its value. The value `none` means that a person typed the address.
 _FETCH_SITE: Final = "sec-fetch-site"
 _OWN_SITES: Final = ("same-origin", "none")
 
@@ -27,12 +27,12 @@ class BadTargetError(ValueError):
 
 
 class AbandonedError(Exception):
-    """The request gets no response: its connection is gone, or a fault demands it."""
+    """The request gets no response, because its connection is gone or because a fault suppresses the response."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request. `segments` are the parts of the path, each decoded by itself. Header names are in lower case."""
+    """An HTTP request. `segments` are the decoded parts of the path between slashes. Header names are in lower case."""
 
     method: str
     path: str
@@ -44,7 +44,7 @@ class HttpRequest:
     arrived_at: str | None = None
     """The address of this end of the connection."""
     token_accepted: Callable[[], None] = lambda: None
-    """To be called when the token of the request was accepted."""
+    """The handler calls this function when the token of the request was accepted."""
 
     @property
     def authority(self) -> str:
@@ -55,7 +55,7 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """A response."""
+    """An HTTP response."""
 
     status: int
     body: bytes = b""
@@ -71,7 +71,7 @@ def parse_target(target: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
         elif not target.lower().startswith(("http://", "https://")):
             raise BadTargetError
         parts = urlsplit(target)
-        # Decoded after splitting: the Python client writes a slash inside a name as %2F.
+        # The path is split before it is decoded: the Python client writes a slash inside a name as %2F.
         segments = tuple(unquote(part, errors="strict") for part in parts.path.split("/") if part)
         query = dict(parse_qsl(parts.query, keep_blank_values=True, max_num_fields=100))
     except ValueError:
@@ -80,7 +80,7 @@ def parse_target(target: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
 
 
 def error_response(status: int, detail: str, headers: Mapping[str, str] | None = None) -> HttpResponse:
-    """Return an error in the form that clients of the management API read."""
+    """Return an error response in the form that clients of the management API read."""
     return HttpResponse(status, render_error(status, detail), "application/xml; charset=utf-8", headers or {})
 
 
@@ -97,7 +97,9 @@ def method_not_allowed(method: str, allowed: str) -> HttpResponse:
 def refuse_foreign(
     target: str, headers: Iterable[tuple[str, str]], names: OwnNames, arrived_at: str | None
 ) -> HttpResponse | None:
-    """Return the response to a request for another name or from a page of another origin. None if it is allowed.
+    """Return the response that refuses a request for another name or from a page of another origin.
+
+    Returns None if the request is allowed.
 
     Header names are in lower case. `arrived_at` is the address of this end of the connection.
     """
@@ -122,7 +124,10 @@ def refuse_foreign(
 
 
 def _authority(target: str, hosts: list[str]) -> Authority | None:
-    """Return the host that the request is for. None if HTTP/1.0 left it out. Raises ValueError for a contradiction."""
+    """Return the host that the request is for, or None for a request in HTTP/1.0 without a host.
+
+    Raises ValueError if the target or the Host header is invalid, or if they name different hosts.
+    """
     if len(hosts) > 1:
         raise ValueError("the request has several Host headers")
     from_header = None if not hosts else parse_authority(hosts[0])

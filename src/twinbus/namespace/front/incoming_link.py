@@ -1,4 +1,7 @@
-"""Links on which the peer sends: a transfer becomes `MessagesSent` for the engine, its answer becomes a disposition."""
+"""Links on which the peer sends messages.
+
+A transfer becomes a `MessagesSent` event for the engine. The answer of the engine becomes a disposition.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ _CREDIT = 1000
 
 
 class IncomingLink:
-    """A link that brings messages to one entity."""
+    """A link on which the peer sends messages to one entity."""
 
     def __init__(self, context: LinkContext, link: Link, entity: Entity, address: LinkAddress) -> None:
         self._context = context
@@ -43,11 +46,11 @@ class IncomingLink:
         self.required_claim = (Claim.SEND, address.path)
 
     def grant(self) -> None:
-        """Let the peer send. Its credit is topped up when half of it is used."""
+        """Grant the peer the full credit. Called at the attach, and whenever half of the credit is used."""
         self._link.flow(_CREDIT)
 
     def flowed(self) -> None:
-        """Nothing depends on the state of a sending peer."""
+        """Do nothing: flows of a peer that sends messages need no reaction."""
 
     def delivered(self, delivery: Delivered) -> None:
         """Store the messages of one complete transfer."""
@@ -60,7 +63,7 @@ class IncomingLink:
             self._apply_fault(fault, delivery)
 
     def detached(self) -> None:
-        """Messages that the engine has are stored all the same."""
+        """Do nothing: messages that were passed to the engine are stored without the link."""
 
     def _store(self, delivery: Delivered, answer: Callable[[Refusal | None], None]) -> None:
         size = len(delivery.payload)
@@ -88,7 +91,7 @@ class IncomingLink:
             incoming.stored(size)
             answer(refusal)
 
-        # An empty batch is accepted: the JavaScript client sends one for an empty array.
+        # An empty batch is accepted, because the JavaScript client sends an empty batch for an empty array.
         self._context.runtime.submit(self.entity, MessagesSent(stored, envelopes))
 
     def _answer(self, delivery: Delivered, refusal: Refusal | None) -> None:

@@ -1,4 +1,4 @@
-"""Attach of a link: which entity or node it means, whether the peer may attach to it, and the answer."""
+"""Handles the attach of a link: finds the entity or node, checks whether the peer may attach to it, and answers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ _DEFAULT_SESSION_WAIT = 60_000
 _MAX_SESSION_WAIT = limits.DAY
 _SETTLED = 1
 _MAX_TRANSFER_BYTES = 4 * limits.MIB
-# An entity's path has at most 260 characters; host, sub-queue and percent-encoding make an address longer.
+# The most characters of an address. An entity's path has at most 260; host, sub-queue and percent-encoding add more.
 _MAX_ADDRESS = 4096
 
 
 def attach_link(context: LinkContext, link: Link, handle_request: Callable[[NodeRequest], None]) -> None:
-    """Accept or refuse an attach, after a fault if one hits it. `handle_request` gets the requests to nodes."""
+    """Accept or refuse an attach. If a fault hits the attach, the fault is applied first.
+
+    `handle_request` is called with each request to a node.
+    """
     peer_receives = link.is_sender
     node = link.source if peer_receives else link.target
     if is_coordinator(node) and not peer_receives:
@@ -92,7 +95,8 @@ def _attach_to_entity(context: LinkContext, link: Link, address: LinkAddress) ->
     peer_receives = link.is_sender
     claim = Claim.LISTEN if peer_receives else Claim.SEND
     if not context.claims.allow(claim, address.path, context.runtime.now()):
-        # Checked before the entity is looked up, so that peers without a claim do not learn which entities exist.
+        # The claim is checked before the entity is looked up, so that peers without a claim do not learn which entities
+        # exist.
         _refuse(link, refusals.unauthorized(claim, address.entity))
         return
     entity = context.runtime.namespace.find(address.entity)
@@ -102,7 +106,7 @@ def _attach_to_entity(context: LinkContext, link: Link, address: LinkAddress) ->
 
     def proceed() -> None:
         if link.state is not LinkState.ATTACH_RECEIVED:
-            return  # the peer left while a fault held the attach
+            return  # the peer detached the link while a fault held the attach
         refusal = (_attach_receiver if peer_receives else _attach_sender)(context, link, entity, address)
         if refusal is not None:
             _refuse(link, refusal)
@@ -128,12 +132,13 @@ def _attach_sender(context: LinkContext, link: Link, entity: Entity, address: Li
             Condition.NOT_ALLOWED, f"Messages cannot be sent to '{address.path}': it is neither a queue nor a topic."
         )
     if _SEND_VIA in link.properties:
-        # If the property were ignored, messages would stay in the entity that they should only pass through.
+        # If this code ignored the property, the messages would stay in this entity and never reach the other entity.
         text = f"Sending via '{address.path}' to another entity is not supported: send to it in the same transaction."
         return Refusal(Condition.NOT_IMPLEMENTED, text)
     size = limits.MAX_MESSAGE_BYTES
     link.accept(max_message_size=size, properties={_BATCH_SIZE: ULong(size)})
-    # The link rejects a message that is too large; the core would detach the link, and other messages with it.
+    # `IncomingLink` rejects a single message that is too large. With the same limit in the core, the core would detach
+    # the link, and other messages would fail, too.
     link.limit_messages(_MAX_TRANSFER_BYTES)
     incoming = IncomingLink(context, link, entity, address)
     incoming.grant()
@@ -185,5 +190,5 @@ def _attach_session_receiver(
 
 
 def _peek_lock(link: Link) -> bool:
-    """Return whether messages are locked until settled. Otherwise they are deleted when they are received."""
+    """Return whether messages are locked until the peer settles them. If not, they are deleted when they are sent."""
     return link.snd_settle_mode != _SETTLED

@@ -1,16 +1,18 @@
-"""Accepts the connections of one port, and reads fairly from those that have not authenticated.
+"""Accepts the connections of one port, and reads in turns from connections that have not authenticated.
 
-Accepting. The event loops can accept connections, but not when file descriptors run out: asyncio logs an error every
-second; uvloop closes new connections, or the listening socket for good, without a message. So `Listener` accepts by
-itself. When accepting fails, it waits and tries again, and logs once each time that descriptors run out. Some
-descriptors stay reserved for files of the namespace, and for telling peers why they are refused.
+Accepting. The event loops can accept connections, but they fail when file descriptors run out: asyncio logs an error
+every second; uvloop closes new connections, or closes the listening socket forever, without a message. So `Listener`
+calls `accept` itself. When `accept` fails, `Listener` waits and tries again. It logs one message each time that
+descriptors run out. Some descriptors stay reserved, for files of the namespace and for connections that are refused
+with a reason.
 
-Reading. Connections without an accepted token take turns, so that a flood of them does not slow down the others. Such a
-connection is read in small pieces. Each piece waits for its turn, and the peer is not read again before the piece was
-handled. While pieces wait, they get half of the event loop's time, about 2 ms at a time, so that other connections and
-the threads of the store continue. At most one HTTP request is answered in such a slot. The connection that has sent
-least comes first: a client that puts its token, which takes about 2 KB, does not wait for peers that send more. Once a
-token was accepted, the connection is read directly; over HTTP, from the piece after that request.
+Reading. Connections without an accepted token are read in turns, so that many such connections do not slow down the
+connections with a token. Each turn handles one piece of at most 4 KB. The next piece is read only after the piece was
+handled. While pieces wait, they get half of the event loop's time, in slots of about 2 ms, so that other connections
+and the threads of the store continue. At most one HTTP request is answered in a slot. The connection that has sent the
+fewest bytes gets the next turn: so a client that puts its token, which takes about 2 KB, does not wait for peers that
+send more bytes. A connection whose token was accepted is read without turns; over HTTP, from the piece after that
+request.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ from twinbus.namespace.front.context import NamespaceContext
 
 _log = logging.getLogger(__name__)
 
-# Descriptors that connections do not get, at most a quarter of all; and how many of them may be used for refusals.
+# Descriptors that are not given to connections (at most a quarter of all), and how many of these may be used for
+# connections that are refused.
 _RESERVED: Final = 64
 _MAX_REFUSED: Final = 16
-# Connections accepted in one turn of the event loop, so that a flood does not hold up the existing connections.
+# The most connections that are accepted in one turn of the event loop. The limit keeps many new connections from
+# delaying the existing connections.
 _ACCEPT_AT_ONCE: Final = 64
 _RETRY_SECONDS: Final = 0.25
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -43,11 +47,11 @@ _PIECE: Final = 4 * KIB
 _SLOT_SECONDS: Final = 0.002
 
 Turn = Callable[[], bool]
-"""Handles one piece. Returns True if no other piece may be handled in this slot."""
+"""A function that handles one piece. It returns True if no other piece may be handled in this slot."""
 
 
 class Listener:
-    """Accepts from a listening socket until it is closed."""
+    """Accepts connections on a listening socket until `close` is called."""
 
     def __init__(self, namespace: NamespaceContext, listening: socket.socket) -> None:
         self._namespace = namespace
@@ -91,7 +95,8 @@ class Listener:
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        # The system gives out the lowest free descriptor, so the number of a new one is about the number in use.
+        # The system assigns the lowest free descriptor, so the number of a new descriptor is about the number of
+        # descriptors in use.
         if most != resource.RLIM_INFINITY and accepted.fileno() >= most - min(_RESERVED, most // 4):
             refusal: LimitExceededError | None = self._exhausted()
         else:
@@ -114,13 +119,17 @@ class Listener:
         try:
             reader = UnauthenticatedReader(connection, self._turns)
             await self._loop.connect_accepted_socket(lambda: reader, accepted)
-        except OSError as error:  # the peer left meanwhile
+        except OSError as error:  # the peer closed the connection before it was opened here
             _log.info("a connection was not opened: %s", error)
             accepted.close()
             self._refused.discard(connection)
 
     def _retry_later(self, error: OSError) -> None:
-        """Pause accepting: the listening socket stays readable all the time while accepting fails."""
+        """Stop accepting for `_RETRY_SECONDS`.
+
+        While accepting fails, the listening socket stays readable. Without the pause, the event loop would try again in
+        every turn.
+        """
         if error.errno in _EXHAUSTED:
             self._exhausted()
         else:
@@ -129,7 +138,7 @@ class Listener:
         self._timer = self._loop.call_later(_RETRY_SECONDS, self._listen)
 
     def _exhausted(self) -> LimitExceededError:
-        """Count that descriptors have run out. Logs it the first time."""
+        """Count a refusal for lack of file descriptors, and return the error. Logs only the first such refusal."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         exceeded = LimitExceededError(
             "file-descriptors",
@@ -147,17 +156,17 @@ class Listener:
 
 
 class FairTurns:
-    """The waiting pieces of one port."""
+    """The queue of pieces of one port that wait to be handled."""
 
     def __init__(self) -> None:
-        # The buffer is filled and emptied within one call of the event loop, so one serves all connections.
+        # All connections share one buffer, because it is filled and emptied within one call of the event loop.
         self.buffer: Final = bytearray(_PIECE)
         self._waiting: list[tuple[int, int, Turn]] = []
         self._numbers = count()
         self._is_scheduled = False
 
     def add(self, turn: Turn, received: int) -> None:
-        """Call `turn` when it is due. `received` is the number of bytes that its connection has sent so far."""
+        """Add a piece to the queue. `turn` handles the piece. `received` counts all bytes that its peer has sent."""
         heappush(self._waiting, (received, next(self._numbers), turn))
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -177,7 +186,7 @@ class FairTurns:
 
 
 class UnauthenticatedReader(asyncio.BufferedProtocol):
-    """Reads for a connection until it has authenticated."""
+    """Reads the bytes of a connection in turns, until the connection has authenticated."""
 
     def __init__(self, connection: AcceptedConnection, turns: FairTurns) -> None:
         self._connection = connection
@@ -223,7 +232,7 @@ class UnauthenticatedReader(asyncio.BufferedProtocol):
         try:
             self._connection.data_received(piece)
         except Exception:
-            # As the event loop does: an error in one connection closes that connection only.
+            # An error in one connection closes only that connection, as it does in the event loop.
             _log.exception("a connection failed and is closed")
             self._transport.abort()
         if self._connection.is_authenticated and not self._transport.is_closing():

@@ -1,10 +1,11 @@
 """Operations of the `$management` node: each request becomes an event of the engine, each result a reply.
 
-`translate` returns a `ManagementCall` for a request: the claim it needs, the event, and how the engine's result becomes
-the reply. The names of operations and map entries are those of the service, misspellings included.
+`translate` returns a `ManagementCall` for a request: the claim that the caller needs, the event, and a function that
+makes the reply from the engine's result. Operations and map entries have the same names as in the service, including
+the service's spelling mistakes.
 
-The operations on rules need the Listen claim only, as in the service: who may listen to a subscription may also choose
-what it receives.
+The operations on rules need only the Listen claim, as in the service: a client that may receive from a subscription may
+also choose which messages the subscription receives.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from twinbus.values import Array, Condition, Described, Int, Long, Timestamp, UL
 
 MAX_LONG: Final = 2**63 - 1
 MAX_INT: Final = 2**31 - 1
-# To list all sessions, clients send the largest instant that .NET knows, as their codecs encode it.
+# Clients send the largest instant of .NET, in milliseconds, when they want a list of all sessions.
 _MAX_INSTANT: Final = 253402300799999
 _NO_CONTENT: Final = NodeReply(204, "No content")
 _MESSAGE_READS: Final = ("peek-message", "receive-by-sequence-number")
@@ -51,7 +52,7 @@ _FALSE_FILTER: Final = ULong(0x13_7000_0008)
 _CORRELATION_FILTER: Final = ULong(0x13_7000_0009)
 _COMPATIBILITY: Final = 20
 
-# Fields of a correlation filter, in the order of its list.
+# Fields of a correlation filter, in the order of the described list that encodes the filter.
 _CORRELATION_FIELDS: Final = {
     "correlation-id": "correlation_id",
     "message-id": "message_id",
@@ -65,7 +66,7 @@ _CORRELATION_FIELDS: Final = {
 
 
 class BadRequestError(Exception):
-    """The body of a request does not fit its operation."""
+    """The body of a request is not valid for the operation."""
 
 
 class ManagementCall(NamedTuple):
@@ -74,15 +75,15 @@ class ManagementCall(NamedTuple):
     claim: Claim
     """The claim that the caller needs."""
     event: Callable[[Callable[[Any], None]], Event]
-    """Makes the event, from the function that the engine calls with the result."""
+    """Returns the event. Its argument is the function that the engine calls with the result."""
     respond: Callable[[Any], NodeReply]
     """Turns the result into a reply."""
     session: str | None = None
-    """The session that a link of the same connection must hold. That another connection holds it is not enough."""
+    """The session that a receiver of the same connection must hold, or None if the operation needs no session."""
 
 
 class RequestBody:
-    """Reads the map of a request. Every method raises BadRequestError, with the name of the entry, if it is wrong."""
+    """Reads the map of a request. Each method reads one entry, and raises BadRequestError if that entry is invalid."""
 
     def __init__(self, operation: str, entries: dict[Any, Any]) -> None:
         self._operation = operation
@@ -412,12 +413,12 @@ OPERATIONS: Final[dict[str, Callable[[RequestBody, NodeRequest], ManagementCall]
 
 
 def reads_messages(request: NodeRequest) -> bool:
-    """Return whether the reply carries messages, so that it may be large."""
+    """Return whether the reply to a request carries messages. Such a reply may be large."""
     return request.operation.removeprefix("com.microsoft:") in _MESSAGE_READS
 
 
 def translate(request: NodeRequest) -> ManagementCall | Refusal:
-    """Return the call for a request, or a refusal that names what is wrong with it."""
+    """Return the call for a request, or a refusal that says what is wrong with the request."""
     name = request.operation.removeprefix("com.microsoft:")
     operation = OPERATIONS.get(name)
     if operation is None:

@@ -1,7 +1,8 @@
 """The `$management` node of a connection: checks a request, and passes it to the engine as an event.
 
-`management_operations` says what each operation means. A request passes, in this order: a fault that hits it, the limit
-for requests whose replies carry messages, the claim, the entity, the session lock, the engine.
+`management_operations` defines the operations. The steps for a request, in this order: apply a fault that hits the
+request; wait if too many requests run whose replies carry messages; check the claim, the entity and the session lock;
+pass the event to the engine.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ class ManagementNode:
             runtime.submit(entity, call.event(answered))
 
     def _holds_session(self, entity: Entity, session: str) -> bool:
-        """Return whether a link of this connection holds the session. An entity without sessions refuses by itself."""
+        """Return whether a link of this connection holds the session.
+
+        Returns True for an entity without sessions: the engine refuses the event in that case.
+        """
         if isinstance(entity, Topic) or not entity.description.requires_session:
             return True
         return any(

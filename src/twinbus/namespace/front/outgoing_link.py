@@ -1,7 +1,7 @@
-"""Links on which the peer receives: credit goes to the engine, its deliveries come back as transfers.
+"""Links on which the peer receives: pass credit to the engine, and send the engine's deliveries as transfers.
 
-The peer's credit goes to the engine in portions of deliveries and bytes, so that a peer that reads more slowly than it
-grants does not fill the memory (see `backpressure`). Settlements arrive through `LockedDeliveries`.
+The peer's credit goes to the engine in portions of deliveries and bytes. So a peer that grants credit faster than it
+reads messages does not fill the memory (see `backpressure`). `LockedDeliveries` reports the peer's settlements.
 """
 
 from __future__ import annotations
@@ -52,19 +52,18 @@ _log = logging.getLogger(__name__)
 
 SESSION_FILTER = Symbol("com.microsoft:session-filter")
 _LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
-# .NET ticks (100 ns since year 1) at the Unix epoch.
-# A portion of credit: deliveries and bytes that the engine decides about at a time. Links of a connection share its
-# bytes.
+# One portion of credit: the most deliveries, and the most and the fewest bytes. The links of a connection share
+# _CONNECTION_BYTES.
 _PORTION = 500
 _PORTION_BYTES = 2 * MIB
 _MIN_PORTION_BYTES = 64 * KIB
 _CONNECTION_BYTES = 8 * MIB
-# The bytes that a portion counts for at least: the engine may exceed it by one message.
+# The fewest bytes that `ConnectionOutput` counts for a portion. Even a small portion may be exceeded by one message.
 _MIN_COUNTED_BYTES = 256 * KIB
-# The header's ttl is a uint of milliseconds: 49 days (AMQP 3.2.1).
+# The largest ttl in a header, a uint of milliseconds: 49 days (AMQP 3.2.1).
 _MAX_TTL = 0xFFFF_FFFF
 _HeldDelivery = tuple[Row, bytes | None, int | None]
-"""Row, lock token, locked until."""
+"""A delivery that was not sent yet: its row, its lock token, and the instant at which its lock ends."""
 # The value of the annotation x-opt-message-state; 0 is active.
 _STATES = {
     QueueLane.DEFERRED: 1,
@@ -75,7 +74,7 @@ _STATES = {
 
 
 def encode_delivery(row: Row, *, token: bytes | None, locked_until: int | None) -> list[bytes]:
-    """Return the encoded message as a receiver gets it, in parts. `token` is None for receive-and-delete and peek."""
+    """Return the parts of the encoded message for a receiver. `token` is None for receive-and-delete and for peek."""
     if token is not None and locked_until is not None and _is_plain(row):
         spliced = splice_locked_delivery(
             row.raw, row.delivery_count, token, row.seq, row.enqueued, locked_until, row.origin_seq
@@ -85,7 +84,7 @@ def encode_delivery(row: Row, *, token: bytes | None, locked_until: int | None) 
     annotations = broker_annotations(
         row.seq, row.enqueued, locked_until, enqueued_seq=row.origin_seq, state=_STATES.get(QueueLane(row.lane), 0)
     )
-    # The time to live of a scheduled message starts when it is due.
+    # The time to live of a scheduled message starts when the message is due.
     starts = row.enqueued if row.due is None else row.due
     ttl = None if row.expires is None else min(max(0, row.expires - starts), _MAX_TTL)
     return splice_delivery(
@@ -119,8 +118,8 @@ class OutgoingLink:
         self._decided = 0  # decided by the engine
         self._limit = 0  # allowed by the peer
         self._granted = 0  # passed on to the engine
-        self._room = 0  # bytes that the engine may still decide about; it waits for a grant when there are none
-        self._held: deque[_HeldDelivery] = deque()  # deliveries that a black hole swallowed or that lack credit
+        self._room = 0  # bytes that the engine may still deliver; at 0 or less, the engine waits for a grant
+        self._held: deque[_HeldDelivery] = deque()  # deliveries that a black hole holds, or that wait for credit
         self._swallowed_by: Fault | None = None
         self._owes_drain = False
         self._waits_to_drain = False
@@ -129,7 +128,7 @@ class OutgoingLink:
     # --- from the peer -------------------------------------------------------------------------------------------
 
     def flowed(self) -> None:
-        """Take the credit that the peer granted or took back, or its wish to be drained."""
+        """Handle a flow of the peer: credit that the peer granted or took back, or a request to drain."""
         self._send_held()
         fault = self._context.faults.trigger(FaultPoint.RECEIVE, self.entity.path, self._link.name)
         if fault is None:
@@ -145,7 +144,7 @@ class OutgoingLink:
         self._context.faults.apply(fault, operation)
 
     def detached(self) -> None:
-        """End the receiver: the link is gone."""
+        """End the receiver in the engine, because the link is gone."""
         self._held.clear()
         self._output.remove_receiver(self)
         if self._open:
@@ -176,7 +175,7 @@ class OutgoingLink:
     def settled_in_transaction(
         self, transaction: bytes, disposition: Disposed, outcome: MessageOutcome, tokens: dict[int, bytes]
     ) -> None:
-        """Make the settlement of deliveries part of a transaction. They stay locked until it ends."""
+        """Make the settlement of deliveries part of a transaction. They stay locked until the transaction ends."""
         operation = (self.entity, MessagesSettled(None, tuple(tokens.values()), outcome, self.session))
         session = self._link.session
 
@@ -206,7 +205,7 @@ class OutgoingLink:
                 if refusal is not None:
                     state: DeliveryState | None = Rejected(refusals.amqp_error(refusal))
                 elif isinstance(disposition.state, Rejected):
-                    state = Rejected(None)  # clients take an echoed error for a failure of the call
+                    state = Rejected(None)  # with the error in the answer, clients would report that the call failed
                 else:
                     state = disposition.state
                 self._output.dispose_sent(self._link.session, ids[first], ids[index - 1], state)
@@ -227,7 +226,7 @@ class OutgoingLink:
             self._grant(lowered=self._limit < self._granted)
 
     def _grant(self, *, lowered: bool = False) -> None:
-        """Pass the next portion of credit to the engine, or stall if the peer does not read."""
+        """Pass the next portion of credit to the engine, or stall if too many bytes wait until the peer reads."""
         if not self._open or self._held:
             return
         limit = min(self._limit, self._decided + _PORTION)
@@ -239,7 +238,7 @@ class OutgoingLink:
 
     @property
     def _is_starved(self) -> bool:
-        """Whether the engine has credit left, but no bytes for it."""
+        """Whether the engine may deliver more messages by their number, but not by their bytes."""
         return self._room <= 0 and self._decided < self._granted
 
     def _pass_on(self, limit: int) -> None:
@@ -249,14 +248,14 @@ class OutgoingLink:
         self._output.deciding(self._runtime, self.entity, max(_MIN_COUNTED_BYTES, self._room))
 
     def pause(self) -> None:
-        """Have the engine deliver nothing on this link until `resume`: the peer leaves too much unread."""
+        """Stop the engine's deliveries on this link until `resume`, because the peer leaves too many bytes unread."""
         if self._open and self._decided < self._granted and not self._link.drain:
             self._room = 0
             self._runtime.submit(self.entity, CreditGranted(self, self._granted, False, 0))
             self._output.stall(self)
 
     def resume(self) -> None:
-        """Continue: the peer reads again."""
+        """Pass credit to the engine again, because the connection has room."""
         if self._waits_to_drain:
             self._take_credit()
         else:
@@ -281,7 +280,7 @@ class OutgoingLink:
             self._grant()
 
     def drain(self) -> None:
-        """Use up the rest of the credit: the entity has no message for it."""
+        """Use up the remaining credit, because the peer asked to drain and the entity has no more messages."""
         self._owes_drain = bool(self._held) and self._link.credit > 0
         if self._open and self._link.drain and not self._owes_drain:
             self._decided += self._link.flow_credit
@@ -289,7 +288,7 @@ class OutgoingLink:
             self._output.flush_soon()
 
     def accept_session(self, session: str, locked_until: int) -> None:
-        """Accept the attach: the engine gave this receiver a session, locked until an instant in milliseconds."""
+        """Accept the attach, because the engine gave this receiver a session. `locked_until` is in milliseconds."""
         self.session = session
         if self._open:
             source = self._link.source
@@ -302,18 +301,21 @@ class OutgoingLink:
             self._output.flush_soon()
 
     def detach(self, refusal: Refusal) -> None:
-        """Detach the link: the engine ended this receiver."""
+        """Detach the link, because the engine ended this receiver."""
         if self._open:
             self._open = False
             self._context.links.detach(self._link, refusal)
 
     def _hold_or_release(self, rows: list[Row], tokens: list[bytes | None]) -> None:
-        """Deal with deliveries for which the link is gone or has lost its credit."""
+        """Release locked deliveries that cannot be sent, because the link is gone or has no credit any more.
+
+        Deliveries without a lock wait for credit.
+        """
         if locked := tuple(token for token in tokens if token is not None):
-            # As if they had not been delivered.
+            # The messages are available again, as if the engine had not delivered them.
             self._runtime.submit(self.entity, MessagesSettled(_ignore, locked, Release(), self.session))
         elif self._open:
-            # They are deleted already, so they have to reach this receiver.
+            # The messages are deleted from the entity already, so this receiver must get them.
             self._held.extend((row, None, None) for row in rows)
         else:
             _log.warning(
@@ -323,7 +325,7 @@ class OutgoingLink:
             )
 
     def _is_swallowed(self) -> bool:
-        """Return whether a black hole keeps deliveries from the peer. They are sent when it ends."""
+        """Return whether a black hole holds the deliveries to the peer. They are sent when the black hole ends."""
         fault = self._context.faults.black_hole(FaultPoint.RECEIVE, self.entity.path, self._link.name)
         if fault is None or not self._open:
             return False
@@ -356,13 +358,13 @@ class OutgoingLink:
                     send(link.delivery_count.to_bytes(8, "big"), parts, settled=True)
                 else:
                     unsettled[send(token, parts)] = (self, token)
-            except Exception:  # a message that cannot be sent must not keep others from the receiver
+            except Exception:  # a message that cannot be sent must not prevent that the others are sent
                 _log.exception("a message could not be sent", extra={"entity": self.entity.path})
-                self._limit += 1  # it used none of the peer's credit
+                self._limit += 1  # the message used none of the peer's credit
         self._output.delivering(sum(row.size for row in rows))
         self._context.unsettled.add(link.session, unsettled)
         self._output.flush_soon()
 
 
 def _ignore(_: object) -> None:
-    """Takes an answer that nobody waits for."""
+    """Ignore an answer that nobody needs."""

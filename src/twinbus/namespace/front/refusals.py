@@ -1,4 +1,4 @@
-"""Refusals of the engine as AMQP errors and as status codes of request/response nodes, and refusals of the front."""
+"""Converts refusals to AMQP errors and to status codes of request/response nodes. Makes the refusals of the front."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _STATUS_CODES = {
     Condition.SERVER_BUSY: 503,
 }
 
-# Characters of a description. A description may quote what the peer sent, so it is cut.
+# The most characters of a description. A description may quote text of any length that the peer sent.
 _MAX_DESCRIPTION = 1000
 
 
 def status_code(refusal: Refusal) -> int:
-    """Return the status code of a node's reply."""
+    """Return the status code for a refusal in the reply of a node."""
     return _STATUS_CODES.get(refusal.condition, 500)
 
 
 def amqp_error(refusal: Refusal) -> Error:
-    """Return the error of a rejected outcome, a detach or a close."""
+    """Return the AMQP error for a refusal, to be sent in a rejected outcome, a detach or a close."""
     return Error(refusal.condition.value, shortened(refusal.description))
 
 
 def shortened(text: str) -> str:
-    """Return the text, cut if it is too long for an answer."""
+    """Return the text, cut to at most `_MAX_DESCRIPTION` characters."""
     return text if len(text) <= _MAX_DESCRIPTION else f"{text[: _MAX_DESCRIPTION - 1]}…"
 
 

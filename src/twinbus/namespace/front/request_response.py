@@ -1,14 +1,16 @@
-"""Request/response nodes (`$cbs`, `$management`): requests in, replies out, and limits on both.
+"""Request/response nodes (`$cbs`, `$management`): receives requests, sends replies, and limits both.
 
-A client opens two links to a node: it sends requests on one and takes replies on the other. `NodeRequestLink` decodes a
-request and hands it to the connection's handler together with `answer`, which sends the reply. `cbs` and
-`management_requests` handle requests.
+A client opens two links to a node: it sends requests on the first link and receives replies on the second. A
+`NodeRequestLink` decodes a request and passes the request to the connection's handler, together with the function
+`answer`, which sends the reply. `cbs` and `management_requests` handle requests.
 
-A reply waits until the peer grants credit and reads. Two limits keep waiting replies small:
+A reply waits until the peer grants credit and reads the earlier replies. Two classes limit the memory of waiting
+replies:
 
-    NodeReplies   counts unread replies of a connection; a peer that leaves too many unread loses its reply link
-    ReadQueue     starts requests whose replies carry messages ("reads") only while few run and little is unread; the
-                  others wait, and while any wait, request links get no new credit
+    NodeReplies   counts the unread replies of a connection; if there are too many, the peer's reply link is detached
+    ReadQueue     limits the requests whose replies carry messages ("reads"). A read starts only while fewer than 4
+                  reads run and fewer than 4 MiB of replies are unread. Other reads wait. While reads wait, request
+                  links get no new credit.
 """
 
 from __future__ import annotations
@@ -52,14 +54,15 @@ class _Limit(NamedTuple):
     """In bytes."""
 
 
-# Unread replies of one connection, with an accepted token and without.
+# The most unread replies of one connection: with an accepted token, and without.
 _MAX_UNREAD = _Limit(10_000, 16 * MIB)
 _MAX_UNREAD_UNAUTHENTICATED = _Limit(128, 64 * KIB)
-# Reads that may run at a time. The reply of each may have a megabyte.
+# The most reads that run at the same time. The reply of each read may have a megabyte.
 _MAX_RUNNING_READS = 4
-# Bytes of unread replies from which on no read starts. It leaves room under _MAX_UNREAD for the running reads.
+# With this many bytes of unread replies, no read starts. The limit is so far below _MAX_UNREAD that the replies of all
+# running reads fit between the two limits.
 _MAX_UNREAD_FOR_READS = 4 * MIB
-# Waiting reads of one connection. Further reads are refused.
+# The most waiting reads of one connection. Further reads are refused.
 _MAX_WAITING_READS = _Limit(1000, 4 * MIB)
 
 
@@ -95,7 +98,7 @@ class NodeReply:
 def _encode(reply: NodeReply, request: Properties) -> bytes:
     description = refusals.shortened(reply.description)
     status: dict[str, Any] = {
-        # Both spellings: clients of `$cbs` read the first pair, clients of `$management` the second.
+        # Both spellings are sent: clients of `$cbs` read the first pair, clients of `$management` the second.
         "status-code": Int(reply.status),
         "status-description": description,
         "statusCode": Int(reply.status),
@@ -139,10 +142,10 @@ class NodeRequestLink:
         self._link.flow(_CREDIT)
 
     def flowed(self) -> None:
-        """Nothing depends on the state of a requesting peer."""
+        """Do nothing: flows of a peer that sends requests need no reaction."""
 
     def detached(self) -> None:
-        """Running requests continue, and are answered if their reply link is still attached."""
+        """Do nothing: running requests continue, and are answered if their reply link is still attached."""
 
     def delivered(self, delivery: Delivered) -> None:
         """Handle one request."""
@@ -152,7 +155,7 @@ class NodeRequestLink:
             else:
                 self.grant()
         if (transactional := read_transactional(delivery.state)) is not None:
-            # A request takes effect at once, so it cannot be rolled back with the transaction.
+            # A request takes effect before the transaction ends, so the transaction could not roll it back.
             refusal = Refusal(Condition.NOT_IMPLEMENTED, "Requests to a node cannot be part of a transaction.")
             self._transactions.mark_rollback_only(transactional.transaction, refusal)
             self._reject(delivery, refusal)
@@ -180,7 +183,10 @@ class NodeRequestLink:
 
 
 class NodeReplyLink:
-    """A link on which the peer takes replies. Replies wait while the peer grants no credit or does not read."""
+    """A link on which the peer receives replies.
+
+    Replies wait while the peer grants no credit, or while the connection's output is full.
+    """
 
     required_claim = None
 
@@ -193,23 +199,23 @@ class NodeReplyLink:
         self._sent = 0
 
     def flowed(self) -> None:
-        """Use the credit that the peer granted."""
+        """Send waiting replies with the credit that the peer granted."""
         self._send_unread()
         if self._link.drain:
             self._link.drained()
 
     def resume(self) -> None:
-        """Continue: the peer reads again."""
+        """Send waiting replies, because the connection has room again."""
         self._send_unread()
 
     def detached(self) -> None:
-        """Drop the unread replies."""
+        """Remove the link from the reply links, and drop its unread replies."""
         self._replies.links.remove(self._link, self)
         self._replies.unread_changed(-len(self._unread), -sum(map(len, self._unread)))
         self._unread.clear()
 
     def send(self, payload: bytes) -> bool:
-        """Send a reply, or keep it until the peer takes it. Returns False if the peer leaves too much unread."""
+        """Send a reply, or let it wait for credit. Returns False if the connection has too many unread replies."""
         if not self._unread and self._link.credit > 0 and not self._output.is_full:
             self._send(payload)
             return True
@@ -220,7 +226,7 @@ class NodeReplyLink:
 
     @property
     def names(self) -> set[str]:
-        """The names by which the reply-to of a request may mean this link: its own, and its target's."""
+        """The values of reply-to in a request that mean this link: the link's name, and the address of its target."""
         target = self._link.target.address if isinstance(self._link.target, Target) else None
         return {self._link.name, target} if isinstance(target, str) else {self._link.name}
 
@@ -248,20 +254,20 @@ _LinkKey = tuple[LinkAddress, str | None, Session | None]
 class NodeReplyLinks:
     """The reply links of one connection.
 
-    Each link is listed under its address alone, with its session, with each of its names, and with both. So the link
-    for a reply is found without a search through all links (X1).
+    Each link is stored under several keys: its address; its address and session; its address and each of its names; and
+    all three. So the link for a reply is found without a search through all links (X1).
     """
 
     def __init__(self) -> None:
         self._listed: dict[_LinkKey, dict[Link, NodeReplyLink]] = {}
 
     def add(self, link: Link, reply_link: NodeReplyLink) -> None:
-        """List a link that was attached."""
+        """Add a link that was attached."""
         for key in self._keys(link, reply_link):
             self._listed.setdefault(key, {})[link] = reply_link
 
     def remove(self, link: Link, reply_link: NodeReplyLink) -> None:
-        """Forget a link that is gone."""
+        """Remove a link that is gone."""
         for key in self._keys(link, reply_link):
             listed = self._listed.get(key, {})
             listed.pop(link, None)
@@ -283,7 +289,7 @@ class NodeReplyLinks:
 
 
 class NodeReplies:
-    """Sends the replies of one connection, and limits how much the peer leaves unread."""
+    """Sends the replies of one connection, and limits the number and bytes of unread replies."""
 
     def __init__(
         self,
@@ -303,7 +309,7 @@ class NodeReplies:
         self.reads = ReadQueue(account, output, limit_exceeded)
 
     def send(self, session: Session, address: LinkAddress, reply_to: str | None, payload: bytes) -> None:
-        """Send a reply, if its link is still attached. Detaches the link of a peer that leaves too much unread."""
+        """Send a reply, if its link is still attached. Detaches the link if there are too many unread replies."""
         found = self.links.find(session, address, reply_to)
         if found is None:
             return
@@ -320,7 +326,10 @@ class NodeReplies:
         self._output.flush_soon()
 
     def unread_changed(self, number: int, size: int) -> bool:
-        """Add to the unread replies, or subtract from them. Returns False if they are too many."""
+        """Add `number` and `size` to the count and the bytes of unread replies. Both may be negative.
+
+        Returns False if there are too many unread replies.
+        """
         self._unread_number += number
         self._unread_bytes += size
         self._account.hold("unread replies", self._unread_bytes)
@@ -361,7 +370,7 @@ class ReadQueue:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a read waits."""
+        """Whether any read waits to be started."""
         return bool(self._waiting)
 
     def grant_later(self, link: NodeRequestLink) -> None:
@@ -369,7 +378,10 @@ class ReadQueue:
         self._links_without_credit.add(link)
 
     def submit(self, request: NodeRequest, start: Callable[[NodeRequest], None]) -> None:
-        """Call `start` with the request, now or later. Refuses the request if too many wait."""
+        """Start a read: call `start` with the request. The read waits if it may not start now.
+
+        If too many reads wait already, the request is refused.
+        """
         if self._may_start and not self._waiting:
             self._start(request, start)
             return
@@ -387,7 +399,7 @@ class ReadQueue:
         self._waiting_bytes_changed(size)
 
     def unread_bytes_changed(self, size: int) -> None:
-        """Set the bytes of unread replies. If they became few, the next waiting read starts."""
+        """Record that unread replies now have `size` bytes. Below the limit, the next waiting read can start."""
         self._unread_bytes = size
         self._start_soon()
 
@@ -413,7 +425,8 @@ class ReadQueue:
     def _start_soon(self) -> None:
         """Start the next waiting read in the next turn of the event loop, if one may start.
 
-        Not at once: a reply that needs no disk comes before `_start` returns, and is flushed at the end of this turn.
+        Not in this turn: if the engine answers without reading the disk, the reply is ready before `_start` returns,
+        and is written at the end of this turn.
         """
         if self._waiting and self._may_start and not self._is_scheduled:
             self._is_scheduled = True

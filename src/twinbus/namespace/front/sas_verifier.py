@@ -1,6 +1,7 @@
-"""Verification of SharedAccessSignature tokens: whether a token is valid, and which claims it grants on a resource.
+"""Verifies SharedAccessSignature tokens: whether a token is valid, and which claims the token grants on a resource.
 
-The signature is checked over `sr` exactly as it was sent: clients encode it in different ways before they sign.
+The signature is computed from the field `sr` exactly as the client sent it, because clients encode this field in
+different ways before they sign it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MAX_EXPIRY_DIGITS: Final = 15
 
 
 class TokenProblem(StrEnum):
-    """Why a token is refused."""
+    """The reasons for which a token is refused."""
 
     MALFORMED = "malformed"
     UNKNOWN_KEY_NAME = "unknown key name"
@@ -38,7 +39,7 @@ class TokenProblem(StrEnum):
 
 
 class TokenRefusedError(Exception):
-    """The token grants nothing. The text is for the client: it contains no key and no signature."""
+    """A token is not valid and grants no claim. The text is sent to the client; it contains no key and no signature."""
 
     def __init__(self, problem: TokenProblem, text: str) -> None:
         super().__init__(text)
@@ -55,18 +56,18 @@ class _Token:
 
 
 def default_rule(key: str = DEFAULT_KEY) -> AuthorizationRule:
-    """Return the rule that every namespace has at first."""
+    """Return the authorization rule of a namespace for which no rules are configured."""
     return AuthorizationRule(DEFAULT_KEY_NAME, key, key, frozenset({Claim.MANAGE}))
 
 
 def implied_claims(claims: Iterable[Claim]) -> frozenset[Claim]:
-    """Return the claims with those that they imply: Manage implies Send and Listen."""
+    """Return the claims and the claims that they imply: Manage implies Send and Listen."""
     claims = frozenset(claims)
     return frozenset(Claim) if Claim.MANAGE in claims else claims
 
 
 def token_expiry(token: str) -> int | None:
-    """Return the expiry (`se`) of a token in epoch seconds, without verifying the token. None if it is malformed."""
+    """Return the expiry (`se`) of a token in epoch seconds, without verifying the token, or None if malformed."""
     try:
         return int(_parse(token).expires_at)
     except TokenRefusedError:
@@ -74,7 +75,7 @@ def token_expiry(token: str) -> int | None:
 
 
 def resource_path(resource: str) -> str:
-    """Return the entity path in `sb://host:port/entity` (any scheme), or a path as it is."""
+    """Return the entity path of `sb://host:port/entity` (with any scheme). Returns a path unchanged."""
     _, scheme, rest = resource.rpartition("://")
     return (rest.partition("/")[2] if scheme else rest).strip("/")
 
@@ -98,9 +99,9 @@ class SasVerifier:
     ) -> frozenset[Claim]:
         """Return the claims that the token grants on `resource` (a path or a URI). Raises TokenRefusedError.
 
-        `entity_rules` are those of the entity that owns `resource`. `now` is in epoch seconds. `arrived_at` is the
-        address of this end of the connection. A key with the well-known default value grants nothing to a peer on
-        another machine.
+        `entity_rules` are the authorization rules of the entity that owns `resource`. `now` is in epoch seconds.
+        `arrived_at` is the address of this end of the connection. A key with the well-known default value grants no
+        claim to a peer on another machine.
         """
         parsed = _parse(token)
         claims, key = self._signed_by(parsed, entity_rules)
@@ -126,7 +127,7 @@ class SasVerifier:
             raise TokenRefusedError(TokenProblem.FOREIGN_NAME, self._names.refusal(host or url, arrived_at))
 
     def claims_of_key(self, name: str, key: str, *, peer_is_loopback: bool) -> frozenset[Claim]:
-        """Return the claims of the namespace's rule with this name and key, or none if the key is wrong."""
+        """Return the claims of the namespace's rule with this name and key. Empty if there is no rule with both."""
         claims: frozenset[Claim] = frozenset()
         for rule in self._rules:
             for right in (rule.primary_key, rule.secondary_key):
@@ -151,12 +152,12 @@ class SasVerifier:
 
 
 def _covers(encoded: str, path: str) -> bool:
-    """Return whether the signed URL is the URL of the path or of a parent of it."""
+    """Return whether the signed URL is the URL of the path or of a parent of the path."""
     try:
         signed, wanted = urlsplit(unquote_plus(encoded)).path, _segments(path)
     except ValueError:
         return False
-    # A client that signs a URL escapes the names in it; a client that signs an AMQP address does not.
+    # A client that signs a URL escapes the names in the URL; a client that signs an AMQP address does not escape names.
     return any(wanted[: len(given)] == given for given in (_segments(signed), _segments(unquote(signed))))
 
 

@@ -1,8 +1,8 @@
-"""Transactions of one connection: operations are kept until the client discharges the transaction.
+"""Transactions of one connection: operations wait until the client discharges the transaction.
 
 The client declares and discharges transactions on a coordinator link. Sends and settlements that name a transaction are
-added to it. At the commit, the engine carries out all operations in one decision or none of them. A transaction that is
-not discharged in time is rolled back.
+added to that transaction. At the commit, the engine makes one decision that carries out all operations or none. A
+transaction that is not discharged before its timeout is rolled back.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from twinbus.namespace.runtime import NamespaceRuntime
 from twinbus.values import Condition
 
 _CREDIT = 100
-# The service lets a connection have as many open transactions.
+# The most open transactions of a connection, as in the service.
 _MAX_OPEN = 100
-# Bytes of messages in all open transactions of a connection: enough for one with 100 messages of 256 KB.
+# The most bytes of messages in all open transactions of a connection. A transaction with 100 messages of 256 KB fits.
 _MAX_BYTES = 48 * MIB
 _TIMED_OUT = Refusal(
     Condition.TRANSACTION_TIMEOUT,
@@ -46,11 +46,11 @@ _TIMED_OUT = Refusal(
 )
 
 TransactionEnded = Callable[[bool], None]
-"""Called with whether the transaction was committed."""
+"""A function that is called when a transaction ends. The argument is True if the transaction was committed."""
 
 
 class Transaction:
-    """An open transaction. With a `refusal` it can only be rolled back."""
+    """An open transaction. A transaction with a `refusal` can only be rolled back."""
 
     __slots__ = ("messages", "on_end", "operations", "refusal", "size", "timer")
 
@@ -63,7 +63,7 @@ class Transaction:
         self.refusal: Refusal | None = None
 
     def mark_rollback_only(self, refusal: Refusal) -> None:
-        """Drop the operations. The first refusal is the reason that the client gets."""
+        """Drop the operations and prevent a commit. The client gets the first refusal as the reason."""
         self.refusal = self.refusal or refusal
         self.operations.clear()
 
@@ -86,7 +86,7 @@ class Transactions:
         self._open: dict[bytes, Transaction] = {}
 
     def declare(self) -> bytes | Refusal:
-        """Begin a transaction. Returns its id."""
+        """Begin a transaction. Returns the id of the transaction, or a refusal if too many are open."""
         if len(self._open) >= _MAX_OPEN and not self._forget_one_timed_out():
             return Refusal(
                 Condition.RESOURCE_LIMIT_EXCEEDED, f"A connection has at most {_MAX_OPEN} transactions at a time."
@@ -105,7 +105,11 @@ class Transactions:
         *,
         size: int = 0,
     ) -> Refusal | None:
-        """Add an operation on so many messages of `size` bytes. If it is refused, the transaction is rollback-only."""
+        """Add an operation to a transaction. Returns a refusal if the operation exceeds a limit, or None.
+
+        `messages` is the number of messages of the operation, `size` the sum of their bytes. After a refusal, the
+        transaction can only be rolled back.
+        """
         transaction = self._open.get(transaction_id)
         if transaction is None:
             return _unknown()
@@ -128,12 +132,16 @@ class Transactions:
         return transaction.refusal
 
     def mark_rollback_only(self, transaction_id: bytes, refusal: Refusal) -> None:
-        """Prevent the commit of a transaction: part of it was refused elsewhere."""
+        """Prevent the commit of a transaction, because one of its operations was refused."""
         if (transaction := self._open.get(transaction_id)) is not None:
             self._mark_rollback_only(transaction, refusal)
 
     def discharge(self, transaction_id: bytes, fail: bool, reply: Callable[[Refusal | None], None]) -> None:
-        """Commit a transaction, or roll it back if `fail`. `reply` gets None once the commit is on disk."""
+        """Commit a transaction, or roll it back if `fail` is True.
+
+        `reply` is called with None when the commit is on disk or the transaction is rolled back as requested, and with
+        a refusal if the commit failed.
+        """
         transaction = self._open.pop(transaction_id, None)
         if transaction is None:
             reply(_unknown())
@@ -181,7 +189,10 @@ class Transactions:
         self._mark_rollback_only(self._open[transaction_id], _TIMED_OUT)
 
     def _forget_one_timed_out(self) -> bool:
-        """Make room for another transaction. One that timed out is kept only to tell the client so."""
+        """Remove one transaction that timed out, to make room for another. Returns whether there was one.
+
+        A transaction that timed out stays only so that the client gets the reason when it discharges the transaction.
+        """
         found = next((key for key, transaction in self._open.items() if transaction.refusal is _TIMED_OUT), None)
         return found is not None and self._open.pop(found) is not None
 
@@ -202,7 +213,7 @@ class CoordinatorLink:
         self._link.flow(_CREDIT)
 
     def flowed(self) -> None:
-        """Nothing depends on the state of the peer."""
+        """Do nothing: flows of the peer need no reaction."""
 
     def detached(self) -> None:
         """Roll back the transactions that were declared on this link (AMQP 1.0 part 4, §4.3)."""
@@ -229,7 +240,7 @@ class CoordinatorLink:
         if isinstance(declared, Refusal):
             self._answer(delivery, declared)
             return
-        if len(self._declared) > 2 * _MAX_OPEN:  # some timed out and were forgotten
+        if len(self._declared) > 2 * _MAX_OPEN:  # some of these timed out and were removed
             self._declared = set(filter(self._transactions.is_open, self._declared))
         self._declared.add(declared)
         self._dispose(delivery, declared_state(declared))

@@ -1,10 +1,11 @@
 """Deliveries that a connection sent and its peer has not settled, by session and delivery id.
 
-A peer settles by ranges of delivery ids that may span links. `disposed` splits a range by link, and each link passes
-its part to the engine. Settlements in a transaction keep their entries until the transaction ends.
+A peer settles ranges of delivery ids. One range may contain deliveries of several links. `disposed` splits a range by
+link, and each link passes its part to the engine. Deliveries that are settled in a transaction stay here until the
+transaction ends.
 
-A peer may also never settle. Each time a session has `_CHECK_STEP` more entries, those whose lock has expired are
-settled from this side. A peer's disposition that crosses with this one is answered with "lock lost".
+Some peers never settle. Each time a session has `_CHECK_STEP` more deliveries here, this side settles the deliveries
+whose lock has expired. If the peer sends a disposition for them at the same time, the answer is "lock lost".
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from twinbus.namespace.resources import ConnectionAccount
 
 _RELEASED = Released()
 _CHECK_STEP = 4096
-# Memory of one entry, here and in the protocol core.
+# The memory that one unsettled delivery takes in this module and in the protocol core together, in bytes.
 _ENTRY_BYTES = 512
-# Smaller changes are not worth a call of the account for each message.
+# Changes of fewer bytes are not reported to the account: a call for each message would take too much time.
 _ACCOUNT_STEP = 4 * KIB
 
 
@@ -50,14 +51,14 @@ class SettleableLink(Protocol):
     def settled_in_transaction(
         self, transaction: bytes, disposition: Disposed, outcome: MessageOutcome, tokens: dict[int, bytes]
     ) -> None:
-        """Make the settlement of deliveries, lock tokens by id, part of a transaction."""
+        """Make the settlement of deliveries part of a transaction. `tokens` has their lock tokens by delivery id."""
 
     def is_locked(self, token: bytes) -> bool:
         """Return whether a delivery can still be settled."""
 
 
 LockedDelivery = tuple[SettleableLink, bytes]
-"""A link and a lock token. A plain tuple, because one is made for each message."""
+"""The link and the lock token of a delivery. A plain tuple saves time: there is one for each message."""
 
 
 class LockedDeliveries:
@@ -71,7 +72,7 @@ class LockedDeliveries:
         self._checked: set[Session] = set()
         """Sessions in which this side has settled expired deliveries."""
         self._count = 0
-        self._accounted = 0  # the count that the account knows
+        self._accounted = 0  # the count that was last reported to the account
 
     def __len__(self) -> int:
         return self._count
@@ -85,11 +86,11 @@ class LockedDeliveries:
             self._settle_expired(session, unsettled)
 
     def disposed(self, event: Disposed) -> None:
-        """Pass the peer's settlement of a range of deliveries to their links."""
+        """Pass the peer's settlement of a range of deliveries to the links of these deliveries."""
         if event.role != RECEIVER:
             return
         if not event.settled and not event.delivery_ids and event.session in self._checked:
-            # This side settled the range meanwhile, and the peer waits for an answer.
+            # This side has settled the deliveries of the range already, and the peer waits for an answer.
             lost = Rejected(refusals.amqp_error(MESSAGE_LOCK_LOST))
             self._output.dispose_sent(event.session, event.first, event.last, lost)
             return
@@ -122,7 +123,7 @@ class LockedDeliveries:
                 link.settled_in_transaction(transactional.transaction, event, outcome, by_id)
 
     def transaction_committed(self, session: Session, ids: list[int], disposition: Disposed) -> None:
-        """Remove deliveries that a transaction has settled, and confirm them unless the peer settled them itself."""
+        """Remove deliveries that a transaction has settled. Confirms them, unless the disposition was settled."""
         unsettled = self._by_session.get(session, {})
         for delivery_id in ids:
             if unsettled.pop(delivery_id, None) is not None:
@@ -145,7 +146,7 @@ class LockedDeliveries:
         self._checked.discard(session)
 
     def clear(self) -> None:
-        """Remove everything: the connection is gone."""
+        """Remove all deliveries: the connection is gone."""
         self._by_session.clear()
         self._next_check_at.clear()
         self._checked.clear()
@@ -170,7 +171,7 @@ class LockedDeliveries:
 
 
 def outcome_of(state: DeliveryState | None, *, settled: bool) -> MessageOutcome | None:
-    """Return the settlement that a delivery state asks for, or None for a state that settles nothing."""
+    """Return the outcome that a delivery state asks for, or None for a state that does not settle a message."""
     match state:
         case Accepted():
             return Complete()
@@ -184,7 +185,7 @@ def outcome_of(state: DeliveryState | None, *, settled: bool) -> MessageOutcome 
             reason, description = info.pop("DeadLetterReason", None), info.pop("DeadLetterErrorDescription", None)
             return MoveToDeadLetter(reason, description, info or None)
         case _:
-            # amqp-core-messaging §3.4.5: a settlement without an outcome leaves the message as it was.
+            # amqp-core-messaging §3.4.5: a settlement without an outcome does not change the message.
             return Release() if settled else None
 
 
