@@ -1,11 +1,11 @@
-"""Asyncio client for Service Bus on our own codec: sockets, TLS, SAS and other tokens, reconnecting.
+"""Asyncio client for Service Bus, with the codec of `twinbus.amqp`: sockets, TLS, SAS and other tokens, reconnecting.
 
     async with connect(connection_string) as bus:
         sender = await bus.sender("orders")
         await sender.send([Message(b"hello")])
 
-Names load their module when they are first used: code that only needs a connection string or an error class does not
-load the codec.
+The first use of a name imports the module of that name. So code that needs only a connection string or an error class
+does not load the codec.
 """
 
 from __future__ import annotations

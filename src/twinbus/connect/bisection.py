@@ -12,10 +12,10 @@ R = TypeVar("R")
 async def bisect_refused(
     items: Sequence[T], request: Callable[[Sequence[T]], Awaitable[R]], refusal: type[Exception]
 ) -> list[tuple[Sequence[T], R | None]]:
-    """Call `request` for all items, and for each half of them where it raises `refusal`.
+    """Call `request` with all items. If `request` raises `refusal`, call it with each half of the items, and so on.
 
-    Returns every part that was asked for to the end, with its answer, in the order of the items. A single item that is
-    refused has the answer None. Any other exception passes to the caller.
+    Returns pairs (part, answer) that together cover all items, in the order of the items. A refused part of one item
+    has the answer None. Any exception other than `refusal` passes to the caller.
     """
     answers: list[tuple[Sequence[T], R | None]] = []
     open_parts = [items] if items else []

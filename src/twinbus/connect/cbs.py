@@ -1,8 +1,8 @@
-"""Claims-based security: tokens of one connection on its `$cbs` node.
+"""Claims-based security: the client sends tokens to the `$cbs` node of one connection.
 
-A token is put once per entity, before its first link attaches, and renewed at three quarters of its lifetime. A renewal
-that fails is repeated after a tenth of the lifetime; the old token is valid until then. Tokens and timers end with the
-transport.
+The client puts one token for each entity before the first link to the entity attaches, and renews the token after
+three quarters of its lifetime. If a renewal fails, the client tries again after a tenth of the lifetime; the old token
+is still valid then. When the transport ends, no token is renewed any more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CbsClient:
         transport.when_lost(self._stop)
 
     async def ensure_token(self, audience: str, entity: str) -> None:
-        """Put a token for `audience` unless a valid one is there. The caller sets a timeout."""
+        """Put a token for `audience`, unless a token that was put before is still valid. The caller sets a timeout."""
         if self._has_valid_token(audience):
             return
         async with self._put_lock:
@@ -88,7 +88,7 @@ class CbsClient:
         try:
             async with asyncio.timeout(pause), self._put_lock:
                 await self._put_token(audience, entity)
-        except Exception as error:  # A credential may raise anything. The present token is still valid for a while.
+        except Exception as error:  # A credential may raise anything. The old token is still valid.
             _log.warning("the token for %s was not renewed: %r", audience, error)
             self._schedule_renewal(audience, entity, pause, lifetime)
 

@@ -1,6 +1,6 @@
 """The client: `connect` returns a `ServiceBusConnection`, which makes senders, receivers and management nodes.
 
-All of them share one socket, which opens with the first use (`reconnection`).
+All objects that a `ServiceBusConnection` makes share one socket. The first operation opens the socket (`reconnection`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def connect(
     max_frame_size: int = MIB,
     clock: Clock | None = None,
 ) -> ServiceBusConnection:
-    """Return a connection that opens with its first use: `async with connect(text) as bus`.
+    """Return a connection whose socket opens with the first operation: `async with connect(text) as bus`.
 
-    UseDevelopmentEmulator=true means plain TCP unless `tls` is given; otherwise the connection uses TLS. `timeout`, in
-    seconds, is the timeout of every operation without one of its own. The connection fails if the peer is silent for
+    The connection uses TLS, except that UseDevelopmentEmulator=true without `tls` means plain TCP. `timeout`, in
+    seconds, is for every operation that is called without a timeout. The connection fails if the peer is silent for
     twice `idle_timeout` seconds.
     """
     endpoint = (
@@ -97,7 +97,7 @@ class ServiceBusConnection:
         return self._reconnector.is_connected
 
     async def open(self, *, timeout: float | None = None) -> None:
-        """Connect, unless it is connected."""
+        """Open the socket and the AMQP connection, if they are not open."""
         async with deadline(self.timeout if timeout is None else timeout, f"connect to {self.endpoint.authority}"):
             await self._reconnector.connected()
 
@@ -128,8 +128,8 @@ class ServiceBusConnection:
     ) -> Receiver:
         """Return a receiver that is attached to a queue, or to a subscription of the topic `entity`.
 
-        `prefetch` is 1000 with peek-lock and 0 with receive-and-delete: the server deletes a prefetched message, which
-        is lost if this process ends before it uses the message.
+        The default of `prefetch` is 1000 with peek-lock and 0 with receive-and-delete: the server deletes a prefetched
+        message, and the message is lost if this process ends before it handles the message.
         """
         if prefetch is None:
             prefetch = DEFAULT_PREFETCH if mode is ReceiveMode.PEEK_LOCK else 0
@@ -154,15 +154,15 @@ class ServiceBusConnection:
         return receiver
 
     def management(self, entity: str, *, address: str | None = None, timeout: float | None = None) -> Management:
-        """Return the `$management` node of an entity. It attaches with its first request.
+        """Return an object for requests to the `$management` node of an entity. The first request attaches the links.
 
-        `address` is the path of a sub-queue, such as the dead-letter queue, if that is meant.
+        `address` is the path of a sub-queue, such as the dead-letter queue; None means the entity itself.
         """
         node = f"{address or entity}/$management"
         return Management(self._reconnector, entity, node, self.timeout if timeout is None else timeout)
 
     async def close(self) -> None:
-        """Close all senders and receivers, then the connection. Takes a few seconds at most, whatever the peer does."""
+        """Close all senders and receivers, then the connection. Each step waits at most 5 seconds for the peer."""
         self._reconnector.refuse_connecting()
         await asyncio.gather(*(member.close() for member in list(self._members)))
         await self._reconnector.close()

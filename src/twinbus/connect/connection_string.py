@@ -20,7 +20,7 @@ class ConnectionStringError(CallerError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionString:
-    """One endpoint with its key. `emulator` means plain TCP, as in the official clients."""
+    """The endpoint of a namespace and a key. `emulator=True` means plain TCP, as in the official clients."""
 
     host: str
     port: int
@@ -37,7 +37,7 @@ class ConnectionString:
             raise ConnectionStringError(
                 "SharedAccessSignature is not supported: give SharedAccessKeyName and SharedAccessKey"
             )
-        # The official clients accept exactly this spelling and ignore any other.
+        # The official clients accept exactly this spelling and ignore all other spellings.
         emulator = settings.get("usedevelopmentemulator") == "true"
         host, port = _endpoint(settings, PLAIN_PORT if emulator else TLS_PORT)
         for name in ("SharedAccessKeyName", "SharedAccessKey"):
@@ -62,11 +62,11 @@ class ConnectionString:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def resource(self, entity: str = "") -> str:
-        """Return the URI that a token for this namespace, or for one of its entities, names as its audience."""
+        """Return the URI that is the audience of a token: the token's namespace, or the entity in the namespace."""
         return f"sb://{self.authority}/{entity}"
 
     def render(self) -> str:
-        """Return the connection string as the official clients accept it. It contains the key."""
+        """Return the connection string in the form that the official clients accept. The string contains the key."""
         parts = [
             f"Endpoint=sb://{self.authority}",
             f"SharedAccessKeyName={self.key_name}",
@@ -86,7 +86,7 @@ def _settings(text: str) -> dict[str, str]:
             continue
         name, equals, value = part.partition("=")
         if not equals or not name.strip():
-            # The text names only the position: the part itself may be the tail of a key.
+            # The error's text names only the position of the part: the part may be the end of a key.
             raise ConnectionStringError(f"part {number} of the connection string is not of the form name=value")
         settings[name.strip().lower()] = value.strip()
     if not settings:

@@ -1,7 +1,7 @@
-"""Errors of the client, in families by who acts next: the caller, time (retry) or the operator.
+"""Errors of the client, in three families: the caller must change the call, retry, or the operator must act.
 
-The classes have the names of azure-servicebus. The table `ERRORS` maps AMQP conditions to classes; an unknown condition
-is a ServiceBusInternalError.
+The classes have the same names as in azure-servicebus. The table `ERRORS` maps AMQP conditions to classes; an unknown
+condition becomes a ServiceBusInternalError.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from twinbus.values import Condition
 class ServiceBusError(TwinbusError):
     """Base of all errors of the client.
 
-    `failed`: the messages that the error concerns, if the operation had several (a send or a settlement).
-    `cut_off`: the link ended while in use, and this error is no answer to an operation. Operations in flight may have
-    been carried out.
+    `failed`: the messages that the error concerns, if the operation had several messages (a send or a settlement).
+    `cut_off`: the link ended during the operation, and this error is not the service's answer to the operation. The
+    service may have carried out the operation.
     """
 
     default_hint: ClassVar[str] = ""
@@ -40,7 +40,7 @@ class ServiceBusError(TwinbusError):
         self.failed = tuple(failed)
 
     def copy(self, entity: str | None = None, failed: Sequence[Any] = ()) -> Self:
-        """Return the same error as a new object. Each waiter raises its own: a shared one would collect tracebacks."""
+        """Return a copy of the error. Each waiting call raises its own: a shared object would collect tracebacks."""
         made = type(self)(
             self.description, condition=self.condition, entity=entity or self.entity, failed=failed or self.failed
         )
@@ -70,7 +70,7 @@ class MessageAlreadySettled(ServiceBusError, CallerError, ValueError):  # noqa: 
 
 
 class MessageNotFoundError(ServiceBusError, CallerError):
-    """No message has that sequence number in this entity, or it is not in the expected state."""
+    """No message of this entity has the requested sequence number, or the message is not in the expected state."""
 
 
 class MessageLockLostError(ServiceBusError, CallerError):
@@ -78,26 +78,29 @@ class MessageLockLostError(ServiceBusError, CallerError):
 
 
 class SessionLockLostError(ServiceBusError, CallerError):
-    """This receiver no longer holds the session. Accept it again."""
+    """This receiver no longer holds the session. Accept the session again with a new receiver."""
 
 
 class ConnectionClosedError(ServiceBusError, CallerError):
     """The caller closed the connection, sender or receiver."""
 
 
-# --- time acts -------------------------------------------------------------------------------------------------
+# --- the caller retries ----------------------------------------------------------------------------------------
 
 
 class ServiceBusServerBusyError(ServiceBusError, RetryError):
-    """The service is overloaded. Wait a little and try again."""
+    """The service is overloaded. Wait some seconds and try again."""
 
 
 class OperationTimeoutError(ServiceBusError, RetryError):
-    """No answer in time. The operation may have been carried out."""
+    """No answer came within the timeout. The service may have carried out the operation."""
 
 
 class ServiceBusConnectionError(ServiceBusError, RetryError):
-    """Connection or link broke. Operations in flight may have been carried out. The next use connects again."""
+    """The connection or the link broke. The next operation connects again.
+
+    The service may have carried out operations that had no answer.
+    """
 
 
 class ServiceBusCommunicationError(ServiceBusError, RetryError):
@@ -199,7 +202,7 @@ ERRORS: Final[dict[str, type[ServiceBusError]]] = {
     Condition.PARTITION_NOT_OWNED: ServiceBusConnectionError,
 }
 
-# Conditions for replies of request/response nodes that have only a status code.
+# By status code: the condition for a reply of a request/response node that names no condition.
 _STATUS_CONDITIONS: Final[dict[int, str]] = {
     400: Condition.ARGUMENT_ERROR,
     401: Condition.UNAUTHORIZED_ACCESS,
@@ -226,12 +229,12 @@ def error_for(
 
 
 def error_for_status(status: int, condition: str | None, description: str | None, entity: str) -> ServiceBusError:
-    """Return the error for a reply of a `$management` node that is not a success."""
+    """Return the error for a reply of a `$management` node whose status is not a success."""
     return error_for(condition or _STATUS_CONDITIONS.get(status), description or f"status {status}", entity=entity)
 
 
 def error_for_token(status: int, description: str | None, entity: str) -> ServiceBusError:
-    """Return the error for a refused token. The service refuses tokens for missing entities too (404)."""
+    """Return the error for a refused token. The service also refuses a token whose entity does not exist (404)."""
     text = description or f"status {status}"
     if status == 404:
         return MessagingEntityNotFoundError(text, condition=Condition.NOT_FOUND.value, entity=entity)

@@ -1,11 +1,11 @@
 """Links of the client, each group of links on an AMQP session of its own.
 
-`LinkSession` holds the links of one purpose: attached once, used, and ended exactly once. When it ends, `error` is set
-and the subclass fails everything that waits. A session of its own gives a link consecutive delivery ids, so that many
-deliveries settle with one frame.
+`LinkSession` is one session with the links for one purpose. It attaches once and ends once. When it ends, `error` is
+set and the subclass fails every call that waits. Because a link shares its session with no other sender or receiver,
+its deliveries have consecutive ids, and one frame can settle many deliveries.
 
-`RequestLink` is the pair of links to a request/response node (`$cbs`, `<entity>/$management`). Many requests may be in
-flight; a reply is matched to its request by correlation id.
+`RequestLink` is the pair of links to a request/response node (`$cbs`, `<entity>/$management`). Many requests may wait
+for a reply at the same time; the correlation id of a reply names its request.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ _REPLY_CREDIT: Final = 200
 
 
 class LinkSession:
-    """An AMQP session with links, usable from `attached` until `error` is set. Subclasses override `on_` methods."""
+    """An AMQP session with links, open from the return of `attached` until `error` is set.
+
+    Subclasses override the `on_…` methods.
+    """
 
     def __init__(self, transport: AmqpTransport, entity: str) -> None:
         if transport.error is not None:
@@ -57,7 +60,7 @@ class LinkSession:
         return self.error is None
 
     def attach(self, name: str, role: bool, **arguments: Any) -> Link:
-        """Send an attach. `attached` waits for the answer."""
+        """Send an attach. The method `attached` waits for the peer's answer."""
         link = self.session.attach(name, role, **arguments)
         self._unanswered.add(link)
         self.transport.flush_soon()
@@ -66,7 +69,7 @@ class LinkSession:
     async def attached(self) -> None:
         """Wait until the peer has accepted every link. The caller sets a timeout.
 
-        Raises the peer's reason if it refuses a link. A refused or cancelled attach leaves nothing behind.
+        If the peer refuses a link, raises the peer's error. If the attach is refused or cancelled, the session ends.
         """
         try:
             await self._attached
@@ -89,7 +92,7 @@ class LinkSession:
                 self._end_session()
 
     def fail(self, error: ServiceBusError) -> None:
-        """End the session at once. Everything that waits fails with `error`."""
+        """End the session without waiting for the peer. Every call that waits fails with `error`."""
         if self.error is None:
             self._finish(error, end_session=True)
         else:
@@ -124,7 +127,7 @@ class LinkSession:
         """The peer reported the state of deliveries."""
 
     def on_failed(self, error: ServiceBusError) -> None:
-        """The links are gone. Fail everything that waits."""
+        """The links have ended: fail every call that waits."""
 
     # --- the end -----------------------------------------------------------------------------------------------
 
@@ -133,7 +136,7 @@ class LinkSession:
         self.error.cut_off = True
         if not self._attached.done():
             self._attached.set_exception(error)
-            self._attached.exception()  # Retrieved: nobody may be waiting any more, and asyncio would log it.
+            self._attached.exception()  # Marked as retrieved: otherwise asyncio logs an exception that no task awaits.
         self.on_failed(self.error)
         if end_session:
             self._end_session()
@@ -165,7 +168,7 @@ class RequestReply:
 
 
 class RequestLink(LinkSession):
-    """Both links to one request/response node. Callers of `request` set the timeout."""
+    """The two links, one in each direction, to a request/response node. Callers of `request` set the timeout."""
 
     def __init__(self, transport: AmqpTransport, address: str, entity: str, name: str) -> None:
         super().__init__(transport, entity)
@@ -180,7 +183,7 @@ class RequestLink(LinkSession):
         )
 
     async def request(self, properties: Mapping[str, object], body: object) -> RequestReply:
-        """Send a request and return its reply, whatever its status. Raises if the links are gone."""
+        """Send a request and return the reply, also a reply with an error status. Raises if the links have ended."""
         if self.error is not None:
             raise self.error.copy(self.entity)
         self._request_count += 1
@@ -233,7 +236,7 @@ class RequestLink(LinkSession):
     def _send_outbox(self) -> None:
         while self._outbox and self._requests.credit > 0:
             request_id, payload = self._outbox.popleft()
-            if request_id in self._waiters:  # Otherwise its caller has given up.
+            if request_id in self._waiters:  # Otherwise the caller no longer waits.
                 self._requests.send(request_id.encode(), payload, settled=True)
         self.transport.flush_soon()
 

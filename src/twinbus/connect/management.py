@@ -17,8 +17,8 @@ from twinbus.connect.reconnection import Reconnector
 from twinbus.connect.timeouts import deadline
 from twinbus.values import Array, Int, Long, Timestamp, UInt
 
-# The largest instant of .NET. As `last-updated-time` it stands for all sessions, not only those with a newer state; as
-# `enqueued-time-utc` for all messages.
+# The largest instant of .NET. As `last-updated-time` it requests all sessions, not only sessions with a newer state. As
+# `enqueued-time-utc` it selects all messages.
 _END_OF_TIME: Final = 253_402_300_799_999
 _SESSIONS_PER_PAGE: Final = 100
 
@@ -33,14 +33,14 @@ class Management:
         self._address = address
         self._link: RequestLink | None = None
         self._attaching = asyncio.Lock()
-        self.associated_link: str | None = None  # name of the receiver's link, which the service wants to know
+        self.associated_link: str | None = None  # name of the receiver's link, which requests must contain
 
     # --- messages ----------------------------------------------------------------------------------------------
 
     async def peek(
         self, from_number: int = 0, count: int = 1, *, session: str | None = None, timeout: float | None = None
     ) -> list[ReceivedMessage]:
-        """Return up to `count` messages from a sequence number on, without locking them."""
+        """Return up to `count` messages, from a sequence number on, without locking the messages."""
         body = {"from-sequence-number": Long(from_number), "message-count": Int(count)}
         found = await self._request("peek-message", {**body, **_session_field(session)}, timeout)
         return [ReceivedMessage(entry["message"], None, is_settled=True) for entry in found.get("messages", ())]
@@ -53,7 +53,7 @@ class Management:
         session: str | None = None,
         timeout: float | None = None,
     ) -> list[ReceivedMessage]:
-        """Return deferred messages. The service refuses the whole request if one of them is gone or locked."""
+        """Return deferred messages. The service refuses the request if a message does not exist or is locked."""
         body = {
             "sequence-numbers": Array(Long, numbers),
             "receiver-settle-mode": UInt(1 if peek_lock else 0),
@@ -71,12 +71,12 @@ class Management:
         session: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Settle messages by lock token: those whose link is gone, and those that came through this node."""
+        """Settle messages by lock token: messages whose link has ended, and messages received through this node."""
         body = {"disposition-status": status, "lock-tokens": Array(UUID, tokens), **extra, **_session_field(session)}
         await self._request("update-disposition", body, timeout)
 
     async def renew_locks(self, tokens: Sequence[UUID], *, timeout: float | None = None) -> list[int]:
-        """Renew locks. Returns when each lock expires now, in ms since the epoch."""
+        """Renew locks. Returns the new expiry time of each lock, in ms since the epoch."""
         found = await self._request("renew-lock", {"lock-tokens": Array(UUID, tokens)}, timeout)
         return [int(instant) for instant in found["expirations"]]
 
@@ -116,7 +116,7 @@ class Management:
         return to_datetime(found["expiration"])
 
     async def list_sessions(self, *, updated_since: datetime | None = None, timeout: float | None = None) -> list[str]:
-        """Return the ids of sessions with messages or, with `updated_since`, of those with a newer state."""
+        """Return the ids of sessions that have messages; with `updated_since`, of sessions with a newer state."""
         since = Timestamp(_END_OF_TIME if updated_since is None else to_millis(updated_since))
         sessions: list[str] = []
         while True:

@@ -1,4 +1,4 @@
-"""Encoding messages for sending: one message to bytes, many encoded messages into transfers.
+"""Encoding messages for sending: `encode_message` encodes one message, `pack_transfers` makes transfers of many.
 
 A transfer carries one message, or several as a batch (message-format 0x80013700).
 """
@@ -28,7 +28,7 @@ from twinbus.connect.errors import MessageSizeExceededError
 from twinbus.message import BodyType, Message
 from twinbus.values import Symbol, Timestamp
 
-MAX_TTL: Final = 0xFFFFFFFF  # ms: the largest ttl of a header. A longer one is written as absolute-expiry-time.
+MAX_TTL: Final = 0xFFFFFFFF  # ms: the largest ttl of a header. A longer ttl is written as absolute-expiry-time.
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -41,7 +41,7 @@ def to_millis(instant: datetime) -> int:
 
 
 def to_datetime(millis: int) -> datetime:
-    """Return the instant, or the largest datetime for one beyond it, such as the end of an endless lock."""
+    """Return the instant as a datetime; the largest datetime for any instant after it, as of a lock without end."""
     try:
         return _EPOCH + timedelta(milliseconds=millis)
     except OverflowError:
@@ -49,7 +49,7 @@ def to_datetime(millis: int) -> datetime:
 
 
 def encode_message(source: Message, now: int) -> bytes:
-    """Return the encoded message. `now`, in ms since the epoch, is used if time_to_live exceeds MAX_TTL.
+    """Return the encoded message. `now` is the time in ms since the epoch, needed if time_to_live exceeds MAX_TTL.
 
     Raises EncodeError if a value has no AMQP type, or time_to_live is not positive.
     """
@@ -123,7 +123,7 @@ def _plain(values: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _amqp(value: Any) -> Any:
-    """Replace datetimes by timestamps, also inside lists and maps. The codec judges everything else."""
+    """Replace datetimes by timestamps, also inside lists and maps. The codec refuses values without an AMQP type."""
     if isinstance(value, datetime):
         return Timestamp(to_millis(value))
     if type(value) is dict:
@@ -146,14 +146,14 @@ def with_scheduled_time(raw: bytes, millis: int) -> bytes:
     return raw[:start] + b"\x00\x53\x72" + encode(annotations) + raw[end:]
 
 
-# Size of a data section's constructor: 5 bytes if its content is shorter than this, otherwise 8.
+# A data section has 5 bytes before its content if the content is shorter than this number of bytes, otherwise 8 bytes.
 _SMALL: Final = 256
 _EMPTY_BODY: Final = len(b"\x00\x53\x77\x40")
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTransfer:
-    """One transfer. It carries `messages[first:end]` of the packed messages."""
+    """One transfer with `messages[first:end]`, where `messages` is the argument of `pack_transfers`."""
 
     payload: bytes
     message_format: int
@@ -195,7 +195,10 @@ def _transfer(messages: Sequence[bytes], first: int, end: int) -> PackedTransfer
 
 
 def _batch_sections(raw: bytes) -> bytes:
-    """Return the sections before a batch's messages: id, session and partition key of the first one, for routing."""
+    """Return the sections before a batch's messages: id, session and partition key of `raw`, its first message.
+
+    The service routes the batch by these fields.
+    """
     fields = read_routing_fields(raw)
     if fields.message_id is None and fields.group_id is None and fields.partition_key is None:
         return b""

@@ -1,6 +1,6 @@
-"""A received message: its bytes, unchanged, and its fields, decoded when they are first read.
+"""A received message: its unchanged bytes, and its fields. A field is decoded when a caller first reads the field.
 
-The message also holds the link and delivery id it came by: the receiver settles it with them.
+The message also has the link that delivered it and its delivery id, with which the receiver settles the message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class MessageState(IntEnum):
 
 
 class ReceivedMessage:
-    """One received or peeked message. `raw` is the encoded message. `is_settled` is true if it needs no settlement."""
+    """One received or peeked message.
+
+    `raw` is the encoded message. `is_settled` is true if the message is settled, or was delivered without a lock.
+    """
 
     __slots__ = (
         "_annotations",
@@ -49,7 +52,8 @@ class ReceivedMessage:
         is_settled: bool = False,
     ) -> None:
         self.raw = raw
-        # None: it came through `$management`, or its delivery has ended on the link. It is then settled by lock token.
+        # None: the message came through `$management`, or its delivery has ended on the link. The receiver then settles
+        # the message by its lock token.
         self.link = link
         self.delivery_id = delivery_id
         self.is_settled = is_settled
@@ -109,7 +113,7 @@ class ReceivedMessage:
 
     @property
     def body(self) -> Any:
-        """Bytes (data sections joined), a list of lists, or the value. Empty bytes if the message has no body."""
+        """The body: the data sections joined into bytes, a list of sequences, or the value; b"" if there is no body."""
         match self.sections.body_kind:
             case "data":
                 parts = self.sections.data
@@ -143,7 +147,7 @@ class ReceivedMessage:
 
     @property
     def locked_until(self) -> datetime | None:
-        """When the lock expires, as of the delivery or the last renewal."""
+        """The time at which the lock expires, as the delivery or the last renewal set it."""
         return self._instant("x-opt-locked-until") if self._locked_until is None else to_datetime(self._locked_until)
 
     @property

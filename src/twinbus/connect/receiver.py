@@ -1,12 +1,14 @@
-"""Receiving: `Receiver` is the caller's object, `ReceiverLink` the link it uses.
+"""Receiving: a `Receiver` is the object that the caller uses, a `ReceiverLink` is the link of a `Receiver`.
 
-The link buffers messages as the peer delivers them. With prefetch, the link keeps credit granted so that the buffer is
-filled ahead of `receive`; without prefetch, each `receive` grants the credit it needs and takes the unused rest back.
+The link puts delivered messages into a buffer. With prefetch, the link grants new credit early, so that messages
+are in the buffer before `receive` is called. Without prefetch, each `receive` grants credit for the messages that it
+requests and takes the unused credit back.
 
-A settlement is sent on the link that delivered the message, one frame for each run of delivery ids, and waits for the
-peer's confirmation. A message whose link is gone is settled through `$management` by its lock token.
+A settlement is sent on the link that delivered the message, one frame for each run of consecutive delivery ids, and
+waits for the peer's confirmation. A message whose link has ended is settled through `$management` by its lock token.
 
-When its link is gone, the receiver attaches again, except for a session: the session's lock went with the link.
+After its link has ended, the receiver attaches again with the next operation. A session receiver does not: the lock of
+the session ended together with the link.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ from twinbus.connect.transport import AmqpTransport
 from twinbus.values import Symbol, UInt, milliseconds_from_ticks
 
 _DRAIN_SECONDS: Final = 5.0
-# Time for the peer's answer to a session attach, beyond the time that the peer waits for a session.
+# Seconds for the peer's answer to a session attach, in addition to the time that the peer waits for a session.
 _ANSWER_SECONDS: Final = 10.0
 _SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
 _TIMEOUT: Final = Symbol("com.microsoft:timeout")
@@ -75,7 +77,7 @@ _LOCKED_UNTIL: Final = "com.microsoft:locked-until-utc"
 
 
 class ReceiveMode(Enum):
-    """PEEK_LOCK: messages are locked until they are settled. RECEIVE_AND_DELETE: delivery deletes them."""
+    """PEEK_LOCK: a message is locked until it is settled. RECEIVE_AND_DELETE: the service deletes what it delivers."""
 
     PEEK_LOCK = "peek-lock"
     RECEIVE_AND_DELETE = "receive-and-delete"
@@ -86,7 +88,7 @@ RECEIVE_AND_DELETE: Final = ReceiveMode.RECEIVE_AND_DELETE
 
 
 class NextAvailable(Enum):
-    """Stands for any session that has messages and no receiver."""
+    """Used as a session id: the service chooses a session that has messages and no receiver."""
 
     NEXT_AVAILABLE = "next-available"
 
@@ -122,7 +124,8 @@ class Receiver:
         self._session = session
         self._session_timeout = session_timeout
         self._link: ReceiverLink | None = None
-        # Messages of a broken receive-and-delete link. The server has deleted them, so they must not be lost.
+        # Messages of a broken receive-and-delete link. The server has deleted these messages: `receive` must return
+        # each of them.
         self._kept: deque[ReceivedMessage] = deque()
         self._attaching = asyncio.Lock()
         self._is_closed = False
@@ -138,7 +141,7 @@ class Receiver:
         await self.close()
 
     async def open(self, *, timeout: float | None = None) -> None:
-        """Attach, unless attached. A session receiver waits for its session."""
+        """Attach, if the receiver is not attached. A session receiver waits for its session."""
         if self._link is None or not self._link.is_open or self._is_closed:
             await self._attached_in_time(timeout)
 
@@ -147,10 +150,11 @@ class Receiver:
     async def receive(
         self, max_messages: int = 1, max_wait: float = 60.0, *, keep_credit: bool = False
     ) -> list[ReceivedMessage]:
-        """Return up to `max_messages`, as soon as there is one; an empty list after `max_wait` seconds without any.
+        """Return 1 to `max_messages` messages, as soon as one is there; [] if none arrives within `max_wait` seconds.
 
-        Without prefetch, the call takes its unused credit back before it returns. With `keep_credit` it does so only if
-        no message came; otherwise up to `max_messages` more may be on their way, for the next call.
+        Without prefetch, the call takes its unused credit back before it returns. With `keep_credit=True`, it takes
+        the credit back only if no message arrived; otherwise up to `max_messages` more messages may arrive after the
+        call, and the next call returns them.
         """
         if max_messages < 1:
             raise ServiceBusArgumentError("max_messages must be at least 1", entity=self.entity)
@@ -179,11 +183,11 @@ class Receiver:
 
     @property
     def has_credit(self) -> bool:
-        """Whether messages may arrive that no call waits for: a call was cancelled, or kept its credit."""
+        """Whether messages may arrive without a running call: a call was cancelled, or used `keep_credit`."""
         return self._link is not None and self._link.is_open and self._link.has_credit
 
     async def take_back_credit(self) -> list[ReceivedMessage]:
-        """Stop deliveries until the next call. Returns the messages that were on their way."""
+        """Take all credit back, so that no message arrives before the next `receive`. Returns the buffered messages."""
         link = self._link
         if link is None or not link.is_open:
             return []
@@ -210,8 +214,8 @@ class Receiver:
     ) -> list[ReceivedMessage]:
         """Return deferred messages by their sequence numbers.
 
-        The service refuses the whole request if one message is gone or locked by another receiver. With
-        `leave_out_missing` the request is bisected, and the others are returned.
+        The service refuses the whole request if one message does not exist or another receiver has locked it. With
+        `leave_out_missing` such a message is left out of the result: the request is repeated with parts of the numbers.
         """
 
         async def request(part: Sequence[int]) -> list[ReceivedMessage]:
@@ -230,7 +234,7 @@ class Receiver:
     async def peek(
         self, from_number: int = 0, count: int = 1, *, timeout: float | None = None
     ) -> list[ReceivedMessage]:
-        """Return up to `count` messages from a sequence number on, without locking them."""
+        """Return up to `count` messages, from a sequence number on, without locking the messages."""
         return await self.management.peek(from_number, count, session=self.session_id, timeout=self._seconds(timeout))
 
     async def delete_batch(self, count: int, before: datetime | None = None, *, timeout: float | None = None) -> int:
@@ -239,7 +243,10 @@ class Receiver:
     # --- settling ----------------------------------------------------------------------------------------------
 
     async def complete(self, messages: Sequence[ReceivedMessage], *, timeout: float | None = None) -> None:
-        """Delete the messages. Like every settlement, raises an error whose `failed` are those perhaps not settled."""
+        """Delete the messages.
+
+        As with every settlement, `failed` of an error has the messages that are possibly not settled.
+        """
         await self._settle(messages, COMPLETE, timeout)
 
     async def abandon(
@@ -249,7 +256,7 @@ class Receiver:
         properties: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Unlock the messages: they are delivered again, with a higher delivery count."""
+        """Unlock the messages: the service delivers them again, with a higher delivery count."""
         await self._settle(messages, abandon_outcome(properties), timeout)
 
     async def defer(
@@ -259,7 +266,7 @@ class Receiver:
         properties: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Keep the messages in the queue for `receive_deferred` only."""
+        """Defer the messages: they remain in the queue, and only `receive_deferred` returns them."""
         await self._settle(messages, defer_outcome(properties), timeout)
 
     async def dead_letter(
@@ -274,13 +281,13 @@ class Receiver:
         await self._settle(messages, dead_letter_outcome(reason, description, properties), timeout)
 
     async def release(self, messages: Sequence[ReceivedMessage], *, timeout: float | None = None) -> None:
-        """Unlock the messages: they are delivered again, with the same delivery count."""
+        """Unlock the messages: the service delivers them again, with the same delivery count."""
         await self._settle(messages, RELEASE, timeout)
 
     def give_back(self, deliveries: Sequence[int]) -> int:
-        """Release messages by delivery id without waiting. Returns how many: 0 if the link they came by is gone.
+        """Release messages by delivery id, without waiting for the service. Returns the number of released messages.
 
-        For a caller that kept nothing but the delivery ids of many messages.
+        The result is 0 if the link has ended. This method is for a caller that has stored only the delivery ids.
         """
         link = self._link
         if not deliveries or link is None or not link.is_open:
@@ -297,7 +304,10 @@ class Receiver:
     async def settle(
         self, messages: Sequence[ReceivedMessage], outcome: SettlementOutcome, *, timeout: float | None = None
     ) -> list[tuple[ReceivedMessage, ServiceBusError]]:
-        """Settle messages. Returns those that failed, each with its error. Raises only if no answer came in time."""
+        """Settle messages. Returns the messages that failed, each with its error.
+
+        Raises MessageAlreadySettled if a message is already settled, OperationTimeoutError if an answer is missing.
+        """
         if not messages:
             return []
         settled = [message for message in messages if message.is_settled]
@@ -334,7 +344,7 @@ class Receiver:
     async def _settle_by_token(
         self, messages: Sequence[ReceivedMessage], outcome: SettlementOutcome
     ) -> list[tuple[ReceivedMessage, ServiceBusError]]:
-        """Settle through `$management`, one request per message: a refusal then concerns one message only."""
+        """Settle through `$management`, one request per message, so that a refusal concerns one message only."""
 
         async def settle(message: ReceivedMessage) -> ServiceBusError | None:
             token = message.lock_token
@@ -383,7 +393,7 @@ class Receiver:
 
     @property
     def session_locked_until(self) -> datetime | None:
-        """When the session's lock expires, as of its acceptance or its last renewal."""
+        """The time at which the session's lock expires, as the attach or the last renewal set it."""
         millis = self._link.session_locked_until if self._link is not None else None
         return self._locked_until or (None if millis is None else to_datetime(millis))
 
@@ -502,7 +512,7 @@ class ReceiverLink(LinkSession):
         return self._link.credit > 0
 
     def take(self, most: int) -> list[ReceivedMessage]:
-        """Take up to `most` messages from the buffer. With prefetch, grant new credit once half of it is used."""
+        """Take up to `most` buffered messages. With prefetch, grant new credit when half of the credit is used."""
         buffer = self.buffer
         if len(buffer) <= most:
             taken = list(buffer)
@@ -517,20 +527,23 @@ class ReceiverLink(LinkSession):
         return taken
 
     def grant(self, count: int) -> None:
-        """Grant credit for one receive without prefetch."""
+        """Grant credit for `count` messages: one call of `receive` without prefetch."""
         if self.error is None and self._link.credit < count:
             self._link.flow(count)
             self.transport.flush_soon()
 
     async def arrived(self) -> None:
-        """Wait until the buffer has a message. The caller sets a timeout. Raises if the link is gone."""
+        """Wait until the buffer has a message. The caller sets a timeout. Raises if the link has ended."""
         while not self.buffer:
             if self.error is not None:
                 raise self.error.copy(self.entity)
             await self._changed()
 
     async def drain(self) -> None:
-        """Take the credit back: the peer sends what it has at once and no more (amqp-core-transport §2.6.7)."""
+        """Take the credit back (drain, amqp-core-transport §2.6.7).
+
+        The peer sends the messages that it has available, up to the credit, and then no more.
+        """
         if self.error is None and self._link.credit > 0:
             self._link.flow(self._link.credit, drain=True)
             self.transport.flush_soon()
@@ -538,7 +551,7 @@ class ReceiverLink(LinkSession):
             await self._changed()
 
     def release_buffer(self) -> None:
-        """Release the messages that were never taken. Their delivery count does not rise."""
+        """Release the messages that are still in the buffer. Their delivery count does not rise."""
         if self._peek_lock and self.error is None:
             self.release(message.delivery_id for message in self.buffer)
             self.buffer.clear()
@@ -552,7 +565,7 @@ class ReceiverLink(LinkSession):
     # --- settling ----------------------------------------------------------------------------------------------
 
     def settle(self, messages: Sequence[ReceivedMessage], progress: SettlementProgress, state: DeliveryState) -> None:
-        """Send one outcome for all messages. `progress` gets the answer for each."""
+        """Send the same outcome for all messages. `progress` records the answer for each message."""
         held = {message.delivery_id: message for message in messages}
         if len(held) != len(messages) or not self._settling.keys().isdisjoint(held):
             raise MessageAlreadySettled("a message is being settled twice", entity=self.entity, failed=messages)
@@ -563,9 +576,9 @@ class ReceiverLink(LinkSession):
         self.transport.flush_soon()
 
     def give_up(self, progress: SettlementProgress) -> None:
-        """Forget a settlement that nobody waits for.
+        """Remove a settlement whose caller no longer waits.
 
-        Its messages lose their link: if the caller settles them again, that goes by lock token and gets an answer.
+        `link` of its unfinished messages becomes None, so that the caller can settle them again by lock token.
         """
         for message in progress.unfinished:
             message.link = None
@@ -605,7 +618,7 @@ class ReceiverLink(LinkSession):
 
     def on_failed(self, error: ServiceBusError) -> None:
         if self._peek_lock:
-            self.buffer.clear()  # Their locks end with the link, so the service delivers them again.
+            self.buffer.clear()  # The messages' locks end with the link, so the service delivers the messages again.
         open_settlements = set(self._settling.values())
         self._settling.clear()
         for progress in open_settlements:

@@ -1,7 +1,7 @@
-"""Connecting and connecting again: at most one open transport to one namespace, with tokens for its entities.
+"""Connecting and reconnecting: at most one open transport to a namespace, with tokens for the namespace's entities.
 
-The transport is made when a link first needs it, and made anew after it broke. What was in flight on a broken transport
-fails; the caller decides whether to repeat it.
+The transport is made when a link first needs a transport, and again when a link needs one after the transport broke.
+Operations that were running on a broken transport fail; the caller decides whether to repeat them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Reconnector:
         return self._transport is not None and self._transport.is_open
 
     async def connected(self) -> AmqpTransport:
-        """Return the open transport; connect first if there is none. The caller sets a timeout."""
+        """Return the open transport; connect first if no transport is open. The caller sets a timeout."""
         if self._transport is not None and self._transport.is_open and not self._is_closed:
             return self._transport
         async with self._connecting:
@@ -85,17 +85,17 @@ class Reconnector:
         return f"{address}-{self._container_id}-{next(self._link_numbers)}"
 
     async def close_links(self, links: LinkSession) -> None:
-        """Detach. Returns after a few seconds even if the peer does not answer."""
+        """Detach the links. Returns after 5 seconds even if the peer does not answer."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await links.close()
 
     def refuse_connecting(self) -> None:
-        """Make no new transport from now on. Links on the present one can still be closed."""
+        """From now on, make no new transport. Links on the present transport can still be closed."""
         self._is_closed = True
 
     async def close(self) -> None:
-        """Close the transport. Returns after a few seconds even if the peer does not answer."""
+        """Close the transport. Returns after 5 seconds even if the peer does not answer."""
         self.refuse_connecting()
         transport = self._transport
         if transport is not None:

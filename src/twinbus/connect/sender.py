@@ -1,8 +1,8 @@
-"""Sending: `Sender` is the caller's object, `SenderLink` the link it uses, made anew when it is gone.
+"""Sending: a `Sender` is the object that the caller uses, a `SenderLink` is its link. A new link replaces an ended one.
 
-A call of `Sender.send` packs its messages into transfers, one delivery each. The link sends a delivery when the peer
-has granted credit, and keeps the others in its outbox. The peer reports the outcomes in any order. One
-`SendConfirmation` collects the outcomes of all deliveries of a call.
+A call of `Sender.send` packs its messages into transfers. Each transfer is one delivery. The link sends a delivery if
+the peer has granted credit; otherwise the delivery waits in the link's outbox. The peer reports the outcomes in any
+order. One `SendConfirmation` collects the outcomes of all deliveries of a call.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from twinbus.message import Message
 
 DEFAULT_MAX_MESSAGE_SIZE: Final = 262_144  # if the peer announces no max-message-size
 
-# Shared by all confirmations of a single delivery, and never changed.
+# The keys of a confirmation with one delivery. All such confirmations share this set, so it must not be changed.
 _SINGLE_KEY: Final = {0}
 
 
 class Sender:
-    """Sends to a queue or topic. Made by `ServiceBusConnection.sender`. Bytes stand for a message that is encoded."""
+    """Sends to a queue or topic. Made by `ServiceBusConnection.sender`. A message given as bytes is already encoded."""
 
     def __init__(
         self,
@@ -89,17 +89,20 @@ class Sender:
 
     @property
     def max_message_size(self) -> int | None:
-        """Largest message that the link accepts, in bytes; None before the first use."""
+        """Largest message that the link accepts, in bytes; None before the sender first attaches."""
         return self._link.max_message_size if self._link is not None else None
 
     async def open(self, *, timeout: float | None = None) -> None:
-        """Attach, unless attached."""
+        """Attach, if the sender is not attached."""
         if self._link is None or not self._link.is_open or self._is_closed:
             async with deadline(self._seconds(timeout), "attach", self.entity):
                 await self._attached()
 
     async def send(self, messages: Sequence[Message | bytes], *, timeout: float | None = None) -> None:
-        """Send, and return when all messages are accepted. The error's `failed` are those that may not be accepted."""
+        """Send the messages, and return when the service has accepted all of them.
+
+        `failed` of an error has the messages that the service has possibly not accepted.
+        """
         encoded = [self._encode(message) for message in messages]
         if not encoded:
             return
@@ -134,11 +137,11 @@ class Sender:
             # The last outcome arrived together with the timeout: all messages are accepted.
 
     def send_soon(self, message: Message | bytes) -> asyncio.Future[None]:
-        """Send without waiting. The future has the outcome.
+        """Send one message without waiting. The future that is returned gets the outcome.
 
-        For a caller with many single messages in flight (docs/decisions/0006-server-figures.md). `await room()` between
-        calls bounds the number in flight. After the link broke, this fails until `room` or another call has attached
-        again.
+        This is for a caller that sends many single messages before the first outcome arrives
+        (docs/decisions/0006-server-figures.md). `await room()` between two calls limits the number of messages without
+        an outcome. After the link has ended, `send_soon` fails until `room` or `send` has attached again.
         """
         link = self._link
         if link is None or self._is_closed:
@@ -151,7 +154,7 @@ class Sender:
         return confirmation.future
 
     async def room(self, *, timeout: float | None = None) -> None:
-        """Wait until the next message can be sent at once. Attaches if necessary."""
+        """Wait until credit and socket allow to send the next message without waiting. Attaches if necessary."""
         async with deadline(self._seconds(timeout), "room to send", self.entity):
             await (await self._attached()).room()
 
@@ -172,7 +175,7 @@ class Sender:
         await self._management.cancel_scheduled(numbers, timeout=self._seconds(timeout))
 
     async def close(self) -> None:
-        """Detach. What is in flight fails. Does not raise if the peer does not answer."""
+        """Detach. Sends that have no outcome fail. Does not raise if the peer does not answer."""
         self._is_closed = True
         self._on_close(self)
         if self._link is not None:
@@ -200,7 +203,7 @@ class Sender:
 
 
 def send_refusal(state: DeliveryState | None, entity: str) -> ServiceBusError | None:
-    """Return why a delivery was not accepted, or None if it was."""
+    """Return the error for a delivery whose outcome is `state`, or None if the delivery was accepted."""
     if isinstance(state, Accepted):
         return None
     if isinstance(state, Rejected) and state.error is not None:
@@ -209,9 +212,10 @@ def send_refusal(state: DeliveryState | None, entity: str) -> ServiceBusError | 
 
 
 class SendConfirmation:
-    """Outcome of one call. `future` is done when no delivery is `outstanding`.
+    """Collects the outcomes of the deliveries of one call. `future` is done when `outstanding` is 0.
 
-    `unaccepted` has the keys of the deliveries that the peer has not accepted (yet).
+    `outstanding` is the number of deliveries without an outcome. `unaccepted` has the keys of the deliveries that the
+    peer has not accepted.
     """
 
     __slots__ = ("deadline", "error", "future", "outstanding", "unaccepted")
@@ -224,7 +228,7 @@ class SendConfirmation:
         self.error: ServiceBusError | None = None
 
     def expect(self, deliveries: int) -> None:
-        """Wait for this many deliveries instead of one. Their keys are 0, 1, 2 …"""
+        """Set the number of deliveries, which is 1 without this call. The keys of the deliveries are 0, 1, 2 …"""
         self.outstanding = deliveries
         self.unaccepted = set(range(deliveries))
 
@@ -245,7 +249,7 @@ class SendConfirmation:
             self.future.set_exception(error)
 
     def close(self) -> None:
-        """Cancel the future, or mark its exception as retrieved: the caller may have left before it was awaited."""
+        """Cancel the future, or mark its exception as retrieved: the caller may no longer await the future."""
         if not self.future.cancel() and not self.future.cancelled():
             self.future.exception()
 
@@ -274,7 +278,7 @@ class SenderLink(LinkSession):
         return self._link.max_message_size or DEFAULT_MAX_MESSAGE_SIZE
 
     def submit(self, payload: bytes, message_format: int, confirmation: SendConfirmation, key: int = 0) -> None:
-        """Send one delivery now, or when the peer grants credit. `confirmation` gets the outcome."""
+        """Send one delivery now, or when the peer grants credit. `confirmation` records the outcome under `key`."""
         if self.error is not None:
             confirmation.fail(self.error.copy(self.entity))
         elif self._outbox or self._link.credit <= 0:
@@ -286,7 +290,7 @@ class SenderLink(LinkSession):
             self._timeout_timer = self.transport.loop.call_at(confirmation.deadline, self._fail_overdue)
 
     async def room(self) -> None:
-        """Wait until the next delivery can be sent at once. The caller sets a timeout."""
+        """Wait until credit and socket allow to send the next delivery without waiting. The caller sets a timeout."""
         while self.error is None and (self._outbox or self._link.credit <= 0):
             waiter = self.transport.loop.create_future()
             self._room_waiters.append(waiter)
@@ -296,7 +300,7 @@ class SenderLink(LinkSession):
             raise self.error.copy(self.entity)
 
     def give_up(self, confirmation: SendConfirmation) -> None:
-        """Drop the deliveries of a call that nobody waits for. Those in the outbox are never sent."""
+        """Remove the deliveries of a call whose caller no longer waits. Deliveries in the outbox are never sent."""
         self._in_flight = {number: entry for number, entry in self._in_flight.items() if entry[0] is not confirmation}
         self._outbox = deque(entry for entry in self._outbox if entry[2] is not confirmation)
 
@@ -354,7 +358,10 @@ class SenderLink(LinkSession):
                 waiter.set_result(None)
 
     def _fail_overdue(self) -> None:
-        """Fail the `send_soon` calls that are overdue. One timer serves all of them, at the earliest deadline."""
+        """Fail the `send_soon` calls whose deadline has passed, and set the timer to the next deadline.
+
+        All calls share this one timer.
+        """
         self._timeout_timer = None
         now = self.transport.loop.time()
         waiting = [confirmation for confirmation, _ in self._in_flight.values()]

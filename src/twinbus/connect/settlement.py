@@ -17,7 +17,7 @@ _NAMED_IN_TEXT: Final = 10  # sequence numbers in an error's text; `failed` has 
 
 @dataclass(frozen=True, slots=True)
 class SettlementOutcome:
-    """An outcome to ask for: `state` on a link; `status` and `extra` on `$management`, if the link is gone."""
+    """A requested outcome. `state` is for a link, `status` and `extra` for `$management`, if the link has ended."""
 
     verb: str
     state: DeliveryState
@@ -26,7 +26,7 @@ class SettlementOutcome:
 
 
 COMPLETE: Final = SettlementOutcome("complete", ACCEPTED, "completed")
-# `$management` has no release: an abandoned message's delivery count rises.
+# `$management` has no release. The message is abandoned instead, and its delivery count rises.
 RELEASE: Final = SettlementOutcome("release", RELEASED, "abandoned")
 
 
@@ -58,7 +58,10 @@ def _modified(properties: Mapping[str, Any] | None) -> dict[str, object]:
 
 
 def settlement_refusal(answer: DeliveryState | None, requested: DeliveryState, entity: str) -> ServiceBusError | None:
-    """Return why the peer refused a settlement, or None if it confirmed. Some peers echo the error of a dead-letter."""
+    """Return the error if the peer refused a settlement, or None if the peer confirmed it.
+
+    Some peers confirm a dead-lettering with the same error that we sent as its reason.
+    """
     if answer is None or type(answer) is type(requested):
         error = answer.error if isinstance(answer, Rejected) else None
         if error is None or error.condition == Condition.DEAD_LETTER:
@@ -70,7 +73,7 @@ def settlement_refusal(answer: DeliveryState | None, requested: DeliveryState, e
 
 
 class SettlementProgress:
-    """Progress of one call that settles messages. `future` is done when every message is confirmed or has failed."""
+    """Progress of one call that settles messages. `future` is done when each message is confirmed or has failed."""
 
     __slots__ = ("_unconfirmed", "failures", "future", "requested")
 
@@ -81,7 +84,7 @@ class SettlementProgress:
         self._unconfirmed: dict[int, ReceivedMessage] = {}
 
     def expect(self, messages: Mapping[int, ReceivedMessage]) -> None:
-        """Wait for an answer for each message, by delivery id."""
+        """Add messages, by delivery id, that need an answer before `future` is done."""
         self._unconfirmed = dict(messages)
 
     @property
@@ -93,13 +96,13 @@ class SettlementProgress:
         if error is None:
             message.is_settled = True
         else:
-            message.link = None  # The delivery has ended on the link. The lock token may still be valid.
+            message.link = None  # The delivery has ended on the link. The message's lock token may still be valid.
             self.failures.append((message, error))
         if not self._unconfirmed and not self.future.done():
             self.future.set_result(None)
 
     def fail(self, error: ServiceBusError) -> None:
-        """The link is gone. Nobody knows whether the unconfirmed messages were settled: they fail with `error`."""
+        """The link has ended: fail the unconfirmed messages with `error`. The service may have settled them."""
         self.failures += [(message, error) for message in self._unconfirmed.values()]
         self._unconfirmed = {}
         if not self.future.done():
@@ -109,7 +112,10 @@ class SettlementProgress:
 def settlement_error(
     verb: str, failures: Sequence[tuple[ReceivedMessage, ServiceBusError]], total: int
 ) -> ServiceBusError:
-    """Return one error for all failed messages, of the first one's class. It names their sequence numbers."""
+    """Return one error for all failed messages. Its class is that of the first message's error.
+
+    The error's text names sequence numbers of the failed messages.
+    """
     messages = [message for message, _ in failures]
     numbers = ", ".join(str(message.sequence_number) for message in messages[:_NAMED_IN_TEXT])
     more = "…" if len(messages) > _NAMED_IN_TEXT else ""

@@ -1,4 +1,4 @@
-"""Timeouts: every wait of the client runs under `deadline`, which names the operation in its error."""
+"""Timeouts: every operation of the client runs inside `deadline`, whose timeout error names the operation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _nothing() -> Sequence[Any]:
 async def deadline(
     seconds: float, operation: str, entity: str | None = None, unfinished: Callable[[], Sequence[Any]] = _nothing
 ) -> AsyncIterator[None]:
-    """Cancel the block after `seconds` and raise OperationTimeoutError; its `failed` is what `unfinished` returns."""
+    """Cancel the block after `seconds` and raise OperationTimeoutError. The error's `failed` is `unfinished()`."""
     scope = asyncio.timeout(seconds)
     try:
         async with scope:

@@ -1,4 +1,4 @@
-"""Tokens that authorize a connection: shared access signatures, and the interface of other token sources."""
+"""Tokens that authorize a connection: shared access signatures, and the protocol class for other token sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAS_SCHEME: Final = "SharedAccessSignature"
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as it is put on `$cbs`. `expires_at` is in epoch seconds."""
+    """A token in the form that the client sends to `$cbs`. `expires_at` is in epoch seconds."""
 
     text: str = field(repr=False)
     type: str
@@ -47,16 +47,19 @@ class SasTokenSource:
 
 
 def make_sas_token(resource: str, key_name: str, key: str, expires_at: int) -> str:
-    """Return a token for a resource such as `sb://host/entity` and all below it, until `expires_at` (epoch seconds)."""
+    """Return a token that is valid until `expires_at` (epoch seconds).
+
+    The token covers a resource such as `sb://host/entity`, and all resources whose path starts with this resource.
+    """
     encoded = quote(resource, safe="")
     signature = quote(sas_signature(key, encoded, str(expires_at)), safe="")
     return f"{SAS_SCHEME} sr={encoded}&sig={signature}&se={expires_at}&skn={quote(key_name, safe='')}"
 
 
 def sas_signature(key: str, encoded_resource: str, expires_at: str) -> str:
-    """Return the signature over resource and expiry, both exactly as written in the token.
+    """Return the signature over resource and expiry time, both exactly as written in the token.
 
-    The key is used as text. It looks like base64, but it is not decoded.
+    The key is used as text. Keys look like base64, but must not be decoded.
     """
     signed = f"{encoded_resource}\n{expires_at}".encode()
     return base64.b64encode(hmac.digest(key.encode(), signed, hashlib.sha256)).decode()

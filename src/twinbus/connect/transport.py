@@ -1,11 +1,12 @@
-"""One socket with one AMQP connection: bytes from the socket to the AMQP core, the core's events to their sessions.
+"""A socket with an AMQP connection. Passes bytes of the socket to the AMQP core, and the core's events to handlers.
 
 `AmqpTransport` is the asyncio protocol of the socket. The AMQP core (`twinbus.amqp.Connection`) does no I/O: it takes
 the received bytes and the time, and returns events, bytes to send and the time of its next timer. Each event belongs to
-an AMQP session; the session's `context` is the `SessionHandler` that gets the event. Entities, tokens and reconnecting
-are not known here.
+an AMQP session; the session's `context` is the `SessionHandler` that receives the event. Entities, tokens and
+reconnecting are not handled in this module.
 
-A transport ends once: `error` is set, every registered handler fails with it, and nothing is sent afterwards.
+A transport ends once: `error` is set, and every registered handler fails with this error. After that the transport
+sends only the close frame.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from twinbus.amqp import (
 from twinbus.connect.errors import ConnectionClosedError, ServiceBusConnectionError, ServiceBusError, error_for
 from twinbus.values import Condition
 
-# Unsent bytes that are written at once instead of at the end of the loop's turn. A caller that never awaits then still
-# meets the socket's back-pressure.
+# With more unsent bytes than this, `flush_soon` writes immediately instead of at the end of the event loop's iteration.
+# So the socket's buffer limit also slows down a caller that never awaits.
 FLUSH_BYTES: Final = 256 * 1024
-# Time for the peer to read our close after the core has ended; then the socket is aborted.
+# Seconds for the peer to read our close after the core has ended. After that time the socket is aborted.
 CLOSE_SECONDS: Final = 5.0
 
 
@@ -51,7 +52,7 @@ def peer_error(error: Error | None, default_text: str, entity: str | None = None
 
 
 class SessionHandler(Protocol):
-    """Gets the events of one AMQP session, and the end of the transport."""
+    """Receives the events of one AMQP session. `fail` is called when the transport ends."""
 
     def on_accepted(self, link: Link) -> None: ...
     def on_flow(self, link: Link) -> None: ...
@@ -63,7 +64,10 @@ class SessionHandler(Protocol):
 
 
 class AmqpTransport(asyncio.Protocol):
-    """Open until `error` is set. `is_writable` is false while the peer reads more slowly than we write."""
+    """A socket with an AMQP connection, open until `error` is set.
+
+    `is_writable` is false while the socket's write buffer is full, because the peer reads more slowly than we write.
+    """
 
     def __init__(self, core: Connection, peer: str) -> None:
         self.core = core
@@ -121,14 +125,14 @@ class AmqpTransport(asyncio.Protocol):
     # --- for the sessions --------------------------------------------------------------------------------------
 
     def begin_session(self, handler: SessionHandler) -> Session:
-        """Begin an AMQP session whose events go to `handler`, until `remove` is called."""
+        """Begin an AMQP session whose events go to `handler`. The end of the transport fails it until `remove`."""
         session = self.core.begin()
         session.context = handler
         self._handlers[handler] = None
         return session
 
     def remove(self, handler: SessionHandler) -> None:
-        """Stop failing `handler` when the transport ends."""
+        """Remove `handler` from the handlers that fail when the transport ends."""
         self._handlers.pop(handler, None)
 
     def when_lost(self, callback: Callable[[], None]) -> None:
@@ -136,7 +140,10 @@ class AmqpTransport(asyncio.Protocol):
         self._lost_callbacks.append(callback)
 
     def flush_soon(self, size: int = 0) -> None:
-        """Write everything at the end of this turn of the loop, in one write. More than FLUSH_BYTES leave at once."""
+        """Write all unsent bytes at the end of this iteration of the event loop, in one write.
+
+        `size` is added to the number of unsent bytes. If they are more than FLUSH_BYTES, write now.
+        """
         self._unflushed_bytes += size
         if self._unflushed_bytes > FLUSH_BYTES:
             self._flush()
@@ -163,7 +170,7 @@ class AmqpTransport(asyncio.Protocol):
             await asyncio.shield(self.lost)
 
     def abort(self, error: ServiceBusError) -> None:
-        """Close the socket at once, without an AMQP close. Everything that waits fails with `error`."""
+        """Close the socket without an AMQP close and without waiting. Every call that waits fails with `error`."""
         self._fail(error)
         if self._socket is not None:
             self._socket.abort()
@@ -176,7 +183,7 @@ class AmqpTransport(asyncio.Protocol):
             self._timer.cancel()
         if not self.opened.done():
             self.opened.set_exception(error)
-            self.opened.exception()  # Retrieved: nobody may be waiting any more, and asyncio would log it.
+            self.opened.exception()  # Marked as retrieved: otherwise asyncio logs an exception that no task awaits.
         for handler in list(self._handlers):
             handler.fail(error)
         self._handlers.clear()
@@ -211,7 +218,8 @@ class AmqpTransport(asyncio.Protocol):
     def _timer_due(self) -> None:
         self._timer = None
         for event in self.core.handle_timer(self.loop.time()):
-            # The core decided this, not the peer: whatever the condition says, the peer is slow, silent or gone.
+            # A timer of the core ended the connection, not the peer. The condition does not choose the error's class:
+            # the peer was slow or silent.
             reason = event.error.description if isinstance(event, ConnectionClosed) and event.error else None
             self._fail(ServiceBusConnectionError(f"{self.peer}: {reason or 'the peer is gone'}"))
         self._flush()
