@@ -1,10 +1,12 @@
 """The only code that touches private parts of azure-servicebus.
 
-The SDK does not offer everything that pairs and syphons need: the limits of a link, an end to a call that hangs, sends
-of several tasks on one link, messages as bytes. The modules here reach into its private parts for that and give them
-public, typed names. `tests/sdk/test_private_parts.py` lists the parts and fails when a new version changes one.
+Pairs and syphons need some functions that the SDK does not offer: the limits of a link, an end to a call that hangs,
+sends of several tasks on one link, messages as bytes. The modules of this package use private attributes of the SDK for
+these functions, and give the functions public, typed names. `tests/sdk/test_private_parts.py` lists the private
+attributes and fails when a new version of the SDK changes one of them.
 
-A name is imported when it is first used: only `encoded_messages` needs the AMQP codec, and pairs do without it.
+The first use of a name imports the module of that name. So pairs do not load the AMQP codec: only `encoded_messages`
+needs the codec.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a client of azure-servicebus was made with: its namespace, credential, transport and retry settings.
+"""The settings of a client of azure-servicebus: its namespace, credential, transport and retry settings.
 
-The SDK offers none of this in public. Sync and asyncio clients have the same private parts.
+The SDK has no public attributes for these settings. Sync and asyncio clients have the same private attributes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def client_endpoint(client: Any) -> Endpoint:
         return Endpoint.of(host, int(port))
     host = client.fully_qualified_namespace
     if config.custom_endpoint_hostname == host:
-        # With TLS the SDK removes the port from the host name. Only the custom endpoint still has it.
+        # With TLS the SDK removes the port from the host name. Only the custom endpoint still contains the port.
         return Endpoint.of(host, config.connection_port)
     return Endpoint.of(host, _TLS_PORT if _uses_tls(config) else _PLAIN_PORT)
 
@@ -43,18 +43,18 @@ def client_entity(client: Any) -> str | None:
 
 
 def unopened_sender(client: Any) -> Any:
-    """Return a sender that is never opened. `client.close()` closes it, so `is_closed` of it shows that call (C1)."""
+    """Return a sender that is never opened. `is_closed` of this sender is true after `client.close()` (C1)."""
     return client.get_queue_sender(client_entity(client) or _UNUSED_ENTITY)
 
 
 class ConnectionSettings(NamedTuple):
-    """What another AMQP client needs to connect to the same namespace."""
+    """The settings that another AMQP client needs to connect to the same namespace."""
 
     namespace: str
-    """Host name, with `:port` where the client has one."""
+    """Host name, with `:port` if the client has a port."""
     use_tls: bool
     authority_file: str | None
-    """File with certificates to trust (`connection_verify`)."""
+    """Path of a file with trusted certificates (`connection_verify`)."""
     credential: Any
 
 
@@ -69,7 +69,7 @@ def connection_settings(client: Any) -> ConnectionSettings:
 
 
 def has_special_transport(client: Any) -> bool:
-    """Return whether the client uses a WebSocket, a proxy, or another address than its namespace's own."""
+    """Return whether the client uses a WebSocket, a proxy, or an address other than that of its namespace."""
     config = client._config
     host = str(client.fully_qualified_namespace).partition(":")[0]
     other_address = (config.custom_endpoint_hostname or host).partition(":")[0] != host
@@ -81,9 +81,9 @@ def _uses_tls(config: Any) -> bool:
 
 
 def admin_credential(client: Any) -> Any | None:
-    """Return the client's credential as an administration client takes it.
+    """Return the client's credential in the form that an administration client needs.
 
-    None for a shared access signature: it was signed for messaging, and management refuses it.
+    Returns None for a shared access signature: the signature is for messaging, and the management service refuses it.
     """
     credential = client._credential
     if isinstance(credential, AzureNamedKeyCredential):
@@ -95,7 +95,7 @@ def admin_credential(client: Any) -> Any | None:
 
 
 class RetrySettings(NamedTuple):
-    """How often a client retries, and how long it pauses between two tries."""
+    """The number of retries of a client, and the pauses between two tries."""
 
     total: int
     backoff_factor: float

@@ -1,20 +1,20 @@
 """Patch an open asyncio sender of azure-servicebus so that several tasks can send on it at the same time.
 
-Why. The SDK's sender is written for one task. With several:
+Why. The SDK's sender is written for one task. With several tasks, three things go wrong:
 
-- A write waits for the reading task in the middle of a transfer. Meanwhile other tasks send the same message again, or
-  remove it from the list of pending messages.
-- Every task that waits for an answer queues for the right to read, whether its answer has come or not.
-- An error of one call closes the link under all other calls.
+- A write waits for the reading task in the middle of a transfer. During this wait other tasks send the same message
+  again, or remove it from the list of pending messages.
+- Every task that waits for an answer also waits for its turn to read, even if its answer has already arrived.
+- An error of one call closes the link that all other calls are using.
 
 How. `allow_concurrent_sends` replaces four parts of one sender, after its link is open and before the first call:
 
     transport.write              appends to the socket's buffer and never waits
-    send_message_async           `ConcurrentSends`: one task reads for all, transfers are written as credit allows
+    send_message_async           `ConcurrentSends`: one task reads for all; transfers are written if there is credit
     cbs.update_token             one task renews the token, the others wait
     _handle_exception            the caller decides whether an error closes the link
 
-Decision 14 has the measurements.
+Decision 14 (docs/decisions) has the measurements.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from twinbus.sdk.private_names import (
 )
 
 _LOGGER: Final = logging.getLogger(__name__)
-# The SDK's own pause while a link is not ready.
+# The pause between two checks whether a link is ready. The SDK uses the same pause.
 _PAUSE_SECONDS: Final = 0.05
 
 
 def supports_concurrent_sends(sender: Any) -> bool:
-    """Return whether writing never has to wait. Over a WebSocket it may."""
+    """Return whether a write to the sender's connection never waits. A write to a WebSocket may wait."""
     return "websocket" not in str(sender._config.transport_type).lower()
 
 
@@ -71,9 +71,9 @@ def allow_concurrent_sends(sender: Any, close: Callable[[], None]) -> None:
 
 
 def _write_without_waiting(transport: Any) -> None:
-    """Make `transport.write` return at once, so that a transfer is complete before another task runs.
+    """Make `transport.write` return without waiting, so that a transfer is complete before another task runs.
 
-    The socket's buffer holds no more than what callers have in flight: each caller waits for its own answer.
+    The socket's buffer contains at most one message of each caller, because each caller waits for its own answer.
     """
     writer = transport.writer
     if writer is None:
@@ -88,10 +88,10 @@ def _write_without_waiting(transport: Any) -> None:
 
 
 class ConcurrentSends:
-    """Replaces how an open link sends.
+    """Replaces the SDK's method that sends on an open link.
 
-    One of the tasks that wait for an answer reads for all of them until its own answer comes. Then the next waiting
-    task reads. Messages that the service has granted no credit for wait in `_unsent`, and are written when it does.
+    One of the tasks that wait for an answer reads for all tasks until its own answer comes. Then the next waiting task
+    reads. Messages without credit wait in `_unsent`, and are written when the service grants credit.
     """
 
     def __init__(self, handler: Any) -> None:
@@ -106,7 +106,7 @@ class ConcurrentSends:
         self._link.update_pending_deliveries = self._write_unsent
 
     async def send(self, message: Any, **_: Any) -> None:
-        """Send one message and wait for its answer. No retries and no timeout: both are the caller's (S12)."""
+        """Send one message and wait for its answer. The caller does retries and sets a timeout (S12)."""
         while not await self._handler.client_ready_async():  # noqa: ASYNC110 - the SDK signals nothing
             await asyncio.sleep(_PAUSE_SECONDS)
         delivery: Any = MessageDelivery(message)  # type: ignore[no-untyped-call] # the SDK's own
@@ -124,7 +124,7 @@ class ConcurrentSends:
             raise delivery.error
 
     async def _wait_for_answer(self, delivery: Any) -> None:
-        # The link is ready, so the first read needs no check of that.
+        # `send` has checked that the link is ready, so the first read does not check again.
         read: Callable[[], Awaitable[Any]] = self._read
         while delivery.state not in MESSAGE_DELIVERY_DONE_STATES:
             if self._reading:
@@ -147,9 +147,9 @@ class ConcurrentSends:
         await self._handler._connection.listen(wait=self._handler._socket_timeout)
 
     async def _write_unsent(self) -> None:
-        """Write as many messages as there is credit for (AMQP 2.6.7).
+        """Write waiting messages while the link has credit (AMQP 2.6.7).
 
-        The SDK would send without credit, and the service would close the link for that.
+        The SDK would send without credit, and the service would then close the link.
         """
         if self._writing:
             # Over a WebSocket the writing task may wait here. The reading task must not write the same message.
@@ -160,20 +160,20 @@ class ConcurrentSends:
                 pending = self._unsent[0]
                 if not await self._write(pending):
                     return
-                # Its sender may have given it up while this task waited.
+                # The task that sends this message may have removed it while this task waited.
                 if pending in self._unsent:
                     self._unsent.remove(pending)
         finally:
             self._writing = False
 
     async def _write(self, pending: Any) -> bool:
-        """Return False if the session's window is closed."""
+        """Write one message. Returns False if the session's window is closed and the message was not written."""
         if pending.settled:
             return True
         try:
             await self._link._outgoing_transfer(pending)
         except Exception as error:
-            # The error belongs to the task that sends this message, which need not be the task that writes it.
+            # Raise the error in the task that sends this message. This may be another task than the present one.
             (delivery,) = pending.on_delivery_settled.args
             delivery.state, delivery.error = MessageDeliveryState.Error, error
             self._link._pending_deliveries.remove(pending)
@@ -188,7 +188,7 @@ class ConcurrentSends:
         self._wake(delivery)
 
     def _forget(self, pending: Any) -> None:
-        """Make sure that nobody writes this message any more: its sender may divert it now."""
+        """Remove an unsent message, so that no task writes it: the caller may now send it to the backlog."""
         for held in (self._unsent, self._link._pending_deliveries):
             if pending in held:
                 held.remove(pending)
@@ -200,9 +200,10 @@ class ConcurrentSends:
 
 
 def _renew_token_once(cbs: Any) -> None:
-    """Let one task renew the token while the others wait. If that task is cancelled, the next one renews it.
+    """Let one task renew the token while the other tasks wait. If the task is cancelled, the next task renews it.
 
-    The SDK measures the time allowed for a renewal from the last renewal, which for the waiting tasks is long past.
+    The SDK measures the time limit of a renewal from the previous renewal. Without this change the limit has already
+    passed for the waiting tasks.
     """
     update = cbs.update_token
 

@@ -1,14 +1,17 @@
 """Receive and send encoded messages through azure-servicebus.
 
-The SDK decodes what it receives and encodes it again when it is sent. That changes some messages: it has no Python type
-for several AMQP types. The syphon must deliver every message as it was (Y10), so bytes bypass the SDK's codec here.
+The SDK decodes each received message, and encodes a message when it sends the message. This changes some messages: the
+SDK has no Python type for several AMQP types. The syphon must deliver every message unchanged (Y10), so this module
+receives and sends the bytes without the SDK's codec.
 
-Receiving: `EncodedReceiver` takes the bytes off the link before the SDK decodes them. The SDK still owns link, credit
-and settlement; for settlement it gets a `ServiceBusReceivedMessage` that has only the annotations it needs.
+Receiving: `EncodedReceiver` takes the bytes from the link before the SDK decodes them. The SDK still handles link,
+credit and settlement. For settlement the SDK receives a `ServiceBusReceivedMessage` with only the annotations that
+settlement needs.
 
 Sending: a batch is a message whose data sections are encoded messages, so `encoded_batch` adds the bytes unchanged. A
-message too large for a batch must be sent as an SDK object. `lossless_message` builds that object with an explicit
-type for every value, encodes it, compares, and returns None if any value or type would change.
+message too large for a batch must be sent as an SDK object. `lossless_message` builds this object with an explicit
+type for every value, encodes the object, and compares the result with the original. It returns None if a value or a
+type would change.
 """
 
 from __future__ import annotations
@@ -59,10 +62,10 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class EncodedMessage(Protocol):
-    """What the caller of an `EncodedReceiver` makes of the bytes and the lock token of one message."""
+    """The caller's object for one message: the caller makes it from the message's bytes and lock token."""
 
     handle: ServiceBusReceivedMessage
-    """Set by the receiver. `complete_message(handle)` and the like settle the message."""
+    """The SDK's object for the message, set by the receiver. `complete_message(handle)` settles the message."""
 
     @property
     def sequence_number(self) -> int: ...
@@ -71,7 +74,7 @@ class EncodedMessage(Protocol):
     def locked_until(self) -> datetime: ...
 
     def lock_renewed(self, until: int) -> None:
-        """Set `locked_until`, given in milliseconds since the epoch."""
+        """Set `locked_until` to `until`, which is in milliseconds since the epoch."""
 
 
 M = TypeVar("M", bound=EncodedMessage)
@@ -80,8 +83,8 @@ M = TypeVar("M", bound=EncodedMessage)
 class EncodedReceiver(Generic[M]):
     """An asyncio receiver of azure-servicebus whose messages stay encoded.
 
-    `make(raw, lock_token)` makes the caller's object for each message. `sdk` is the SDK's receiver; its settlement
-    methods take `EncodedMessage.handle`.
+    `make(raw, lock_token)` makes the caller's object for each message. `sdk` is the SDK's receiver. Its settlement
+    methods, such as `complete_message`, take `EncodedMessage.handle`.
     """
 
     def __init__(self, receiver: Any, make: Callable[[bytes, bytes], M]) -> None:
@@ -93,22 +96,22 @@ class EncodedReceiver(Generic[M]):
 
     @property
     def has_credit(self) -> bool:
-        """Whether the service may still send messages to this receiver."""
+        """Whether the link has credit, so that the service may still send messages to this receiver."""
         return has_credit(self.sdk)
 
     async def open(self, seconds: float) -> None:
-        """Open the link in one try. The SDK would retry, with pauses, for a queue that does not exist."""
+        """Open the link in one try. The SDK's own way would retry, with pauses, if the queue does not exist."""
         try:
             await self.sdk._open(seconds)
         except Exception as error:
             raise await self.sdk._handle_exception(error) from error
 
     async def receive(self, count: int, wait: float) -> list[M]:
-        """Return up to `count` messages; none if no message comes within `wait` seconds."""
+        """Return up to `count` messages; an empty list if no message arrives within `wait` seconds."""
         return [one.encoded for one in await self.sdk.receive_messages(max_message_count=count, max_wait_time=wait)]
 
     async def receive_deferred(self, numbers: Sequence[int], seconds: float) -> list[M]:
-        """Return the deferred messages with these sequence numbers. MessageNotFoundError if any is missing."""
+        """Return the deferred messages with these sequence numbers. MessageNotFoundError if a message is missing."""
         transport = self.sdk._amqp_transport
         body = {
             "sequence-numbers": transport.AMQP_ARRAY_VALUE([transport.AMQP_LONG_VALUE(number) for number in numbers]),
@@ -122,13 +125,13 @@ class EncodedReceiver(Generic[M]):
         ]
 
     async def peek(self, start: int, count: int, seconds: float) -> list[bytes]:
-        """Return up to `count` encoded messages from sequence number `start` on. Peeking locks nothing."""
+        """Return up to `count` encoded messages, from sequence number `start` on, without locking the messages."""
         body = {"from-sequence-number": self.sdk._amqp_transport.AMQP_LONG_VALUE(start), "message-count": count}
         entries = await self._request(REQUEST_RESPONSE_PEEK_OPERATION, body, seconds)
         return [bytes(entry[b"message"]) for entry in entries]
 
     async def renew_locks(self, messages: Sequence[M], seconds: float) -> None:
-        """Renew all locks in one request. MessageLockLostError if any is lost."""
+        """Renew the locks of all messages in one request. MessageLockLostError if a lock is lost."""
         tokens = (message.handle.lock_token for message in messages)
         answer = await self.sdk._renew_locks(*tokens, timeout=seconds)
         for message, expiry in zip(messages, answer[b"expirations"], strict=True):
@@ -137,13 +140,13 @@ class EncodedReceiver(Generic[M]):
             message.handle._expiry = message.locked_until
 
     async def drain(self) -> None:
-        """Take back the link's credit until the next receive. Messages on their way go back to the queue."""
+        """Take the link's credit back until the next `receive`. Messages that still arrive go back to the queue."""
         if self.sdk._running:
             await self.sdk._amqp_transport.drain_and_release_messages_async(self.sdk._handler)
 
     async def _open_undecoded(self, timeout: float | None = None) -> None:
         await self._open(timeout)
-        # A link has no credit before it is open, so no message came until here.
+        # A link has no credit before it is open, so no message can have arrived yet.
         link = self.sdk._handler._link
         link._incoming_transfer = partial(_take_transfer, link)
 
@@ -182,7 +185,7 @@ class EncodedReceiver(Generic[M]):
 
 
 async def _take_transfer(link: Any, frame: Any) -> None:
-    """Do what the SDK's `_incoming_transfer` does, except decoding."""
+    """Handle a transfer as the SDK's `_incoming_transfer` does, but without decoding the message."""
     link.received_delivery_id = frame[1]
     if frame[1] is not None:
         link._first_frame = frame
@@ -212,7 +215,7 @@ def encoded_batch(messages: Sequence[bytes], limits: LinkLimits) -> ServiceBusMe
 
 
 async def send_message(sender: Any, message: Message, seconds: float) -> None:
-    """Send the object that `lossless_message` returned, without the SDK's tracing, which would write into it."""
+    """Send an object from `lossless_message`, without the SDK's tracing, which would change the message."""
     wrapped = ServiceBusMessage(None, message=message)
     send: Callable[..., Any] = sender._do_retryable_operation
     await send(
@@ -258,7 +261,7 @@ def lossless_message(raw: bytes) -> Message | None:
 
 
 def _sdk_message(sections: Sections) -> Message:
-    """KeyError for a type that the SDK does not have."""
+    """Return the SDK's object for the sections. KeyError if a value has a type that the SDK does not have."""
     kind = sections.body_kind
     header, properties = sections.header, sections.properties
     fields = {name: getattr(properties, name) for name in Properties._fields}
@@ -290,7 +293,7 @@ def _typed(value: Any) -> dict[str, Any]:
 
 
 def _body_value(value: Any) -> Any:
-    """The SDK chooses the type of a body itself. Only the values inside the body can have explicit types."""
+    """Return the body value with explicit types for the values inside it. The SDK itself chooses the outermost type."""
     if type(value) is list:
         return [_typed(one) for one in value]
     if type(value) is dict:
@@ -299,7 +302,10 @@ def _body_value(value: Any) -> Any:
 
 
 def _canonical(raw: bytes) -> list[tuple[int, bytes]]:
-    """Return the sections in our own encoding, so that a comparison sees only types and values."""
+    """Return code and contents of each section in Twinbus's own encoding.
+
+    Two messages with equal types and values then have equal results, whichever encoding their senders chose.
+    """
     sections = split_sections(read_routing_fields(raw).raw)
     found: list[tuple[int, bytes]] = []
     for code, (_, start, _end) in sections.spans.items():

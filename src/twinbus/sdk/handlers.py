@@ -1,9 +1,9 @@
 """Open, watch and end the links of azure-servicebus senders and receivers.
 
-The SDK calls a sender or receiver a handler; its `_handler` attribute is the AMQP client below it, with one connection
-and one link. Handlers of both flavours go through here. Three groups:
+The SDK calls a sender or receiver a handler. The handler's `_handler` attribute is an AMQP client with one connection
+and one link. The functions here work on sync and asyncio handlers. Three groups:
 
-    state        is it open or closed, which message sizes does its link take, does it have credit
+    state        whether the handler is open or closed, the message sizes that its link accepts, whether it has credit
     opening      open the link in one try, and in milliseconds instead of seconds (`speed_up_opening`)
     ending       end a call from another thread or task: `interrupt` (sync), `abort_connection` (asyncio)
 """
@@ -23,14 +23,15 @@ from azure.servicebus import ServiceBusMessageBatch
 from twinbus.sdk.private_names import OPEN_TAKES_TIMEOUT
 from twinbus.sdk.sender_credentials import SenderCredential
 
-# Batch size of the standard tier.
+# Largest batch of the standard tier, in bytes.
 _STANDARD_BATCH: Final = 262_144
-# Opening a link takes at most this many frames. The SDK must check its own timeout after this much silence.
+# Opening a link needs at most `_OPENING_FRAMES` frames. If no frame arrives for `_SILENCE_SECONDS`, `client_ready`
+# returns, so that the SDK can check its own timeout.
 _OPENING_FRAMES: Final = 16
 _SILENCE_SECONDS: Final = 0.1
 _PRODUCT: Final = "twinbus"
 RECEIVE_METHODS: Final = ("_receive", "_iter_next")
-"""Methods of a receiver that every receive and every iteration goes through."""
+"""Names of the methods of a receiver that every receive call and every iteration over the receiver calls."""
 CANCELLED_AT_DEADLINE: Final = "given up at its deadline"
 """Message of the CancelledError that ends an asyncio call at its deadline."""
 
@@ -49,13 +50,13 @@ def is_open(handler: Any) -> bool:
 
 
 def has_credit(receiver: Any) -> bool:
-    """Return whether the service may still send messages to this receiver."""
+    """Return whether the link has credit, so that the service may still send messages to this receiver."""
     link = getattr(receiver._handler, "_link", None)
     return bool(receiver._running and link is not None and link.current_link_credit > 0)
 
 
 class LinkLimits(NamedTuple):
-    """Sizes in bytes that a sender's link takes, and the SDK object that batches for it are made with."""
+    """The largest sizes, in bytes, that a sender's link accepts, and the SDK object needed to make batches for it."""
 
     message: int
     batch: int
@@ -63,13 +64,16 @@ class LinkLimits(NamedTuple):
 
 
 def link_limits(sender: Any) -> LinkLimits:
-    """Return the limits of the sender's link; those of the standard tier if it never was open."""
+    """Return the limits of the sender's link; the limits of the standard tier if the link was never open."""
     batch = sender._max_batch_size_on_link or _STANDARD_BATCH
     return LinkLimits(sender._max_message_size_on_link or batch, batch, sender._amqp_transport)
 
 
 def empty_batch(sender: Any, max_size_in_bytes: int | None) -> ServiceBusMessageBatch:
-    """Return a batch for a sender that cannot be opened now. ValueError as the SDK's for a size beyond the link's."""
+    """Return a batch for a sender that cannot be opened now.
+
+    Raises the same ValueError as the SDK if `max_size_in_bytes` is larger than the link allows.
+    """
     limits = link_limits(sender)
     if max_size_in_bytes and sender._max_batch_size_on_link and max_size_in_bytes > limits.batch:
         raise ValueError(
@@ -90,17 +94,17 @@ def hides_pings(sender: Any) -> bool:
 
 
 async def open_aio_link(handler: Any, seconds: float | None) -> None:
-    """Open an asyncio handler within `seconds`, including its clean-up. One try after `disable_retries`.
+    """Open an asyncio handler within `seconds`, including the clean-up. Only one try if `disable_retries` was called.
 
-    Before version 7.15 opening has no timeout of its own: the caller must cancel it.
+    In SDK versions before 7.15 opening has no timeout: the caller must cancel the call.
     """
     await handler._do_retryable_operation(handler._open, **_opening_timeout(seconds))
 
 
 def open_sync_link(handler: Any, seconds: float | None) -> None:
-    """Open a sync handler within `seconds`. One try after `disable_retries`.
+    """Open a sync handler within `seconds`. Only one try if `disable_retries` was called.
 
-    Before version 7.15 opening has no timeout of its own: the caller must interrupt it.
+    In SDK versions before 7.15 opening has no timeout: the caller must interrupt the call.
     """
     handler._do_retryable_operation(handler._open, **_opening_timeout(seconds))
 
@@ -110,9 +114,9 @@ def _opening_timeout(seconds: float | None) -> dict[str, Any]:
 
 
 def disable_retries(handler: Any) -> Any:
-    """Make the handler try once. Nobody can shorten the SDK's pauses from outside; our own pauses end at once.
+    """Make the handler try each operation once, without the SDK's retries. Returns the handler.
 
-    Returns the handler.
+    Twinbus retries instead: other threads and tasks can end a pause of Twinbus early, but not a pause of the SDK.
     """
     handler._config.retry_total = 0
     handler._error_policy.total_retries = 0
@@ -127,8 +131,8 @@ def is_retryable(error: BaseException) -> bool:
 def speed_up_opening(handler: Any) -> Any:
     """Make the handler's link open and close in milliseconds. Returns the handler.
 
-    The SDK pauses after every frame of an opening link. When it closes a link, also in the middle of a call that
-    fails, it waits for its keep-alive thread or task, which sleeps a second at a time.
+    While it opens a link, the SDK pauses after every frame. When the SDK closes a link, also in a call that fails, it
+    waits for its keep-alive thread or task, which sleeps for one second at a time.
     """
     create = handler._create_handler
 
@@ -157,7 +161,8 @@ def _ready(handler: Any, amqp_client: Any, interval: float | None) -> Callable[[
                 if interval:
                     _stop_keep_alive(handler)
                     handler.keep_alive = KeepAliveThread(amqp_client, interval)
-                    # The process may have no thread left. Then an idle link ends, and the next call opens another.
+                    # The process may be unable to start a thread. Then the service ends an idle link, and the next call
+                    # opens another link.
                     with contextlib.suppress(RuntimeError):
                         handler.keep_alive.start()
                 return True
@@ -191,10 +196,10 @@ def _ready_async(handler: Any, amqp_client: Any, interval: float | None) -> Call
 def _name_cause_of_lost_sends(link: Any) -> None:
     """Set the link's error as the cause of each send that fails because the service closed the link (S2).
 
-    The SDK reports such a send as an unknown error. It stays retryable: on another link, with another token. For
-    asyncio links `concurrent_sends` does the same.
+    The SDK reports such a send as an unknown error. The error is still retryable: on another link, with another token.
+    For asyncio links `concurrent_sends` sets the cause.
     """
-    remove = getattr(link, "_remove_pending_deliveries", None)  # a receiver's link has none
+    remove = getattr(link, "_remove_pending_deliveries", None)  # a receiver's link has no such method
     if remove is None:
         return
 
@@ -208,7 +213,10 @@ def _name_cause_of_lost_sends(link: Any) -> None:
 
 
 class KeepAliveThread(threading.Thread):
-    """Reads from an idle connection every `interval` seconds, as the SDK's own thread does, but can be cancelled."""
+    """A thread that reads from an idle connection every `interval` seconds, as the SDK's thread does.
+
+    Unlike the SDK's thread, it can be cancelled.
+    """
 
     def __init__(self, amqp_client: Any, interval: float) -> None:
         super().__init__(name="twinbus-keep-alive", daemon=True)
@@ -227,7 +235,7 @@ class KeepAliveThread(threading.Thread):
 
 
 def keep_alive_of(handler: Any) -> Any:
-    """Return the thread or task that keeps the handler's connection alive until it is cancelled, or None."""
+    """Return the thread or task that keeps the handler's connection alive, or None. The result has `cancel()`."""
     return getattr(handler, "keep_alive", None)
 
 
@@ -256,14 +264,14 @@ def refuse_calls(handler: Any) -> None:
 
 
 def interrupt(handler: Any) -> None:
-    """End at once what the thread of a sync handler waits for, a socket or a token. The thread gets an error."""
+    """End the wait of a sync handler's thread for a socket or a token. The waiting call raises an error."""
     if isinstance(handler._credential, SenderCredential):
         handler._credential.give_up()
     transport = getattr(getattr(handler._handler, "_connection", None), "_transport", None)
     found = getattr(transport, "sock", None)
     found = getattr(found, "sock", found)  # a WebSocket holds the socket
     if isinstance(found, socket.socket):
-        # The plain socket's method: that of a TLS socket would free state that the reading thread uses.
+        # Call the method of the plain socket: `shutdown` of a TLS socket would free state that the reading thread uses.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(found, socket.SHUT_RDWR)
 
@@ -279,13 +287,13 @@ def was_interrupted_at_deadline(handler: Any) -> bool:
 
 
 def abort_connection(handler: Any) -> None:
-    """Close the socket of an asyncio handler without telling the other end."""
+    """Close the socket of an asyncio handler without an AMQP close."""
     transport = getattr(getattr(handler._handler, "_connection", None), "_transport", None)
     writer = getattr(transport, "writer", None)
     if writer is not None:
         try:
             writer.transport.abort()
         except RuntimeError:
-            # The event loop is closed. This ends the connection; the garbage collector closes the descriptor.
+            # The event loop is closed. `shutdown` ends the connection; the garbage collector closes the descriptor.
             with contextlib.suppress(OSError):
                 writer.transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)

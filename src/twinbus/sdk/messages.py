@@ -1,7 +1,7 @@
 """Read, measure and build messages and batches of azure-servicebus.
 
-A `ServiceBusMessage` wraps an `AmqpAnnotatedMessage` (the "raw" message). The public names of both hide the body
-sections, and asking them for sizes encodes everything again.
+A `ServiceBusMessage` wraps an `AmqpAnnotatedMessage` (the "raw" message). The public attributes of both classes do not
+show the body sections, and their public methods encode the whole message to compute its size.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from twinbus.sdk.handlers import LinkLimits
 from twinbus.sdk.private_names import TYPE, VALUE, AMQPTypes, Message, PyamqpTransport, encode_payload
 from twinbus.values import Long, Timestamp
 
-# Encoded size of a message beside its body and its texts, with an id of 36 characters.
+# Encoded size, in bytes, of a message without its body and its texts, but with an id of 36 characters.
 _OVERHEAD_BYTES: Final = 64
-# How far an estimated size may be off.
+# Largest error of an estimated size, in bytes.
 _DOUBT_BYTES: Final = 2048
 _texts: Final = itemgetter(
     "subject", "correlation_id", "group_id", "content_type", "to", "reply_to", "reply_to_group_id", "user_id",
     "content_encoding",
 )  # fmt: skip
-# So many properties of a message are None if it has one of them.
+# Number of properties that are None in a message with exactly one property.
 _ALL_BUT_ONE: Final = len(vars(AmqpMessageProperties())) - 1
 
 
@@ -50,7 +50,7 @@ def outgoing_message(raw: AmqpAnnotatedMessage) -> ServiceBusMessage:
 
 
 def encoded_body(raw: AmqpAnnotatedMessage) -> bytes:
-    """Return the body sections as they are on the wire."""
+    """Return the encoded body sections of a raw message."""
     sections: dict[str, Any] = {"data": raw._data_body, "sequence": raw._sequence_body, "value": raw._value_body}
     return bytes(encode_payload(bytearray(), Message(**sections)))
 
@@ -62,7 +62,7 @@ def set_data_body(raw: AmqpAnnotatedMessage, data: bytes) -> None:
 
 
 def sdk_value(value: object) -> Any:
-    """Return `value` so that the SDK encodes a Long or Timestamp as that AMQP type."""
+    """Return `value` in a form that the SDK encodes with the right AMQP type: Long as long, Timestamp as timestamp."""
     match value:
         case Long():
             return {TYPE: AMQPTypes.long, VALUE: int(value)}
@@ -89,11 +89,11 @@ def new_batch(raws: Iterable[AmqpAnnotatedMessage], limits: LinkLimits) -> Servi
 
 
 class TransformingBatch(ServiceBusMessageBatch):
-    """A batch that passes every message through `transform` before it takes it."""
+    """A batch that adds `transform(message)` instead of each message. Subclasses define `transform`."""
 
     @classmethod
     def copy_of(cls, batch: ServiceBusMessageBatch) -> Self:
-        """Return a batch with the transformed messages of another, and its size limit."""
+        """Return a batch with the transformed messages of another batch, and with the same size limit."""
         made = cls(
             max_size_in_bytes=batch.max_size_in_bytes,
             amqp_transport=batch._amqp_transport,
@@ -113,15 +113,15 @@ class TransformingBatch(ServiceBusMessageBatch):
 
 
 def encoded_size(raw: AmqpAnnotatedMessage) -> int:
-    """Return the exact size in bytes. Encodes the whole message."""
+    """Return the exact encoded size of a message in bytes. Encodes the whole message."""
     return len(encode_payload(bytearray(), PyamqpTransport.to_outgoing_amqp_message(raw)))
 
 
 def message_size(raw: AmqpAnnotatedMessage, unit: int) -> int:
     """Return the size of a message in bytes: an estimate, but exact where the number of billing units is in doubt.
 
-    `unit` is the billing unit in bytes (M2). To encode every message once more would cost more than the rest of its
-    ledger entry.
+    `unit` is the billing unit in bytes (M2). Encoding every message to measure it would take more time than all other
+    work for the message's ledger entry.
     """
     body: Any = raw._data_body
     if body is None:
@@ -131,7 +131,7 @@ def message_size(raw: AmqpAnnotatedMessage, unit: int) -> int:
         size += len(data)
     if raw._properties is not None:
         properties = raw._properties.__dict__
-        # The usual message has an id and no other property, so it has no texts to measure.
+        # Most messages have an id and no other property, so there are no texts to measure.
         if properties["message_id"] is None or [*properties.values()].count(None) < _ALL_BUT_ONE:
             size += _texts_length(properties)
     if raw._application_properties:
@@ -154,7 +154,7 @@ def _texts_length(properties: Mapping[str, Any]) -> int:
 def _named_length(values: Mapping[Any, object]) -> int:
     size = 0
     for name, value in values.items():
-        # No function call for the usual case, a short ASCII text.
+        # For ASCII text, the most common case, no function is called.
         size += 4 + (len(name) if type(name) is str and name.isascii() else _length(name))
         size += len(value) if type(value) is str and value.isascii() else _length(value)
     return size

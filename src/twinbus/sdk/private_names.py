@@ -1,8 +1,8 @@
-"""The private names of azure-servicebus that this room imports, and the versions that are known to have them.
+"""The private names of azure-servicebus that `twinbus.sdk` imports, and the tested versions of azure-servicebus.
 
-A version that lacks one of the names cannot be imported: SdkVersionError says so with the version's number. A version
-that has the names but was never tested is refused when it is used (`check_version`): its senders may lose messages
-without an error.
+If the installed version lacks one of the names, importing this module raises SdkVersionError with the version's number.
+If the version has the names but was never tested, `check_version` raises the error when a pair is made: senders of an
+untested version may lose messages without an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from twinbus.errors import OperatorError
 TESTED_VERSIONS: Final = ("7.13", "7.14", "7.15")
 """Versions that pass the tests (`make compat-versions`). pyproject.toml has the same range."""
 CONFIRMING_VERSIONS: Final = ("7.15",)
-"""Versions whose receivers wait until the service has confirmed a settlement. Earlier ones send it and hope."""
+"""Versions whose receivers wait until the service has confirmed a settlement. Earlier versions do not wait."""
 
 
 class SdkVersionError(OperatorError):
@@ -59,7 +59,7 @@ try:
 except ImportError as error:
     raise SdkVersionError(azure.servicebus.__version__) from error
 
-# Since 7.15 a handler can be told how long opening its link may take.
+# Since version 7.15 the method that opens a link has a parameter `timeout`.
 OPEN_TAKES_TIMEOUT: Final = "timeout" in inspect.signature(azure.servicebus.ServiceBusSender._open).parameters
 
 __all__ = [
@@ -91,12 +91,12 @@ __all__ = [
 
 
 def check_version() -> None:
-    """Raise SdkVersionError unless pairs were tested with the installed version."""
+    """Raise SdkVersionError if pairs were not tested with the installed version."""
     _check(TESTED_VERSIONS, "pairs")
 
 
 def check_confirms_settlement() -> None:
-    """Raise SdkVersionError unless the installed version confirms settlements, which a syphon needs (Y3)."""
+    """Raise SdkVersionError if the installed version does not confirm settlements, as a syphon needs (Y3)."""
     _check(CONFIRMING_VERSIONS, "syphons over the SDK")
 
 

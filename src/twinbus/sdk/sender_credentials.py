@@ -1,8 +1,8 @@
-"""Credentials whose token issuer may fail or never answer (S2). Neither says anything about a namespace.
+"""Credentials whose token issuer may fail or never answer (S2). A failure of the issuer is no failure of a namespace.
 
-Each sender or receiver gets a credential object of its own in place of its client's. The object knows whether the
-handler waits for a token at the moment, so a timeout can name who did not answer: the issuer or the namespace. The
-drivers' deadlines decide how long a handler waits (S12).
+Each sender or receiver (handler) gets its own credential object instead of its client's. The object records whether the
+handler is waiting for a token. So the error of a timeout can name who did not answer: the issuer or the namespace. The
+drivers' deadlines limit how long a handler waits (S12).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
-# Credentials of the SDK itself sign with a key or hold a token. They need no issuer.
+# The SDK's own credential classes sign with a key or contain a token, so they need no issuer.
 _SDK_MODULES: Final = "azure.servicebus."
 
 
@@ -37,12 +37,12 @@ class TokenIssuers:
     """Gives every handler of a sync pair a `SenderCredential`. Handlers of one client share their token requests."""
 
     def __init__(self, run: Callable[[Callable[[], object]], None]) -> None:
-        """`run` starts a function in a worker thread."""
+        """Make issuers that call `run(function)` to start a function in a worker thread."""
         self._run = run
         self._issuers: dict[int, TokenIssuer] = {}
 
     def attach(self, handler: Any) -> None:
-        """Replace the credential of a sync handler, unless it needs no issuer."""
+        """Replace the credential of a sync handler, unless the credential needs no issuer."""
         credential = handler._credential
         if _has_issuer(credential):
             issuer = self._issuers.setdefault(id(credential), TokenIssuer(credential, self._run))
@@ -52,7 +52,7 @@ class TokenIssuers:
 class TokenIssuer:
     """Requests tokens from one sync credential in worker threads, for each scope one request at a time.
 
-    A request that never ends keeps one worker busy, and no other.
+    A request that never ends occupies one worker thread only.
     """
 
     def __init__(self, credential: Any, run: Callable[[Callable[[], object]], None]) -> None:
@@ -62,7 +62,7 @@ class TokenIssuer:
         self._requests: dict[tuple[str, ...], Future[Any]] = {}
 
     def request(self, scopes: tuple[str, ...]) -> Future[Any]:
-        """Return the running request for these scopes, or start one."""
+        """Return the running request for these scopes; start a request if none is running."""
         with self._lock:
             running = self._requests.get(scopes)
             if running is None:
@@ -118,7 +118,7 @@ class SenderCredential:
 
 
 class AioSenderCredential:
-    """The credential of one asyncio handler. A deadline ends its wait by cancelling the task."""
+    """The credential of one asyncio handler. At a deadline, cancelling the task ends the wait for a token."""
 
     def __init__(self, credential: Any) -> None:
         self.waiting = False
@@ -129,7 +129,7 @@ class AioSenderCredential:
 
     async def get_token(self, *scopes: str) -> Any:
         """Return a token. TokenUnavailableError if the network failed."""
-        # A cancelled wait leaves this true: the timeout that follows is the issuer's.
+        # If the wait is cancelled, this remains true: `timeout_error` then names the issuer.
         self.waiting = True
         try:
             token = await self._credential.get_token(*scopes)
@@ -144,19 +144,19 @@ class AioSenderCredential:
 
 
 def attach_aio_credential(handler: Any) -> None:
-    """Replace the credential of an asyncio handler, unless it needs no issuer."""
+    """Replace the credential of an asyncio handler, unless the credential needs no issuer."""
     if _has_issuer(handler._credential):
         handler._credential = AioSenderCredential(handler._credential)
 
 
 def waits_for_token(handler: Any) -> bool:
-    """Return whether the handler requested a token that has not come yet."""
+    """Return whether the handler has requested a token and not yet received it."""
     credential = handler._credential
     return isinstance(credential, SenderCredential | AioSenderCredential) and credential.waiting
 
 
 def timeout_error(handler: Any, text: str) -> OperationTimeoutError:
-    """Return the error for a call that ended at its deadline: the issuer's if the handler waits for a token."""
+    """Return the error for a call that ended at its deadline: TokenTimeoutError if the handler waits for a token."""
     return TokenTimeoutError() if waits_for_token(handler) else OperationTimeoutError(message=text)
 
 
