@@ -1,11 +1,11 @@
-"""What a pair writes to the backlog and a syphon reads from it, and the kinds of failure that both tell apart.
+"""The message format and the queues of the backlog, and the kinds of failure. Pairs and syphons share both.
 
-    queue_paths        where the backlog queues are, and namespace endpoints in one spelling
-    message_format     how the properties of a diverted message become aliases, and back
-    body_compression   a body that would not fit, compressed
-    failures           what an exception means: its kind, whether it counts towards failover, who must act
+    queue_paths        the paths of the backlog queues, and normalized namespace endpoints
+    message_format     how the properties of a diverted message become aliases, and how they are restored
+    body_compression   compression of a body that would be too large for the backlog
+    failures           the kind of failure of an exception, whether it counts towards failover, who must act
 
-Everything here is pure: no I/O, no clock, no SDK.
+The modules are pure: they use no I/O, no clock and no SDK.
 """
 
 from __future__ import annotations

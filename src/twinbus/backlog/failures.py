@@ -3,13 +3,13 @@
 An exception becomes a `FailureKind` in two steps:
 
     evidence_of(exception)  ->  FailureEvidence    names of the exception and its causes, AMQP condition, status, errno
-    classify(evidence)      ->  FailureKind        the first table below that knows something of the evidence
+    classify(evidence)      ->  FailureKind        from the first table below that has an entry for the evidence
 
-`FAILURE_RULES` has one row per kind, and every decision that depends on a kind reads a set that is made from the rows:
-failover, rotation of backlog queues, what the ledger records.
+`FAILURE_RULES` has one row per kind. Sets such as `COUNTING_FAILURES` are made from the rows. Every decision that
+depends on a kind reads one of these sets: failover, rotation of backlog queues, the records of the ledger.
 
-The tables name exceptions by the names of their classes. So this module serves both clients, azure-servicebus and
-`twinbus.connect`, and imports neither.
+The tables contain the class names of exceptions, not the classes. So this module works for both clients,
+azure-servicebus and `twinbus.connect`, and imports neither client.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Responsible(Enum):
 
 
 class FailureRule(NamedTuple):
-    """What follows from a failure of one kind."""
+    """The consequences of a failure of one kind."""
 
     counts: bool
     """The failure counts towards failover (S2)."""
     evicts: bool
-    """A backlog queue that fails so leaves the rotation (S6): also where one queue may fail while the others work."""
+    """A backlog queue that fails with this kind leaves the rotation (S6). Also true for failures of one queue alone."""
     responsible: Responsible
     reason: str
 
@@ -109,7 +109,7 @@ EVICTING_FAILURES: Final = frozenset(kind for kind, row in FAILURE_RULES.items()
 CALLER_FAILURES: Final = frozenset(kind for kind, row in FAILURE_RULES.items() if row.responsible is Responsible.CALLER)
 CREDENTIAL_REFUSED: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION})
 UNUSABLE_FAILURES: Final = CREDENTIAL_REFUSED | {FailureKind.ENTITY_NOT_FOUND}
-"""A ping that fails so shows that the primary's entity cannot be used until a person acts (G4)."""
+"""Kinds of failure of a ping that mean: the primary's entity cannot be used until a person acts (G4)."""
 REFUSED_FAILURES: Final = frozenset(
     {
         FailureKind.DNS,
@@ -125,11 +125,17 @@ REFUSED_FAILURES: Final = frozenset(
         FailureKind.BAD_MESSAGE,
     }
 )
-"""The service answers no, or was not asked. `was_refused` also checks that it was an answer."""
+"""Kinds with which the service refuses an operation, or which occur before the operation reaches the service.
+
+`was_refused` also checks that the exception is an answer to the operation.
+"""
 
 
 def counting_kinds(failover_on: Iterable[str] = ()) -> frozenset[FailureKind]:
-    """Return the kinds that count towards failover: `kind` is added, `-kind` removed. ValueError if unknown."""
+    """Return the kinds that count towards failover: COUNTING_FAILURES, changed by the entries of `failover_on`.
+
+    An entry `kind` adds a kind, `-kind` removes a kind. ValueError for an unknown kind.
+    """
     kinds = set(COUNTING_FAILURES)
     for entry in failover_on:
         kind = FailureKind(entry.removeprefix("-").removeprefix("+"))
@@ -145,22 +151,22 @@ def counting_kinds(failover_on: Iterable[str] = ()) -> frozenset[FailureKind]:
 
 @dataclass(frozen=True, slots=True)
 class FailureEvidence:
-    """What an exception and its causes show."""
+    """The facts about an exception and its causes from which `classify` finds the kind of failure."""
 
     names: tuple[str, ...]
-    """Class names from the outermost exception to the innermost cause, each followed by those of its base classes."""
+    """Class names from the outermost exception to the innermost cause, each followed by the names of base classes."""
     condition: str | None = None
     """AMQP error condition."""
     status: int | None = None
-    """HTTP-like status, of a refused token or a management request."""
+    """Status of a refused token or a management request, a number as in HTTP."""
     errno: str | None = None
     text: str = ""
     cut_off: bool = False
-    """`twinbus.connect` ended the link together with the operations that were running on it."""
+    """The link ended in `twinbus.connect`, and the operations that were running on the link failed."""
 
 
 _LONGEST_CHAIN: Final = 16
-# The SDK's condition where the service named none. A cause behind it may have a better one.
+# The condition that the SDK sets if the service named no condition. A cause of the exception may name another.
 _UNKNOWN_CONDITION: Final = "amqp:unknown-error"
 _ROOT_NAMES: Final = frozenset({"Exception", "BaseException", "object"})
 
@@ -175,7 +181,7 @@ def evidence_of(error: BaseException) -> FailureEvidence:
     cut_off = False
     for link in _chain(error):
         names += (parent.__name__ for parent in type(link).__mro__ if parent.__name__ not in _ROOT_NAMES)
-        # `_condition` and `_status_code` are private parts of the SDK's ServiceBusError; tests/sdk has a test for them.
+        # `_condition` and `_status_code` are private attributes of the SDK's ServiceBusError; tests/sdk tests them.
         named = _text(getattr(link, "_condition", None) or getattr(link, "condition", None))
         condition = condition or (None if named == _UNKNOWN_CONDITION else named)
         status = status or _integer(getattr(link, "status_code", None) or getattr(link, "_status_code", None))
@@ -203,14 +209,15 @@ def _text(value: object) -> str | None:
 
 
 def _integer(value: object) -> int | None:
-    # The SDK puts a condition into TokenAuthFailure.status_code when the link broke.
+    # If the link broke, the SDK sets TokenAuthFailure.status_code to a condition instead of a number.
     return int(value) if isinstance(value, int) else None
 
 
 # --- classification --------------------------------------------------------------------------------------------------
 
-# Errors of the SDK that only their text tells apart from a bad argument. The second is all that it reports when a link
-# to `$management` ends. The last comes from its own state, which was lost with the connection.
+# Errors of the SDK that have the same class as a bad argument: only the text differs. The SDK reports the second text
+# when a link to `$management` ends, and the last text when it uses objects that no longer exist after the connection
+# broke.
 TEXTS: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("handler has already been shutdown", FailureKind.CLOSED),
     ("Management Operation error occurred", FailureKind.DETACHED),
@@ -218,8 +225,8 @@ TEXTS: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("Handler failed: 'NoneType' object", FailureKind.INTERNAL),
 )
 
-# These names are more precise than the condition beside them: the SDK gives an expired token `amqp:internal-error`, and
-# an unknown namespace `amqp:not-found`, as it does an entity.
+# These class names are more precise than the condition of the same exception. The SDK sets `amqp:internal-error` for an
+# expired token, and `amqp:not-found` for both an unknown namespace and an unknown entity.
 NAMES_BEFORE_CONDITIONS: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("CancelledError", FailureKind.CANCELLED),
     ("NoTurnError", FailureKind.NO_TURN),
@@ -294,7 +301,7 @@ CONDITIONS: Final[Mapping[str, FailureKind]] = {
     Condition.PARTITION_NOT_OWNED: FailureKind.CONNECTION_LOST,
 }
 
-# The order matters: a precise name comes before the base classes that it shares with others.
+# The order matters: a class comes before its base classes, which other classes share.
 NAMES: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("OperationTimeoutError", FailureKind.TIMEOUT),
     ("ServiceBusServerBusyError", FailureKind.SERVER_BUSY),
@@ -319,7 +326,7 @@ NAMES: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("ValueError", FailureKind.BAD_MESSAGE),
     ("TypeError", FailureKind.BAD_MESSAGE),
     ("error", FailureKind.BAD_MESSAGE),  # struct.error: a number that does not fit its AMQP type
-    # The rest came from a service, or from an SDK whose connection broke.
+    # All other errors of these base classes come from a service, or from an SDK whose connection broke.
     ("ServiceBusInternalError", FailureKind.INTERNAL),
     ("ServiceBusError", FailureKind.INTERNAL),
     ("AMQPException", FailureKind.INTERNAL),
@@ -328,19 +335,19 @@ NAMES: Final[tuple[tuple[str, FailureKind], ...]] = (
 
 
 def failure_kind(error: BaseException) -> FailureKind:
-    """Return the kind of failure that an exception of azure-servicebus or of `twinbus.connect` stands for."""
+    """Return the kind of failure for an exception of azure-servicebus or of `twinbus.connect`."""
     return classify(evidence_of(error))
 
 
 def classify(evidence: FailureEvidence) -> FailureKind:
-    """Return the kind of failure. Total: every evidence has a kind, UNKNOWN if no table knows anything of it."""
+    """Return the kind of failure; UNKNOWN if no table has an entry for the evidence. Never raises."""
     for text, kind in TEXTS:
         if text in evidence.text:
             return kind
     if kind_by_name := _first(NAMES_BEFORE_CONDITIONS, evidence.names):
         return kind_by_name
     if "AuthenticationException" in evidence.names:
-        # Without a known status `$cbs` broke before it answered.
+        # No known status: the link to `$cbs` broke before `$cbs` answered.
         return TOKEN_STATUSES.get(evidence.status or 0, FailureKind.CBS)
     if kind_by_condition := CONDITIONS.get(evidence.condition or ""):
         return kind_by_condition
@@ -349,18 +356,18 @@ def classify(evidence: FailureEvidence) -> FailureKind:
     return _first(NAMES, evidence.names) or FailureKind.UNKNOWN
 
 
-# An exception with one of these names ended a link, a session or a connection, or failed to renew the right to use it.
-# It is no answer to an operation that was running there.
+# Class names of exceptions that report the end of a link, session or connection, or a failed renewal of its token. Such
+# an exception is not the answer to an operation that was running on the link.
 _NO_ANSWERS: Final = frozenset(
     {"AMQPLinkError", "AMQPSessionError", "AMQPConnectionError", "AuthenticationException"}
 ).union(name for name, _ in NAMES_BEFORE_CONDITIONS)
 
 
 def was_refused(error: BaseException) -> bool:
-    """Return whether an operation that began on an open link certainly did not happen.
+    """Return whether it is certain that the service did not carry out an operation that began on an open link.
 
-    True if the service answered no, or the operation cannot have left this process. After any other failure nobody
-    knows whether the service carried it out, whatever the condition says.
+    True if the service refused the operation, or the operation cannot have left this process. After any other failure
+    the service may have carried out the operation, also if the exception has a condition that means a refusal.
     """
     evidence = evidence_of(error)
     unanswered = evidence.cut_off or not _NO_ANSWERS.isdisjoint(evidence.names)

@@ -1,8 +1,8 @@
-"""The format of a message in the backlog: how its own properties become aliases, and back (S7, Y3).
+"""The format of a message in the backlog: some properties become aliases, and are restored from aliases (S7, Y3).
 
-A backlog queue must not interpret some properties of a diverted message: a session would need a session queue, a
-scheduled time would delay it, and the time to live would run out there. So diverting clears these properties and keeps
-their values in application properties, the aliases:
+A backlog queue must not act on some properties of a diverted message: a session id would need a session queue, a
+scheduled time would delay the message, and the time to live could end in the backlog. So diverting clears these
+properties and stores their values in application properties, the aliases:
 
     session id                x-ms-sessionid
     time to live              x-ms-timetolive                in ticks of 100 ns
@@ -10,9 +10,9 @@ their values in application properties, the aliases:
     destination               x-ms-path                      always
     compressed body           x-twinbus-packed               the algorithm; our own addition (S9)
 
-The names are those of the .NET client's paired namespaces, so either client reads what the other wrote.
+The .NET client's paired namespaces use the same names, so each client can read messages that the other client wrote.
 
-Both directions work on plain data. Which fields of which SDK these are, and the body, do not matter here.
+`divert` and `restore` work on plain data: `MessageFields`. They do not depend on an SDK, and do not read the body.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ class AliasError(OperatorError):
 
 
 class RestoredMessage(NamedTuple):
-    """A message of the backlog as its sender meant it."""
+    """A message from the backlog with the properties that its sender gave it."""
 
     path: str
-    """The destination."""
+    """The entity to which the sender sent the message."""
     message: MessageFields
     compression: str | None
-    """Algorithm of a compressed body."""
+    """The algorithm of a compressed body; None if the body is not compressed."""
 
 
 def divert(message: MessageFields, path: str, compression: str | None = None) -> MessageFields:
@@ -101,7 +101,8 @@ def divert(message: MessageFields, path: str, compression: str | None = None) ->
     if compression is not None:
         aliases[COMPRESSION_PROPERTY] = compression
     return MessageFields(
-        # The expiry belongs to the time to live and is cleared with it. Alone it is a property like any other.
+        # The expiry time of a message with a time to live is cleared together with the time to live. Without a time to
+        # live, the expiry time is not changed.
         absolute_expiry_time=message.absolute_expiry_time if message.time_to_live is None else None,
         application_properties={**properties, **aliases},
     )
@@ -110,7 +111,7 @@ def divert(message: MessageFields, path: str, compression: str | None = None) ->
 def restore(message: MessageFields) -> RestoredMessage:
     """Undo `divert`. AliasError if the path is missing or an alias has a wrong type (Y6).
 
-    Values must have AMQP types. A transport that reads strings or timestamps as something else translates them first.
+    Values must have AMQP types. If an SDK decodes strings or timestamps into other types, its caller converts them.
     """
     aliases: dict[str, object] = {}
     properties: dict[PropertyName, object] = {}

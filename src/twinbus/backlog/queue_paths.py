@@ -1,7 +1,7 @@
-"""Paths of backlog queues, and namespace endpoints in one spelling (P3, P4).
+"""Paths of backlog queues, and normalized namespace endpoints (P3, P4).
 
-The secondary holds `<primary name>/x-servicebus-transfer/<index>` for each backlog queue. The primary's name is the
-first label of its host name, so every client of the same primary finds the same queues without talking to anybody.
+A backlog queue is in the secondary, with the path `<primary name>/x-servicebus-transfer/<index>`. The primary's name is
+the first label of its host name. So all clients of the same primary compute the same paths, without network I/O.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _LOOPBACK: Final = "localhost"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Host and port of a namespace. Two endpoints made by `of` are equal if they name the same place (P3)."""
+    """Host and port of a namespace. Two endpoints made by `of` are equal if they name the same namespace (P3)."""
 
     host: str
     port: int
 
     @classmethod
     def of(cls, host: str, port: int) -> Endpoint:
-        """Return the endpoint with the host in its one spelling: lower case, no trailing dot, `localhost`."""
+        """Return the endpoint with normalized host: lower case, no trailing dot, `localhost` for loopback addresses."""
         plain = host.strip().strip("[]").rstrip(".").lower()
         address = _ip_address(plain)
         if address is None:
@@ -37,7 +37,7 @@ class Endpoint:
 def primary_name(primary: Endpoint) -> str:
     """Return the first part of the backlog queues' paths: `contoso` for contoso.servicebus.windows.net (P4).
 
-    An IP address or localhost has no label. Its name is host and port.
+    For an IP address or localhost, which has no such label, the name is host and port.
     """
     if primary.host == _LOOPBACK or _ip_address(primary.host) is not None:
         # A colon is not allowed in a path.
@@ -65,7 +65,7 @@ def backlog_queue_index(name: str, path: str) -> int | None:
 
 
 def extra_backlog_queues(name: str, count: int, paths: Iterable[str]) -> list[str]:
-    """Return those of the paths that are backlog queues with an index of `count` or more, by index (P6)."""
+    """Return the paths that are backlog queues with an index of `count` or more, sorted by index (P6)."""
     found = [(index, path) for path in paths if (index := backlog_queue_index(name, path)) is not None]
     return [path for index, path in sorted(found) if index >= count]
 
