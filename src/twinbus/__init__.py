@@ -57,7 +57,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name of the public API on first access: `import twinbus` loads no SDK."""
+    """Import the module of a public name when the name is first used, so that `import twinbus` loads no SDK."""
     if name not in __all__:
         raise AttributeError(f"module 'twinbus' has no attribute {name!r}")
     room = {"AliasInUseError": "backlog", "OptionError": "errors"}.get(name, "pairing")
@@ -75,7 +75,7 @@ def pair_namespaces(
     secondary_admin: ServiceBusAdministrationClient | None = None,
     options: SendAvailabilityOptions | None = None,
 ) -> Pair:
-    """Pair two namespaces on clients the caller made (P1). The clients stay the caller's to close."""
+    """Pair two namespaces, with clients that the caller made (P1) and must close."""
     from twinbus import pairing  # noqa: PLC0415 - loads the SDK
 
     return pairing.pair_namespaces(primary, secondary, secondary_admin=secondary_admin, options=options, syphon=_syphon)
@@ -84,14 +84,14 @@ def pair_namespaces(
 def pair_connection_strings(
     primary: str, secondary: str, *, options: SendAvailabilityOptions | None = None, **kwargs: Any
 ) -> Pair:
-    """Pair two namespaces by their connection strings. Keywords go to both clients, which are the pair's own."""
+    """Pair two namespaces by their connection strings. The pair makes both clients, with `kwargs`, and closes them."""
     from twinbus import pairing  # noqa: PLC0415 - loads the SDK
 
     return pairing.pair_connection_strings(primary, secondary, options=options, syphon=_syphon, **kwargs)
 
 
 def _syphon(primary: Any, secondary: Any, admin: Any, pair: PairState) -> PairSyphon:
-    """For pairs with `enable_syphon` alone."""
+    """Make the syphon of a pair with the option `enable_syphon`. Other pairs do not call this function."""
     from twinbus.syphon import ThreadPairSyphon  # noqa: PLC0415 - loads the SDK
 
     return ThreadPairSyphon(primary, secondary, admin, pair)

@@ -1,4 +1,4 @@
-"""The asyncio face of the public API."""
+"""The public API for asyncio."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ def pair_namespaces(
     secondary_admin: ServiceBusAdministrationClient | None = None,
     options: SendAvailabilityOptions | None = None,
 ) -> Pair:
-    """Pair two namespaces on clients the caller made (P1). The clients stay the caller's to close.
+    """Pair two namespaces, with clients that the caller made (P1) and must close.
 
     Returns the pair without network I/O, as the SDK returns its client. `async with pair`, `await pair` or the first
-    call of a sender pairs the namespaces and raises the error if pairing fails. A secondary that cannot be reached does
-    not fail a sender's call: the pair goes on looking for the backlog queues in the background. `async with pair` and
-    `await pair` obey `on_secondary_down`. Use the pair in one event loop, and close it.
+    call of a sender pairs the namespaces and raises the error if pairing fails. If the secondary cannot be reached, a
+    sender's call does not fail: a background task of the pair continues to look for the backlog queues. For
+    `async with pair` and `await pair`, the option `on_secondary_down` decides whether they fail in this case. Use the
+    pair in one event loop only, and close the pair.
     """
     return pairing.aio_pair_namespaces(
         primary, secondary, secondary_admin=secondary_admin, options=options, syphon=_syphon
@@ -54,15 +55,15 @@ def pair_namespaces(
 def pair_connection_strings(
     primary: str, secondary: str, *, options: SendAvailabilityOptions | None = None, **kwargs: Any
 ) -> Pair:
-    """Pair two namespaces by their connection strings. Keywords go to both clients, which are the pair's own.
+    """Pair two namespaces by their connection strings. The pair makes both clients, with `kwargs`, and closes them.
 
-    `pair_namespaces` explains when pairing happens.
+    The docstring of `pair_namespaces` explains when pairing happens.
     """
     return pairing.aio_pair_connection_strings(primary, secondary, options=options, syphon=_syphon, **kwargs)
 
 
 def _syphon(primary: Any, secondary: Any, admin: Any, pair: PairState) -> Syphon:
-    """Make the pair's syphon. Only pairs with `enable_syphon` load it, and the AMQP codec with it."""
+    """Make the pair's syphon. Only pairs with `enable_syphon` load the module of the syphon and the AMQP codec."""
     from twinbus.syphon import AioPairSyphon  # noqa: PLC0415 - as above
 
     return AioPairSyphon(primary, secondary, admin, pair)

@@ -1,4 +1,4 @@
-"""Wall clock. Pure parts do not read it: they get the time as an argument."""
+"""The wall clock. Modules without I/O do not read this clock: their functions get the time as an argument."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time in milliseconds since the epoch. Never runs backwards."""
+    """A clock. `now` returns the wall time in milliseconds since the epoch, and never less than the call before."""
 
     def now(self) -> int: ...
 
 
 class SystemClock:
-    """The machine's wall clock. It stands still while the machine's clock is behind an earlier reading."""
+    """The machine's wall clock. If the machine's clock is set back, `now` returns the highest time so far."""
 
     def __init__(self) -> None:
         self._last = 0

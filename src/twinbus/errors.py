@@ -1,22 +1,22 @@
-"""Base classes of Twinbus's errors, in families by who acts next: the caller, time (retry), or the operator."""
+"""Base classes of Twinbus's errors, in three families: the caller changes the call, retry, the operator acts."""
 
 from __future__ import annotations
 
 
 class TwinbusError(Exception):
-    """Base of all errors that Twinbus raises on purpose."""
+    """Base class of all errors that Twinbus itself defines and raises."""
 
 
 class CallerError(TwinbusError):
-    """The caller must change the call. The same call fails again."""
+    """The caller must change the call. The same call would fail again."""
 
 
 class RetryError(TwinbusError):
-    """The same call may succeed later."""
+    """The call failed for a temporary reason. If the caller repeats it, the same call may succeed."""
 
 
 class OperatorError(TwinbusError):
-    """A person must change something first. `text` says what is wrong, `hint` what to do about it."""
+    """A person must change the configuration or the service first. `text` names the problem, `hint` the remedy."""
 
     def __init__(self, text: str, hint: str = "") -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""A message as a caller writes it: plain values, with the names of azure-servicebus. `twinbus.connect` encodes it."""
+"""A message to send, with plain Python values and the field names of azure-servicebus, for `twinbus.connect`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MessageId = str | UUID | bytes | int
 
 
 class BodyType(Enum):
-    """Kinds of body in AMQP."""
+    """The three kinds of body of an AMQP message."""
 
     DATA = "data"
     SEQUENCE = "sequence"
@@ -43,7 +43,7 @@ class Message:
     partition_key: str | None = None
     user_id: bytes | None = None
     time_to_live: timedelta | None = None
-    scheduled_enqueue_time: datetime | None = None  # without a time zone: UTC
+    scheduled_enqueue_time: datetime | None = None  # a datetime without a time zone is UTC
     application_properties: Mapping[str, Any] | None = None
     annotations: Mapping[str, Any] | None = None
     delivery_annotations: Mapping[str, Any] | None = None

@@ -1,7 +1,7 @@
-"""Vocabulary that both ends share: AMQP value types without a Python equivalent, .NET ticks, and error conditions.
+"""Types that client and server share: AMQP value types without a Python equivalent, .NET ticks, and error conditions.
 
-A value keeps its AMQP type, so that it is encoded as the type it was decoded from. Ranges are checked when a value is
-encoded. The codec is in `twinbus.amqp`; this module loads without it.
+A decoded value has a class for its AMQP type, so that the value is encoded again as the same type. Ranges are checked
+when a value is encoded. The codec is in `twinbus.amqp`; this module does not import it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Int(int):
 
 
 class Long(int):
-    """A plain `int` is encoded as this type."""
+    """An AMQP long: a signed integer of 64 bits. A plain `int` is also encoded as a long."""
 
     __slots__ = ()
 
 
 class Timestamp(int):
-    """Milliseconds since the Unix epoch, UTC."""
+    """An AMQP timestamp: milliseconds since the Unix epoch, UTC."""
 
     __slots__ = ()
 
@@ -60,12 +60,12 @@ _EPOCH_TICKS: Final = 621_355_968_000_000_000
 
 
 def ticks_from_milliseconds(milliseconds: int) -> int:
-    """Return a Unix time in .NET ticks."""
+    """Return a Unix time in milliseconds as .NET ticks."""
     return _EPOCH_TICKS + milliseconds * TICKS_PER_MILLISECOND
 
 
 def milliseconds_from_ticks(ticks: int) -> int:
-    """Return .NET ticks as a Unix time."""
+    """Return .NET ticks as a Unix time in milliseconds."""
     return (ticks - _EPOCH_TICKS) // TICKS_PER_MILLISECOND
 
 
@@ -74,19 +74,19 @@ class Float32(float):
 
 
 class Char(str):
-    """One Unicode character."""
+    """An AMQP char: one Unicode character."""
 
     __slots__ = ()
 
 
 class Symbol(str):
-    """ASCII text from a limited domain."""
+    """An AMQP symbol: ASCII text, such as the name of a capability or of an error condition."""
 
     __slots__ = ()
 
 
 class Decimal32(bytes):
-    """The IEEE 754-2008 encoding, as on the wire: no Python type keeps it exactly."""
+    """An AMQP decimal32 as the bytes of its IEEE 754-2008 encoding: no Python type represents all values exactly."""
 
     __slots__ = ()
 
@@ -101,7 +101,7 @@ class Decimal128(bytes):
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A value with a descriptor. Its hash depends on Python's hash seed, so that a peer cannot predict it."""
+    """A value with a descriptor. The hash depends on Python's hash seed, so that a peer cannot predict the hash."""
 
     descriptor: Any
     value: Any
@@ -111,17 +111,17 @@ class Described:
 
 
 def unpredictable_key(key: Any) -> Any:
-    """Return a stand-in for a map key whose hash a peer cannot predict. Equal keys have equal stand-ins.
+    """Return an object that represents a map key in a dict, with a hash that a peer cannot predict.
 
-    Python computes the hash of a number or UUID from its value alone. A peer could choose many such keys so that all of
-    them collide in a dict. The hash of text and bytes depends on a random seed.
+    Equal keys give equal objects. Python computes the hash of a number or UUID from its value alone, so a peer could
+    choose many such keys whose hashes collide in a dict. The hash of text and bytes depends on a random seed.
     """
     if isinstance(key, int):
         return "number", str(int(key))
     if isinstance(key, float):
         if key.is_integer():
             return "number", str(int(key))
-        # As in a dict, a NaN is equal only to itself.
+        # As in a dict, a NaN equals only the same object.
         return ("nan", str(id(key))) if isnan(key) else ("number", float.__repr__(key))
     if isinstance(key, UUID):
         return "uuid", key.bytes
@@ -131,8 +131,8 @@ def unpredictable_key(key: Any) -> Any:
 class NumberKeyedMap(Mapping[Any, Any]):
     """A decoded map with many keys that are numbers or UUIDs (docs/decisions/0020-linear-decoding.md).
 
-    It is read like a dict and keeps the order of its keys. It cannot be changed. Copying it into a dict takes time
-    quadratic in its size if a peer chose the keys for that.
+    The map is read like a dict, in the order of its entries, and cannot be changed. Do not copy the map into a dict:
+    with keys whose hashes collide, which a peer can choose, the copy takes time quadratic in the number of keys.
     """
 
     __slots__ = ("_entries",)
@@ -164,7 +164,10 @@ class NumberKeyedMap(Mapping[Any, Any]):
 
 
 class Array(list[Any]):
-    """Values of one AMQP type. `element` is the Python type; `descriptors` apply to every element, outermost first."""
+    """An AMQP array: values of one type. `element` is the Python type of the values.
+
+    `descriptors` are the descriptors that every value has, the outermost first.
+    """
 
     __slots__ = ("descriptors", "element")
 
