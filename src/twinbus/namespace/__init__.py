@@ -1,7 +1,7 @@
 """The embedded Service Bus: a namespace that the official SDKs use unchanged.
 
-    engine/   decides what happens to messages; pure
-    store/    keeps messages in SQLite or in memory
+    engine/   decides what happens to messages; pure functions and state, no input or output
+    store/    stores messages in SQLite or in memory
     front/    AMQP, HTTP, TLS and WebSocket connections of clients
     runtime   runs the engine on the event loop, between front and store
     server    one namespace that listens on a port; `serve` runs the namespaces of a `ServePlan`

@@ -1,12 +1,13 @@
-"""Configuration files: reads our own format and the Config.json of Microsoft's emulator, and writes the latter.
+"""Configuration files: reads our own format and the Config.json of Microsoft's emulator, and writes a Config.json.
 
 Our own format is TOML or JSON. Both formats hold namespaces with queues, topics and subscriptions. The properties of
 these entities come from the table `engine.entity_properties`: our own format has the names of azure-servicebus
-(`lock_duration`), the emulator's format the same words in capitals (`LockDuration`).
+(`lock_duration`), the emulator's format has the same words with capital initials (`LockDuration`).
 
-`parse_config` takes the text of a file and returns its namespaces. It collects all problems of the file, each with its
-place (`namespaces[0].queues[2].lock_duration: …`), and raises them as one ConfigError. `emulator_config` returns the
-entities of a namespace as a Config.json, together with what that format cannot express. Nothing here opens a file.
+`parse_config` gets the text of a file and returns the namespaces in that text. It collects all problems of the file,
+each problem with its place (`namespaces[0].queues[2].lock_duration: …`), and raises one ConfigError with all problems.
+`emulator_config` returns the entities of a namespace as a Config.json, and a list of what that format cannot express.
+This module does not open files.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from twinbus.namespace.own_names import parse_authority
 _LOGGING: Final = ("File", "Console", "File,Console", "Console,File")
 _LONGEST_SECONDS: Final = 10_675_199 * 24 * 3600
 _INVALID: Final = object()
-"""Returned for a value that was reported as a problem."""
+"""A marker that functions return instead of a value that they reported as a problem."""
 _DEFAULT_RULES: Final = (RuleDescription(DEFAULT_RULE),)
 _CORRELATION_FIELDS: Final = {
     "ContentType": "content_type",
@@ -59,8 +60,9 @@ _CORRELATION_FIELDS: Final = {
     "SessionId": "session_id",
     "To": "to",
 }
-"""From the emulator's name of a field of a correlation filter to ours."""
-# Properties that the emulator's own files always contain. Others are written only where they differ from the default.
+"""Fields of a correlation filter: the name in the emulator's format, and the name in Twinbus."""
+# Properties that the emulator's own files always contain. Other properties are written only if they differ from the
+# default.
 _ALWAYS_WRITTEN: Final = frozenset(
     {
         "DeadLetteringOnMessageExpiration",
@@ -79,7 +81,7 @@ Rules = tuple[RuleDescription, ...]
 
 
 class ConfigError(OperatorError):
-    """A file that cannot be used. Each problem starts with its place in the file."""
+    """A configuration file has problems. Each problem starts with its place in the file."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -88,11 +90,11 @@ class ConfigError(OperatorError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceConfig:
-    """What a file says about one namespace.
+    """The configuration of one namespace in a file.
 
-    `port` None: the caller chooses one. No `rules`: the default rule. `host_names` are further names that clients may
-    use, each `NAME` or `NAME:PORT` (X3). `requested_by` has the option that asked for an entity, by the path of the
-    entity in lower case.
+    If `port` is None, the caller chooses a port. If there are no `rules`, the namespace gets the default rule.
+    `host_names` are further names that clients may use, each `NAME` or `NAME:PORT` (X3). `requested_by` maps the path
+    of an entity, in lower case, to the command-line option that asked for the entity.
     """
 
     name: str
@@ -105,9 +107,9 @@ class NamespaceConfig:
 
 
 def parse_config(text: str, *, toml: bool, environment: Mapping[str, str]) -> tuple[NamespaceConfig, ...]:
-    """Return the namespaces of a file, in its order. Raises ConfigError with all problems of the file.
+    """Return the namespaces of a file, in the order of the file. Raises ConfigError with all problems of the file.
 
-    `environment` has the values of keys that the file takes from environment variables.
+    `environment` has the environment variables from which the file may take keys.
     """
     try:
         value = tomllib.loads(text) if toml else json.loads(text)
@@ -140,19 +142,19 @@ class ConfigValue:
         return isinstance(self.value, dict) and self.value.get(name) is not None
 
     def get(self, name: str) -> ConfigValue:
-        """Return the member with this name. Its value is None if it is missing."""
+        """Return the member with this name. If the member is missing, the value of the result is None."""
         value = self.value.get(name) if isinstance(self.value, dict) else None
         return ConfigValue(value, f"{self.place}.{name}" if self.place else name, self.problems)
 
     def object(self, name: str) -> ConfigValue:
-        """Return a member that is an object, or an empty object if it is missing."""
+        """Return a member that is an object, or an empty object if the member is missing."""
         member = self.get(name)
         if member.value is not None and not isinstance(member.value, dict):
             member.report("is not an object")
         return member if isinstance(member.value, dict) else ConfigValue({}, member.place, self.problems)
 
     def objects(self, name: str) -> list[ConfigValue]:
-        """Return the members of a list of objects, or none if the list is missing."""
+        """Return the members of a list of objects. The result is empty if the list is missing."""
         found = self.get(name)
         if found.value is None:
             return []
@@ -225,7 +227,10 @@ def _own_properties(entity: ConfigValue, kind: type[Description], *others: str) 
 
 
 def _own_rules(subscription: ConfigValue) -> Rules:
-    """Return the `rules` of a subscription: `sql` or `correlation` (neither: everything), `action`, `parameters`."""
+    """Return the `rules` of a subscription.
+
+    A rule has `sql` or `correlation`, and may have `action` and `parameters`. A rule with neither selects all messages.
+    """
     found = []
     for rule in subscription.objects("rules"):
         rule.allow_only("name", "sql", "correlation", "action", "parameters")
@@ -265,7 +270,7 @@ def _authorization_rules(owner: ConfigValue, environment: Mapping[str, str]) -> 
 
 
 def _key(key: ConfigValue, environment: Mapping[str, str]) -> str:
-    """Return a key that stands in the file or in an environment variable. No problem ever shows the key."""
+    """Return a key from the file or from an environment variable. The text of a problem never contains the key."""
     match key.value:
         case None:
             return ""
@@ -375,7 +380,7 @@ def _emulator_rules(subscription: ConfigValue) -> Rules:
 
 
 def _properties(entity: ConfigValue, rows: Mapping[str, EntityProperty], *others: str) -> dict[str, Any]:
-    """Return the fields of the description that the file sets. `others` are members that the caller reads."""
+    """Return the fields of the description that the file sets. `others` names members that the caller reads."""
     entity.allow_only(*others, *rows)
     found: dict[str, Any] = {}
     for name, row in rows.items():
@@ -387,7 +392,7 @@ def _properties(entity: ConfigValue, rows: Mapping[str, EntityProperty], *others
 
 
 def _duration(given: ConfigValue, row: EntityProperty) -> Any:
-    """Return milliseconds of an ISO 8601 duration or of a number of seconds; None for never."""
+    """Return the milliseconds of an ISO 8601 duration or of a number of seconds, or None for the duration "never"."""
     value = given.value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     try:
@@ -448,7 +453,7 @@ def _text(given: ConfigValue, _: EntityProperty) -> Any:
 
 def _entity_address(given: ConfigValue, _: EntityProperty) -> Any:
     if isinstance(given.value, str):
-        return given.value or None  # the emulator writes an empty text for no target
+        return given.value or None  # in the emulator's format an empty text means that there is no target
     given.report(f"{given.value!r} is not the name of a queue or topic")
     return _INVALID
 
@@ -499,7 +504,7 @@ def _namespace_name(namespace: ConfigValue, key: str) -> str:
 
 
 def namespace_name_problem(name: str) -> str | None:
-    """Return why a namespace cannot have this name, or None. The name is also that of the file of its store."""
+    """Return why a namespace cannot have this name, or None if it can. The store's file gets the same name."""
     is_known = name.isascii() and all(character.isalnum() or character == "-" for character in name)
     if is_known and 1 <= len(name) <= 50:
         return None

@@ -1,26 +1,29 @@
 """Locks of root entities: the engine decides about one event of a root entity at a time.
 
 A root entity is a queue, or a topic together with its subscriptions. A decision may pause to read rows from the store.
-While it is paused, other events of the same root entity must not be decided, because they would see a half-made change.
-Events of other root entities go on. So every root entity has a lock, and the runtime holds it for each decision.
+During the pause, the engine must not decide about other events of the same root entity, because these decisions would
+see a half-made change. Decisions about other root entities continue. So every root entity has a lock, and the runtime
+holds this lock during each decision.
 
     free --try_hold--> held --release--> the next waiting job runs with the lock held; or free, and `idle` is called
 
 The jobs of a lock run in the order in which they were added. `try_hold` fails while jobs wait, so a new event cannot
-overtake them.
+run before the jobs that wait.
 
 Some decisions change several root entities: a transaction, or a message that is forwarded from one queue to another.
-They hold all locks (`hold_together`). The locks are always taken in the same order, by the id of the root entity. A
-holder waits only for locks above those that it holds, so no circle of holders waits for each other.
+Such a decision holds the locks of all its root entities (`hold_together`). The locks are always taken in the same
+order, by the id of the root entity. A decision waits only for a lock with a higher id than all locks that it holds, so
+there is no deadlock.
 
-Two details keep the call stack flat. A job often releases its lock before it returns; `release` then only marks the
-lock free, and the loop that called the job runs the next one. A job of `hold_together` that got a lock after waiting
-continues in a later turn of the event loop: otherwise each of a chain of holders would run inside the one before it.
+Two details limit the depth of the call stack. A job often releases its lock before the job returns. In this case
+`release` only marks the lock as free, and the loop that called the job runs the next job. A job of `hold_together` that
+had to wait for a lock continues in a later turn of the event loop: otherwise each job in a chain of waiting jobs would
+run inside the job before it.
 
-Each lock also records the commit group of the last write that was made under it. A read under the lock waits for that
-group, so a decision sees all writes of earlier decisions.
+Each lock also records the commit group of the last write of a decision that held the lock. A read of the next decision
+waits for that group, so a decision sees all writes of earlier decisions.
 
-Everything here runs on the event loop's thread.
+All functions of this module run on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -39,47 +42,50 @@ class EntityLock:
     __slots__ = ("_idle", "_jobs", "_running_jobs", "group", "is_held", "root")
 
     def __init__(self, root: RootEntity, idle: Callable[[RootEntity], None]) -> None:
-        """`idle` is called whenever the lock was released and no job waits for it."""
+        """`idle` is called each time the lock was released and no job waits for the lock."""
         self.root = root
         self.is_held = False
         self.group = 0
-        """The commit group of the last write under this lock."""
+        """The commit group of the last write of a decision that held this lock."""
         self._idle = idle
         self._jobs: deque[Callable[[], None]] = deque()
         self._running_jobs = False
 
     @property
     def locks(self) -> Sequence[EntityLock]:
-        """The locks that are held: this one. `HeldTogether` has several."""
+        """A list with only this lock. The same property of `HeldTogether` has several locks."""
         return (self,)
 
     @property
     def is_idle(self) -> bool:
-        """Whether the lock is free and no job waits for it."""
+        """Whether the lock is free and no job waits for the lock."""
         return not (self.is_held or self._jobs)
 
     def try_hold(self) -> bool:
-        """Hold the lock and return True, if it is free and no job waits for it."""
+        """Hold the lock and return True if the lock is free and no job waits for it. Otherwise return False."""
         if self.is_held or self._jobs:
             return False
         self.is_held = True
         return True
 
     def add_job(self, job: Callable[[], None]) -> None:
-        """Run `job` with the lock held, after all jobs that wait already. The job must have the lock released."""
+        """Run `job` with the lock held, after all jobs that wait already.
+
+        The job must release the lock, before it returns or in a later turn of the event loop.
+        """
         self._jobs.append(job)
         if not self.is_held:
             self.run_jobs()
 
     def release(self) -> None:
-        """Release the lock and run the jobs that wait for it."""
+        """Release the lock, and run the jobs that wait for the lock."""
         self.is_held = False
         self.run_jobs()
 
     def run_jobs(self) -> None:
-        """Run waiting jobs until one of them keeps the lock or none is left."""
+        """Run waiting jobs until a job returns without releasing the lock, or no job is left."""
         if self._running_jobs:
-            return  # called by a job: the loop below goes on when that job returns
+            return  # a job called this method: the loop below continues when that job returns
         self._running_jobs = True
         try:
             while self._jobs and not self.is_held:
@@ -102,11 +108,11 @@ class HeldTogether:
 
     @property
     def root(self) -> RootEntity:
-        """The first of the root entities."""
+        """The root entity of the first lock."""
         return self.locks[0].root
 
     def release(self) -> None:
-        """Record the commit group in every lock, and release all of them."""
+        """Record the commit group in every lock, and release all locks."""
         for lock in self.locks:
             lock.group = max(lock.group, self.group)
         release_all(self.locks)
@@ -118,9 +124,10 @@ def hold_together(
     *,
     call_soon: Callable[[Callable[[], None]], object],
 ) -> None:
-    """Call `then` with all locks held: at once if they are free, otherwise when the last of them becomes free.
+    """Call `then` with all locks held. If all locks are free, `then` runs before this function returns.
 
-    `then` must have the locks released. `call_soon` runs a call in a later turn of the event loop.
+    Otherwise `then` runs when the last lock becomes free. `then` must make sure that the locks are released.
+    `call_soon` runs its argument in a later turn of the event loop.
     """
     ordered = sorted(set(locks), key=lambda lock: lock.root.counters.queue)
 
@@ -136,13 +143,13 @@ def hold_together(
 
 
 def release_all(locks: Sequence[EntityLock]) -> None:
-    """Release locks that are held together. All are free before a job of any of them runs."""
+    """Release locks that are held together. A job of any of these locks runs only after all of them are free."""
     for lock in locks:
         lock.is_held = False
     for lock in locks:
-        if not lock.is_held:  # a job of another lock may hold it again
+        if not lock.is_held:  # a job of another lock may hold this lock again
             lock.run_jobs()
 
 
 def _ignore(_: object) -> None:
-    """Drop the result of `call_soon`: a job returns nothing."""
+    """Drop the result of `call_soon`, because a job must return None."""

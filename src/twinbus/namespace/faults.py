@@ -1,10 +1,11 @@
 """Faults on demand (N4): decides which operations a fault hits, and when the fault is over.
 
 A fault has a kind (what happens), points (at which operations), and optionally an entity, a link, a probability, a
-count and a duration. The front asks `trigger` at every point of every operation and carries out the fault it returns.
+count and a duration. The front calls `trigger` at every point of every operation, and carries out the fault that
+`trigger` returns.
 
-This module only decides. The time comes from the clock given in, and each fault draws random numbers from its own seed:
-the same seed and the same operations give the same hits.
+This module only decides. The caller supplies the clock. Each fault draws random numbers from its own seed: the same
+seed and the same operations give the same hits.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class FaultPoint(StrEnum):
 _ALL: Final = frozenset(FaultPoint)
 _ON_A_CONNECTION: Final = _ALL - {FaultPoint.CONNECT}
 _STORING: Final = frozenset({FaultPoint.SEND, FaultPoint.SETTLE, FaultPoint.REQUEST})
-# For each kind: the points that it can have, and those that it has by default. A crash without points is immediate.
+# For each kind: the points that are allowed, and the default points. A crash without points happens when it is set.
 _POINTS: Final[Mapping[FaultKind, tuple[frozenset[FaultPoint], frozenset[FaultPoint]]]] = {
     FaultKind.REFUSE: (frozenset({FaultPoint.CONNECT}), frozenset({FaultPoint.CONNECT})),
     FaultKind.BLACK_HOLE: (_ALL, _ALL),
@@ -90,7 +91,7 @@ class FaultSpecError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault. `entity` or `link` None means all. `duration` and `delay` are in seconds."""
+    """One fault. If `entity` or `link` is None, the fault hits all of them. `duration` and `delay` are in seconds."""
 
     id: str
     kind: FaultKind
@@ -105,7 +106,7 @@ class Fault:
     after: bool = False
 
     def matches(self, point: FaultPoint, entity: str | None, link: str | None) -> bool:
-        """Return whether this fault is meant for such an operation."""
+        """Return whether point, entity and link of an operation are among those of this fault."""
         if point not in self.points:
             return False
         if self.entity is not None and (entity is None or not _within(entity, self.entity)):
@@ -168,7 +169,7 @@ class Faults:
         self._last_id = 0
         self._on_change: list[Callable[[], None]] = []
         self.active = False
-        """Whether there is any active fault. Checked first, so that a namespace without faults loses no time."""
+        """Whether there is any active fault. Callers check this first, so that operations without faults are fast."""
         self.crash_now = False
         """True after a crash without points was set. The server then ends the process."""
 
@@ -194,7 +195,10 @@ class Faults:
         return None
 
     def black_hole(self, point: FaultPoint, entity: str, link: str) -> Fault | None:
-        """Return the black hole over such operations, if it has neither count nor probability. Counts no hit."""
+        """Return the active black hole that matches an operation and has neither count nor probability, or None.
+
+        Does not count a hit.
+        """
         for one in self._active:
             fault = one.fault
             certain = fault.count is None and fault.probability >= 1.0 and not fault.is_blackout
@@ -220,7 +224,7 @@ class Faults:
         self._on_change.append(call)
 
     def next_end(self) -> int | None:
-        """Return when the next duration ends, in milliseconds since the epoch."""
+        """Return when the next duration of a fault ends, in milliseconds since the epoch, or None."""
         return min((one.ends_at for one in self._active if one.ends_at is not None), default=None)
 
     def expire(self) -> None:
@@ -237,7 +241,7 @@ class Faults:
         return [one.as_json(now) for one in self._active]
 
     def set(self, spec: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a fault and return it as a JSON object. Raises FaultSpecError. Draws a seed if `spec` has none."""
+        """Add a fault and return the fault as a JSON object. Draws a seed if `spec` has none. Raises FaultSpecError."""
         fault = _read(spec, str(self._last_id + 1), self._new_seed)
         self._last_id += 1
         now = self._clock.now()
@@ -251,7 +255,7 @@ class Faults:
         return one.as_json(now)
 
     def clear(self, id: str | None = None) -> int:
-        """Remove one fault, or all of them. Returns how many were removed."""
+        """Remove the fault with this id, or all faults. Returns the number of removed faults."""
         kept = [] if id is None else [one for one in self._active if one.fault.id != id]
         cleared = len(self._active) - len(kept)
         if cleared:
@@ -270,7 +274,7 @@ def _is_over(one: _ActiveFault, now: int) -> bool:
 
 
 def _within(path: str, entity: str) -> bool:
-    """Return whether `path` is the entity, one of its sub-queues, its `$management`, or a subscription of the topic."""
+    """Return whether `path` is `entity`, or a sub-queue, the `$management` node or a subscription of `entity`."""
     path, entity = path.strip("/").lower(), entity.strip("/").lower()
     if not path.startswith(entity):
         return False

@@ -12,16 +12,16 @@ _LOWEST_PORT: Final = 10_000
 
 
 def find_free_port() -> int:
-    """Return a free port below the range that the system uses for outgoing connections. Raises OSError if none is.
+    """Return a free port below the range that the system uses for outgoing connections. Raises OSError if none is free.
 
-    While the server is down, any outgoing connection could take a port of that range, even that of a client which tries
-    to reach the server.
+    While the server is down, any outgoing connection could get a port of that range: even the connection of a client
+    that tries to reach the server.
     """
     try:
         first = int(_EPHEMERAL_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         first = 32_768
-    # Not the seeded generator: tests that run at the same time may share a seed.
+    # The module's own generator is not used: tests that run at the same time may have given it the same seed.
     generator = random.SystemRandom()
     candidates = [generator.randrange(_LOWEST_PORT, first) for _ in range(100)] if first > _LOWEST_PORT else []
     for port in (*candidates, 0):

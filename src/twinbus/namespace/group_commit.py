@@ -1,14 +1,15 @@
-"""Group commit: collects writes in a group while the group before it goes to disk.
+"""Group commit: collects writes in a group while the previous group is written to disk.
 
-The event loop adds writes to the open group. A writer thread commits one group at a time; when it is done, the open
-group is closed and committed next. So many small decisions share one sync of the disk, and the busier the disk is, the
-larger the groups become.
+The event loop adds writes to the open group. A writer thread commits one group at a time. When the commit is finished,
+the open group is closed and committed next. So many small decisions share one sync of the disk, and the slower the disk
+is, the larger the groups become.
 
-Groups are numbered and finish in order. `when(group, call)` runs a call after that group is on disk. This is what keeps
-the rule "persist, then acknowledge". A reader thread answers reads meanwhile.
+Groups are numbered and finish in order. `when(group, call)` runs a call after that group is on disk. The runtime sends
+acknowledgements in such calls, which keeps the rule "persist, then acknowledge". A reader thread answers reads while
+the writer thread commits.
 
-After a commit failed, memory is ahead of the disk. No group finishes any more and no waiting call runs, so nothing
-unsaved is acknowledged. The server ends the namespace.
+After a commit has failed, the state in memory contains changes that are not on disk. From then on no group finishes and
+no waiting call runs, so no change that is not on disk is acknowledged. The server ends the namespace.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ CONGESTED_BYTES = 32 * 1024 * 1024
 class GroupCommit:
     """The writer thread and the reader thread of one store, used from the event loop.
 
-    `failed` is called once if a commit fails, `committed` with the seconds of each commit, `freed` with the bytes of
-    shared bodies that were deleted, by topic. All are called on the event loop.
+    `failed` is called once if a commit fails. `committed` is called after each commit, with its duration in seconds.
+    `freed` is called with the bytes of shared bodies that were deleted, by topic. All three are called on the event
+    loop.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class GroupCommit:
     def add(self, writes: list[StoreWrite]) -> int:
         """Add writes to the open group. Returns the number of the group."""
         if self._broken is not None:
-            return self._group  # it never reaches the disk, so no call that waits for it runs
+            return self._group  # this group is never committed, so no call that waits for it runs
         self._open += writes
         for write in writes:
             if isinstance(write, PutRow):
@@ -83,21 +85,25 @@ class GroupCommit:
                 self._open_bytes += len(write.raw)
         if self._idle.is_set():
             self._idle.clear()
-            # In a later turn of the loop, so that everything from one read of a socket is in one group.
+            # The commit starts in a later turn of the loop, so that all writes after one read of a socket are in one
+            # group.
             self._loop.call_soon(self._start)
         return self._group
 
     def when(self, group: int, call: Callable[[], None]) -> None:
-        """Run `call` after the group is on disk and after all earlier calls for it. At once if that is so already."""
+        """Run `call` when the group is on disk, after all earlier calls for this group.
+
+        If the group is on disk already, `call` runs before this method returns.
+        """
         if group <= self._on_disk:
             call()
         else:
             self._waiting[group].append(call)
 
     def load(self, read: StoreRead, answered: Callable[[Any], None]) -> None:
-        """Read from the store. Calls `answered` on the loop with the answer, or with the exception of the read."""
+        """Read from the store. Calls `answered` on the loop with the answer, or with the exception of a failed read."""
         if self._store.inline:
-            self._loop.call_soon(answered, self._load(read))  # not inside the caller: the stack would grow
+            self._loop.call_soon(answered, self._load(read))  # called from the loop, so that the call stack stays flat
         else:
             self._reads.put((read, answered))
 
@@ -106,11 +112,11 @@ class GroupCommit:
         return self._open_bytes + self._disk_bytes > CONGESTED_BYTES
 
     def when_relieved(self, call: Callable[[], None]) -> None:
-        """Run `call` once, when the congestion is over."""
+        """Run `call` once, when a commit has finished and `is_congested` is False."""
         self._relieved.append(call)
 
     async def flushed(self) -> None:
-        """Wait until nothing waits for the disk."""
+        """Wait until all writes that were added are on disk."""
         await self._idle.wait()
 
     async def close(self) -> None:
@@ -147,7 +153,8 @@ class GroupCommit:
             self._start_soon()
         else:
             self._idle.set()
-        # The group counts as finished after the loop: a call for it that is added meanwhile runs behind the others.
+        # `_on_disk` changes after the loop. So if one of these calls adds a call for the same group, the new call runs
+        # last.
         for call in self._waiting[group]:
             try:
                 call()
@@ -167,7 +174,7 @@ class GroupCommit:
             self._start()
 
     def _fail(self, error: Exception) -> None:
-        # Nothing that waits for the disk may run any more.
+        # No call that waits for a group may run any more.
         self._broken = error
         self._waiting.clear()
         self._idle.set()
@@ -176,7 +183,7 @@ class GroupCommit:
     def _load(self, read: StoreRead) -> Any:
         try:
             return self._store.load(read)
-        except Exception as error:  # raised in the decision that needs the read
+        except Exception as error:  # the runtime raises this error in the decision that needs the read
             return error
 
     def _write_forever(self) -> None:
@@ -184,14 +191,14 @@ class GroupCommit:
             self._tidy()
             while (writes := self._writes.get()) is not None:
                 self._store.commit(writes)
-                self._report_freed()  # before the acknowledgements: a client that completed the last copy finds room
+                self._report_freed()  # before acknowledgements: a client may send as soon as it gets one
                 self._call(self._finish)
                 self._tidy()
         except Exception as error:
             self._call(self._fail, error)
 
     def _tidy(self) -> None:
-        """Do one piece of housekeeping, and more while nothing waits to be written."""
+        """Do one step of housekeeping in the store, and further steps while no group waits to be committed."""
         more = True
         while more:
             more = self._store.tidy() and self._writes.empty()

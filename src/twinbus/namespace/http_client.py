@@ -1,4 +1,4 @@
-"""Blocking HTTP client of a running namespace: its JSON pages beside the management API, and its faults.
+"""Blocking HTTP client of a running namespace: requests its JSON pages (not the management API), and sets its faults.
 
 All pages need a key with the Manage claim.
 """
@@ -44,9 +44,10 @@ class NamespaceHttpClient:
         self._clock = clock or SystemClock()
 
     def request(self, method: str, path: str, body: dict[str, Any] | None = None, *, may_vanish: bool = False) -> Any:
-        """Return the JSON answer. Raises NamespaceRequestError.
+        """Send a request and return the JSON answer. Raises NamespaceRequestError.
 
-        With `may_vanish`, the request may end the server: a connection that breaks then counts as an empty answer.
+        With `may_vanish`, the request may end the server. If the connection breaks in this case, the result is an empty
+        answer and not an error.
         """
         connection = self._connection()
         headers = {"Authorization": self._token(), "Accept": "application/json"}
@@ -101,7 +102,7 @@ class NamespaceHttpClient:
 
 
 def _detail(answer: bytes) -> str:
-    """Return the text of an error that is not JSON: its <Detail> element, or the start of the answer."""
+    """Return the text of an error answer that is not JSON: the <Detail> element, or the start of the answer."""
     text = answer.decode(errors="replace")
     found = _DETAIL.search(text)
     return html.unescape(found[1]) if found else text[:500].strip()
@@ -128,9 +129,9 @@ class FaultClient(NamespaceHttpClient):
         seed: int | None = None,
         after: bool = False,
     ) -> _Fault:
-        """Set a fault and return it with its id and its seed.
+        """Set a fault. Returns the fault as a JSON object with its id and its seed.
 
-        A crash without points ends the server at once. The answer is then empty.
+        A crash without points ends the server before it can answer. The result is then empty.
         """
         spec = {
             "kind": kind,
@@ -150,7 +151,7 @@ class FaultClient(NamespaceHttpClient):
         return answer
 
     def clear(self, id: str | None = None) -> int:
-        """Clear one fault, or all faults. Returns the number cleared; a fault that is over already does not count."""
+        """Clear one fault, or all faults. Returns the number of cleared faults. Faults that are over do not count."""
         try:
             return int(
                 self.request("DELETE", FAULTS_PATH if id is None else f"{FAULTS_PATH}/{quote(id, safe='')}")["cleared"]

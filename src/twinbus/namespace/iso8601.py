@@ -1,7 +1,7 @@
 """Durations and instants in ISO 8601, as the management API and configuration files write them.
 
-The service resolves them to 100 ns. In Twinbus both are milliseconds. The longest duration of the service means "never"
-and is None in Twinbus.
+The service stores durations and instants in units of 100 ns, Twinbus in milliseconds. The longest duration of the
+service means "never" and is None in Twinbus.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _UNITS: Final = (365 * _DAY, 30 * _DAY, 7 * _DAY, _DAY, _HOUR, _MINUTE, _SECOND)
 
 
 def parse_duration(text: str) -> int | None:
-    """Return the duration in milliseconds, rounded, or None for the longest one. Raises ValueError.
+    """Return the duration in milliseconds, rounded, or None for the longest duration. Raises ValueError.
 
-    A duration within a second of the longest one counts as the longest one: the Python client reads it into a float and
-    sends it back with an error of up to a millisecond.
+    The result is also None for a duration that differs from the longest duration by less than a second: the Python
+    client reads the longest duration into a float, and sends it back with an error of up to a millisecond.
     """
     found = _PATTERN.fullmatch(text.strip())
     if found is None:
@@ -49,7 +49,7 @@ def parse_duration(text: str) -> int | None:
 
 
 def render_duration(milliseconds: int | None) -> str:
-    """Return the shortest form, as the service writes it: PT1M, P14D, PT0.5S."""
+    """Return the shortest text for a duration, as the service writes it: PT1M, P14D, PT0.5S."""
     if milliseconds is None:
         return LONGEST
     days, rest = divmod(milliseconds, _DAY)
@@ -65,7 +65,7 @@ def render_duration(milliseconds: int | None) -> str:
 
 
 def render_instant(milliseconds: int) -> str:
-    """Return an instant. Zero stands for "not yet", which the service writes as the year 1."""
+    """Return the text for an instant. Zero means "not yet"; the service writes the year 1 for it."""
     if milliseconds <= 0:
         return _NOT_YET
     instant = _EPOCH + timedelta(milliseconds=milliseconds)

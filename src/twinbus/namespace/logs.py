@@ -1,7 +1,7 @@
 """Structured logs on stderr: one line for each record, for people or as JSON.
 
-No record of ours contains secrets or message bodies. As a second defence, every record is searched for keys and
-signatures, also records of other libraries, and what is found is removed.
+No log record of Twinbus contains secrets or message bodies. As a second protection, all records, also of other
+libraries, are searched for keys and signatures, and those that are found are removed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class LogFormat(StrEnum):
 
 
 class Redaction(logging.Filter):
-    """Removes keys and signatures from a record before a handler formats it. `keys` are removed wherever they occur."""
+    """Removes keys and signatures from a log record before a handler formats the record.
+
+    The texts in `keys` are removed from all parts of a record.
+    """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         super().__init__()
@@ -50,7 +53,7 @@ class Redaction(logging.Filter):
         try:
             message = record.getMessage()
         except (TypeError, ValueError):
-            # The arguments do not fit the text. Leave them out: they may contain a secret.
+            # The arguments do not match the placeholders in the text. They are left out: they may contain a secret.
             message = str(record.msg)
         record.msg, record.args = self.clean(message), None
         if record.exc_info and not record.exc_text:
@@ -102,7 +105,10 @@ class HumanLogFormatter(logging.Formatter):
 def configure_logging(
     level: str, form: LogFormat = LogFormat.HUMAN, *, keys: Iterable[str] = (), stream: TextIO | None = None
 ) -> None:
-    """Log records of Twinbus from `level` on, and warnings of other libraries, to `stream` (stderr), without `keys`."""
+    """Set up logging: records of Twinbus of at least `level`, and warnings of other libraries, go to `stream`.
+
+    The default of `stream` is stderr. The texts in `keys` are removed from all records.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLogFormatter() if form is LogFormat.JSON else HumanLogFormatter())
     handler.addFilter(Redaction(keys))

@@ -1,7 +1,8 @@
 """Everything that a namespace measures about itself (N5): operations, connections, commits, depth, memory.
 
     OperationMeter      counts operations by entity and kind. The engine decides what an operation is; the runtime
-                        reports each one here. Also holds the gauge of connections and the histogram of commit times.
+                        reports each operation. The class also has the gauge of connections and the histogram of
+                        commit times.
     LedgerMeter         writes the counted operations to the ledger, once a second
     DepthCollector      gauges for the messages and bytes of every entity
     ResourceCollector   gauges for the connections and memory of the process
@@ -30,12 +31,12 @@ _LABELS = ("entity", "operation")
 
 _STATES: Final = ("active", "deferred", "scheduled", "dead_letter", "transfer", "transfer_dead_letter")
 INTERVAL_SECONDS: Final = 1.0
-"""How often the counted operations are written to the ledger."""
+"""The time between two writes of the counted operations to the ledger."""
 
 OperationKey = tuple[str, str]
-"""Entity and operation."""
+"""The path of an entity, and the kind of an operation."""
 OperationCount = list[int]
-"""Number of operations, their bytes, their billable units."""
+"""Three sums over operations: their number, their bytes, their billable units."""
 _NOTHING: Final[OperationCount] = [0, 0, 0]
 
 
@@ -49,7 +50,7 @@ class OperationMeter(Collector):
         self.commit_seconds = Histogram(
             "twinbus_commit_seconds", "Time to bring a group to disk.", buckets=_COMMIT_BUCKETS, registry=self.registry
         )
-        # Plain numbers instead of Prometheus counters: every message is counted, and only on the event loop.
+        # Plain numbers are faster than Prometheus counters, and need no lock: only the event loop's thread counts.
         self._counted: dict[OperationKey, OperationCount] = {}
         """Operations since the last `take`."""
         self._taken: dict[OperationKey, OperationCount] = {}
@@ -68,7 +69,7 @@ class OperationMeter(Collector):
         counted[2] += meter.count + meter.more_units
 
     def take(self) -> list[tuple[OperationKey, OperationCount]]:
-        """Return the operations counted since the last call: their key, and their count, bytes and billable units."""
+        """Return the operations since the last call of `take`, as pairs of key and count."""
         taken = [*self._gone, *self._counted.items()]
         for key, counted in self._counted.items():
             before = self._taken.get(key, _NOTHING)
@@ -77,7 +78,7 @@ class OperationMeter(Collector):
         return taken
 
     def forget(self, entity: str) -> None:
-        """Remove the metrics of a deleted entity. Operations that were not taken yet are still returned by `take`."""
+        """Remove the metrics of a deleted entity. The next `take` still returns its latest operations."""
         self._gone += [(key, self._counted.pop(key)) for key in list(self._counted) if key[0] == entity]
         for key in [key for key in self._taken if key[0] == entity]:
             del self._taken[key]
@@ -130,7 +131,7 @@ class LedgerMeter:
 
 
 class DepthCollector(Collector):
-    """Gauges of the messages and bytes of every entity. They are computed only when Prometheus reads them."""
+    """Gauges of the messages and bytes of every entity. The values are computed only when Prometheus reads them."""
 
     def __init__(self, namespace: EntityRegistry) -> None:
         self._namespace = namespace

@@ -1,16 +1,17 @@
-"""The names of a namespace: under which `host:port` a client may address it (X3).
+"""The names of a namespace: each `host:port` that a client may use for the namespace (X3).
 
-A web page cannot choose its own origin, but it can choose where its name points. After it was loaded, the name
-`evil.example` may resolve to 127.0.0.1 (DNS rebinding), and the browser then lets the page read what the namespace
-answers. The request still carries the page's name: in `Host`, and in the audience of any token the page signs with the
-public default key. So a namespace accepts requests only under names that nobody else can point at it:
+The owner of a web page cannot change the origin of the page, but can change the address to which the page's host name
+resolves. After a page was loaded from `evil.example`, this name may resolve to 127.0.0.1 (DNS rebinding). The browser
+then lets the page read the answers of the namespace. But the request still contains the page's host name: in `Host`,
+and in the audience of any token that the page signs with the public default key. So a namespace accepts requests only
+for names whose address an attacker cannot change:
 
-- `localhost`, and every loopback address: no name server is asked for them;
-- the IP address that the connection arrived at: an address is not looked up, so it cannot be pointed elsewhere;
+- `localhost`, and every loopback address: they are resolved without a name server;
+- the IP address at which the connection arrived: an IP address is not resolved at all;
 - the address or name of `--host`, and the names of `--host-name`: the operator is responsible for these.
 
-The host name of the machine is not among them: the name server of the network decides where it points. This module is
-pure and resolves no name.
+The host name of the machine is not accepted, because the name server of the network decides to which address it
+resolves. This module is pure and resolves no name.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class Authority(NamedTuple):
-    """A host in its canonical spelling, and a port, or None if none was given.
+    """A host in its canonical spelling, and a port. The port is None if the text had no port.
 
     An IPv6 address may have a zone: `fe80::1%eth0`.
     """
@@ -49,9 +50,9 @@ class Authority(NamedTuple):
 
 
 def parse_authority(text: str) -> Authority:
-    """Parse `host`, `host:port` or `[address]:port`. Raises ValueError for anything else, also with a user name.
+    """Parse `host`, `host:port` or `[address]:port`. Raises ValueError for other texts, also for one with a user name.
 
-    An IPv6 address without a port may have no brackets; AMQP clients write it that way.
+    An IPv6 address without a port may be written without brackets, as AMQP clients do.
     """
     unreadable = ValueError(f"{shortened(text)} is not a host name or an address, with or without a port")
     if len(text) > _LONGEST_NAME + len(":65535"):
@@ -80,7 +81,7 @@ def parse_authority(text: str) -> Authority:
 def one_spelling(host: str) -> str:
     """Return the canonical spelling of a host: lower case, addresses in their short form, names in ASCII.
 
-    A zone stays behind its address.
+    The zone of an IPv6 address is not changed.
     """
     host = host.removeprefix("[").removesuffix("]").lower().removesuffix(".")
     plain, percent, zone = host.partition("%")
@@ -100,15 +101,15 @@ def is_wildcard(host: str) -> bool:
 
 
 def shortened(text: str) -> str:
-    """Return a name from a client, quoted and cut to 100 characters, for a message."""
+    """Return a name that a client sent, quoted and cut to 100 characters, for an error message."""
     return repr(text if len(text) <= 100 else f"{text[:100]}…")
 
 
 class OwnNames:
     """The names of one namespace.
 
-    `host` is the address or name that it listens on. `names` are those of `--host-name`: `NAME`, which means its own
-    port, or `NAME:PORT`. Raises ValueError for an invalid name.
+    `host` is the address or name on which the namespace listens. `names` are the names of `--host-name`: `NAME:PORT`,
+    or `NAME` for the port of the namespace. Raises ValueError for an invalid name.
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1", names: Iterable[str] = ()) -> None:
@@ -120,11 +121,12 @@ class OwnNames:
         self._given = tuple(given)
 
     def owns(self, authority: Authority, arrived_at: str | None) -> bool:
-        """Return whether this is a name of this namespace. A name without a port matches.
+        """Return whether `authority` is a name of this namespace. An authority without a port matches.
 
-        `arrived_at` is the address of this end of the connection, or None if it is unknown. A zone has a meaning only
-        on the client's machine, so it is not compared. A loopback address needs no zone, so one with a zone matches
-        only if it is the address of `--host`, of `--host-name` or of the connection.
+        `arrived_at` is the address of this end of the connection, or None if that address is unknown. The zone of an
+        IPv6 address has a meaning only on the client's machine, so zones are not compared. A loopback address needs no
+        zone, so a loopback address with a zone matches only if it is the address of `--host`, of `--host-name` or of
+        the connection.
         """
         host, zone = _split_zone(authority.host)
         for own in self._given:
@@ -159,7 +161,7 @@ class OwnNames:
 
 
 def is_same_origin(origin: str, authority: Authority) -> bool:
-    """Return whether an `Origin` header is that of pages of this host and port, over HTTP or HTTPS."""
+    """Return whether an `Origin` header belongs to a page on this host and port, over HTTP or HTTPS."""
     scheme, _, rest = origin.partition("://")
     default = _DEFAULT_PORTS.get(scheme.lower())
     if default is None:
@@ -177,7 +179,7 @@ def _split_zone(host: str) -> tuple[str, str]:
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return `host` as an address, or None if it is a name. An IPv4 address mapped into IPv6 becomes IPv4."""
+    """Return `host` as an address, or None if `host` is a name. An IPv4 address mapped into IPv6 becomes IPv4."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,14 +1,16 @@
 """Limits for all connections of this process together: their number, and the memory that they make the process hold.
 
-Every connection has an account. It records the bytes that the peer makes the process keep: unfinished frames and
-deliveries, attaches, answers that the peer does not read, requests, messages of open transactions. Bytes that come and
-go within one read are not recorded. Objects of a fixed size are not recorded either: `max_connections` bounds those.
+Every connection has an account. The account records the bytes that the peer makes the process hold: unfinished frames
+and deliveries, attaches, answers that the peer does not read, requests, messages of open transactions. Bytes that are
+freed before the next read of the socket are not recorded. Objects of a fixed size for each connection are not recorded
+either, because `max_connections` limits their number.
 
 Two pools bound the bytes: one for connections that have not authenticated, one for all connections. When a pool is
-exhausted, the connection that holds most of it is closed, so a connection that holds little is not closed for memory
-that others hold. When there are too many connections, the oldest one that has not authenticated is closed.
+exhausted, the connection that holds the most bytes of this pool is closed. So a connection that holds few bytes is not
+closed because of other connections. When there are too many connections, the oldest connection that has not
+authenticated is closed.
 
-All namespaces of a process share one `Resources`. It belongs to one event loop and takes no locks.
+All namespaces of a process share one `Resources` object. It is used on one event loop and takes no locks.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ DEFAULT_CONNECTIONS: Final = 10_000
 DEFAULT_MEGABYTES: Final = 512
 LEAST_MEGABYTES: Final = 64
 _LOG_EVERY_SECONDS: Final = 10.0
-# What a peer can do about a kind of memory, if it is not the usual advice.
+# Advice to the peer in the error text, for kinds of memory that need other advice than the default.
 _ADVICE: Final = {"unsent bytes": "Read what the server sends, or grant less credit."}
 
 
@@ -85,7 +87,8 @@ class ConnectionAccount:
     def hold(self, kind: str, size: int) -> None:
         """Record that the connection now makes the process hold `size` bytes of this kind.
 
-        May evict this connection or another one. `evict` is called at once and must only schedule the closing.
+        This call may evict this connection or another one: it then calls the `evict` function of that connection before
+        it returns. `evict` must only schedule the closing of the connection.
         """
         change = size - self._kinds.get(kind, 0)
         if not change or not self.is_open:
@@ -107,21 +110,21 @@ class ConnectionAccount:
         self._limit = limit
 
     def authenticate(self, *, keep_limit: bool = False) -> None:
-        """Count the connection as authenticated from now on. It may hold more, unless it keeps its limit."""
+        """Count the connection as authenticated from now on. Raises its memory limit, unless `keep_limit` is True."""
         if self.is_open and not self.is_authenticated:
             self._resources.authenticated(self)
             if not keep_limit:
                 self._limit = self._resources.limits.connection_memory
 
     def close(self) -> None:
-        """Release everything that the connection held. Closing again does nothing."""
+        """Remove all bytes of the connection from the sums. A second call does nothing."""
         if self.is_open:
             self.is_open = False
             self._resources.closed(self)
-            self._evict = _ignore  # otherwise the account and its connection keep each other in memory
+            self._evict = _ignore  # breaks the reference cycle of account and connection
 
     def evict(self, exceeded: LimitExceededError) -> None:
-        """Stop counting the connection and have it closed."""
+        """Close the account, and call the `evict` function, which closes the connection."""
         evict = self._evict
         self.close()
         evict(exceeded)
@@ -141,7 +144,7 @@ class Resources:
         self.closed_connections = 0
         self.refused: Counter[str] = Counter()
         self._monotonic = monotonic
-        # Ordered by age.
+        # Both dicts are in the order in which the connections were opened or authenticated.
         self._authenticated: dict[ConnectionAccount, None] = {}
         self._unauthenticated: dict[ConnectionAccount, None] = {}
         self._logged: dict[str, tuple[float, int]] = {}
@@ -155,7 +158,10 @@ class Resources:
         return len(self._unauthenticated)
 
     def make_room(self) -> LimitExceededError | None:
-        """Make room for one more connection. Returns the error for it if there is no room."""
+        """Make room for one more connection: evict the oldest connection without a token if there are too many.
+
+        Returns the error for the new connection if no connection can be evicted.
+        """
         most = self.limits.max_connections
         if self.connections < most:
             return None
@@ -179,7 +185,7 @@ class Resources:
         return account
 
     def refuse(self, exceeded: LimitExceededError, namespace: str, *, log: bool = True) -> None:
-        """Count a refusal. Logs it, at most once in 10 seconds for each limit."""
+        """Count a refusal, and log it. For each limit, at most one refusal in 10 seconds is logged."""
         self.refused[exceeded.limit] += 1
         if not log:
             return

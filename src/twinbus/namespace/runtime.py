@@ -2,17 +2,19 @@
 
 The engine decides, the runtime does. For each event:
 
-    1. hold the lock of the event's root entity (`entity_locks`); if it is held, the event waits in line
+    1. hold the lock of the event's root entity (`entity_locks`); if the lock is held already, the event waits for it
     2. run the decision, a generator. Each read that it yields is answered from the store, after all earlier writes of
        this root entity are on disk
     3. give the writes of the finished decision to the group commit (`group_commit`), and release the lock
     4. when that group is on disk, carry out the effects: answers, deliveries, metering
 
-So nothing is acknowledged before it is on disk. The lock is released after step 3: the next event is decided while the
-writes of this one go to disk. Effects of one root entity are carried out in the order of their decisions.
+So no event is acknowledged before its writes are on disk. The lock is released after step 3: the engine decides about
+the next event while the writes of this event go to disk. Effects of one root entity are carried out in the order of
+their decisions.
 
-A timer for each root entity makes it decide when messages expire, fall due or their locks end. Forwarding is a decision
-over two root entities that the runtime starts whenever the engine has something to forward.
+Each root entity has a timer. The timer starts a decision when a message expires, a scheduled message is due or a lock
+ends. Forwarding is a decision about two root entities. The runtime starts it whenever the engine has messages to
+forward.
 """
 
 from __future__ import annotations
@@ -49,10 +51,10 @@ from twinbus.values import Condition
 
 _log = logging.getLogger(__name__)
 
-# An event loop refuses timers that are years away. A timer that fires early is set again.
+# The longest time of a timer, in seconds: event loops refuse timers of years. A timer that fires early is set again.
 _LONGEST_TIMER = 86_400.0
-# How long a root entity's timer and a forward pause after a failed decision, so that a read that fails is not repeated
-# in a loop.
+# After a failed decision, the timer of the root entity and the forward wait this long, so that a failing read is not
+# repeated without a pause.
 _PAUSE_MS = 1_000
 _TOKEN_BYTES = 16
 _TOKENS_PER_DRAW = 1_024
@@ -70,7 +72,7 @@ class _EntityTimer:
 
 
 class NamespaceRuntime:
-    """One namespace on the running event loop."""
+    """Runs the engine of one namespace on the running event loop."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class NamespaceRuntime:
         self._forward_soon()
 
     async def close(self) -> None:
-        """Bring all writes to disk, then close the store."""
+        """Wait until all writes are on disk, then close the store."""
         for timer in self._timers.values():
             if timer.handle is not None:
                 timer.handle.cancel()
@@ -105,7 +107,7 @@ class NamespaceRuntime:
         self._store.close()
 
     def submit(self, entity: Entity, event: Event) -> None:
-        """Have the entity decide about the event, after all events submitted before for the same root entity."""
+        """Let the engine decide about an event of `entity`, after all earlier events of the same root entity."""
         lock = self._lock(entity.root)
         reply = getattr(event, "reply", None)
         if lock.try_hold():
@@ -114,7 +116,7 @@ class NamespaceRuntime:
             lock.add_job(lambda: self._decide(lock, entity.advance(event, self._clock.now()), reply))
 
     def after(self, entity: Entity, call: Callable[[], None]) -> None:
-        """Call `call` when all events submitted before for the entity's root entity are decided and carried out."""
+        """Call `call` when the effects of all earlier events of the entity's root entity are carried out."""
         lock = self._lock(entity.root)
         if lock.is_idle:
             self.group_commit.when(lock.group, call)
@@ -122,7 +124,10 @@ class NamespaceRuntime:
             lock.add_job(lambda: self._decide(lock, _deciding_nothing(call), None))
 
     def submit_together(self, entities: Iterable[Entity], begin: Callable[[int], PendingDecision], reply: Any) -> None:
-        """Make one decision over several entities. Calls `reply` with a Refusal if the decision fails."""
+        """Make one decision about several entities. `begin` gets the time in milliseconds and returns the decision.
+
+        Calls `reply` with a Refusal if the decision fails.
+        """
         hold_together(
             [self._lock(entity.root) for entity in entities],
             lambda held: self._decide(held, begin(self._clock.now()), reply),
@@ -136,7 +141,7 @@ class NamespaceRuntime:
     # --- administration ----------------------------------------------------------------------------------------
 
     def info(self, path: str) -> EntityInfo | None:
-        """Return the description and the counts of an entity, or None if there is none."""
+        """Return the description and the counts of an entity, or None if there is no entity with this path."""
         return self.namespace.info(path)
 
     def queues(self) -> Sequence[EntityInfo]:
@@ -149,7 +154,7 @@ class NamespaceRuntime:
         return self.namespace.subscriptions(topic)
 
     async def create(self, description: Description) -> EntityInfo | Refusal:
-        """Create an entity. It is on disk on return."""
+        """Create an entity. When this method returns, the entity is on disk."""
         decided = self.namespace.create(description, self._clock.now())
         if isinstance(decided, Refusal):
             return decided
@@ -162,15 +167,15 @@ class NamespaceRuntime:
         return self.namespace.info(description.path) or _gone(description.path)
 
     async def update(self, description: Description) -> EntityInfo | Refusal:
-        """Replace the description of an entity. It is on disk on return."""
+        """Replace the description of an entity. When this method returns, the new description is on disk."""
         return await self._administer(description.path, lambda now: self.namespace.update(description, now))
 
     async def delete(self, path: str) -> EntityInfo | Refusal:
-        """Remove an entity and all its messages. Returns what it was."""
+        """Remove an entity and all its messages. Returns the description and the counts before the removal."""
         return await self._administer(path, lambda now: self.namespace.delete(path, now))
 
     async def ask(self, path: str, event: Callable[[Callable[[Any], None]], Event]) -> Any:
-        """Submit the event that `event` makes from a reply callback, and return the answer, or a Refusal."""
+        """Submit an event and return the engine's answer, or a Refusal. `event` makes the event from a callback."""
         entity = self.namespace.find(path)
         if entity is None:
             return _gone(path)
@@ -222,7 +227,7 @@ class NamespaceRuntime:
         except StopIteration as decided:
             self._forward_soon()
             try:
-                # With the lock held: events that the effects submit must be decided after this event.
+                # The lock is still held: the engine must decide about events that the effects submit after this event.
                 self._carry_out(held, decided.value)
             finally:
                 held.release()
@@ -234,14 +239,15 @@ class NamespaceRuntime:
                 reply(Refusal(Condition.INTERNAL_ERROR, "The namespace met an internal error. See its log."))
             held.release()
         else:
-            # Wait for the writes of earlier decisions: the read must see them.
+            # The read waits until the writes of earlier decisions are on disk, because it must see them.
             self.group_commit.when(
                 held.group,
                 lambda: self.group_commit.load(read, lambda rows: self._decide(held, decision, reply, rows)),
             )
 
     def _forward_soon(self) -> None:
-        # Later, because the caller holds a lock. Soon, so that the forward is in the same commit as the message.
+        # Not in this turn of the event loop, because the caller holds a lock. But in the next turn, so that the forward
+        # is in the same commit as the message.
         if self.namespace.has_pending_forwards and not self._is_forwarding_soon:
             self._is_forwarding_soon = True
             self._loop.call_soon(self._forward)
@@ -261,7 +267,7 @@ class NamespaceRuntime:
         self.submit_together(both, lambda now: forward(source, lane, target, now), failed)
 
     def _carry_out(self, held: EntityLock | HeldTogether, decided: EngineDecision) -> None:
-        """Commit the writes of a decision, and carry out its effects when they are on disk."""
+        """Commit the writes of a decision. When the writes are on disk, carry out the effects of the decision."""
         if decided.writes:
             held.group = self.group_commit.add(decided.writes)
         effects = decided.effects
@@ -269,7 +275,8 @@ class NamespaceRuntime:
             self.group_commit.when(held.group, lambda: self._carry_out_effects(held, effects))
 
     def _carry_out_effects(self, held: EntityLock | HeldTogether, effects: list[Effect]) -> None:
-        # With the locks held: events that an effect submits are decided after all effects are carried out.
+        # The locks are held, so that the engine decides about events that an effect submits after all effects are
+        # carried out.
         locks = [lock for lock in held.locks if lock.try_hold()]
         for effect in effects:
             try:
@@ -291,7 +298,7 @@ class NamespaceRuntime:
                         self._meter.forget(effect.entity)
                     case _:
                         assert_never(effect)
-            except Exception:  # an error of one connection must not keep the answers of others
+            except Exception:  # an error in one connection must not stop the answers to others
                 _log.exception("an effect could not be carried out: %s", type(effect).__name__)
         release_all(locks)
 
@@ -304,7 +311,7 @@ class NamespaceRuntime:
         return timer
 
     def _set_timer(self, root: RootEntity) -> None:
-        """Set the timer of a root entity after a decision. Forgets a root entity that was deleted."""
+        """Set the timer of a root entity after a decision. Removes lock and timer of a root entity that was deleted."""
         if root.lifecycle.ended:
             self._forget(root)
             return
@@ -319,7 +326,8 @@ class NamespaceRuntime:
         timer.handle = self._loop.call_later(min(max(0.0, seconds), _LONGEST_TIMER), self._timer_fired, root)
 
     def _forget(self, root: RootEntity) -> None:
-        # A caller that still has the deleted entity is refused under a new lock, which is forgotten in turn.
+        # If a caller still submits an event for the deleted entity, the event is refused under a new lock, and this
+        # method removes the new lock, too.
         self._locks.pop(root, None)
         timer = self._timers.pop(root, None)
         if timer is not None and timer.handle is not None:
@@ -337,7 +345,7 @@ class NamespaceRuntime:
         lock = self._lock(root)
         if lock.try_hold():
             self._decide(lock, root.advance(EntityTimerFired(), self._clock.now()), None)
-        # Otherwise the timer is set when the lock is released.
+        # If the lock is held, the timer is set when the lock is released.
 
     @staticmethod
     def _next_timer(root: RootEntity, timer: _EntityTimer) -> int | None:
@@ -346,7 +354,7 @@ class NamespaceRuntime:
 
 
 def _deciding_nothing(call: Callable[[], None]) -> PendingDecision:
-    """A decision that changes nothing and whose answer is `call`."""
+    """Return a decision without changes. Its only effect is a call of `call`."""
     yield from ()
     return EngineDecision(effects=[AnswerRequest(lambda _: call(), None)])
 
@@ -356,7 +364,7 @@ def _gone(path: str) -> Refusal:
 
 
 class LockTokens:
-    """Returns a new lock token of 16 random bytes for each call. Draws a thousand of them from the system at a time."""
+    """Returns a new lock token of 16 random bytes for each call. Draws 1,024 tokens at a time."""
 
     def __init__(self) -> None:
         self._drawn = b""

@@ -1,6 +1,6 @@
 """Runs the namespaces of a plan in this process, until a signal arrives or stdin is closed.
 
-The data directory is locked while they run, so that a second server fails before it creates anything.
+The data directory is locked while the namespaces run, so that a second server fails before it creates a file.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ from twinbus.namespace.server import DEFAULT_RULES, NamespaceOptions, NamespaceS
 from twinbus.namespace.store import StoreInUseError, StoreLock, make_folder
 
 _DRAIN_SECONDS: Final = 10.0
-# Each statement of a commit gives the interpreter lock away and waits up to this long to get it back from a busy event
-# loop. With Python's default of 5 ms, a commit of 100 rows took 22 ms instead of 5 (docs/decisions/0006).
+# During each statement of a commit, the writer thread releases the interpreter lock (GIL). If the event loop is busy,
+# the thread waits up to this time until it gets the lock again. With Python's default of 5 ms, a commit of 100 rows
+# took 22 ms instead of 5 ms (docs/decisions/0006).
 _SWITCH_SECONDS: Final = 0.001
-# A message is a few objects, none of them in a cycle. With Python's default of 700 new objects, the garbage collector
-# examines waiting messages again and again; with this many, it seldom examines one (docs/decisions/0016).
+# The garbage collector runs after this many new objects. The objects of a message are in no reference cycle. With
+# Python's default of 700, the garbage collector would examine waiting messages many times (docs/decisions/0016).
 _COLLECT_AFTER: Final = 50_000
-# Open files besides connections: those of the stores and ledgers, and connections that are being refused.
+# Descriptors that are not for accepted connections: files of stores and ledgers, and connections that are refused.
 _OWN_DESCRIPTORS: Final = 256
-# Free memory is returned to the system after this many connections were closed; checked this often.
+# Free memory is returned to the system after this many connections were closed, and the number of seconds between
+# checks.
 _TRIM_AFTER: Final = 100
 _TRIM_SECONDS: Final = 5.0
 
@@ -52,7 +54,7 @@ def serve_until_stopped(plan: ServePlan, show: Show, *, exit_with_stdin: bool = 
 
 
 def print_ready_json(servers: Sequence[NamespaceServer]) -> None:
-    """Print one line with a JSON object for each namespace, then the line `ready`. For programs."""
+    """Print one line with a JSON object for each namespace, then the line `ready`. Programs read these lines."""
     lines = []
     for server in servers:
         file = server.options.file
@@ -70,7 +72,7 @@ def print_ready_json(servers: Sequence[NamespaceServer]) -> None:
 
 @contextmanager
 def _folder(plan: ServePlan) -> Iterator[Path]:
-    """Lock and return the data directory. Without one, return a temporary directory for certificates."""
+    """Lock and return the data directory. If the plan has none, return a temporary directory for certificates."""
     if plan.data is None:
         with TemporaryDirectory(prefix="twinbus-", ignore_cleanup_errors=True) as folder:
             yield Path(folder)
@@ -111,7 +113,7 @@ def _options(plan: ServePlan, folder: Path) -> list[NamespaceOptions]:
 
 
 def _raise_descriptor_limit(max_connections: int) -> None:
-    """Raise the soft limit of open files as far as the connections need it and the hard limit allows it."""
+    """Raise the soft limit of open files to the number that the connections need, but not above the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max_connections + _OWN_DESCRIPTORS
     if hard != resource.RLIM_INFINITY:
@@ -131,7 +133,7 @@ async def _serve(options: Sequence[NamespaceOptions], resources: Resources, show
             server = NamespaceServer(one, resources)
             await server.start()
             running.append(server)
-        # Loaded modules stay in memory: keep the garbage collector from examining them.
+        # Loaded modules stay in memory until the process ends, so the garbage collector need not examine them.
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)
         if not stop_requested.is_set():
@@ -153,7 +155,8 @@ async def _serve(options: Sequence[NamespaceOptions], resources: Resources, show
 async def _return_memory(resources: Resources) -> None:
     """Return free memory to the system after many connections were closed.
 
-    glibc keeps freed memory below the highest block in use: 90 MB after 1,000 TLS connections.
+    Without this call, glibc does not return free memory that lies below the highest block in use: 90 MB after 1,000 TLS
+    connections.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     closed = 0
@@ -165,9 +168,10 @@ async def _return_memory(resources: Resources) -> None:
 
 
 async def _drain(running: Sequence[NamespaceServer]) -> dict[NamespaceServer, BaseException]:
-    """Stop all servers at the same time, within 10 seconds. Returns the errors of those that failed to stop.
+    """Stop all servers at the same time, within 10 seconds. Returns the errors of servers that failed to stop.
 
-    A peer that does not close its connection cannot delay the end: all that was acknowledged is on disk already.
+    A peer that does not close its connection cannot delay the end. No message is lost: all acknowledged messages are on
+    disk already.
     """
     stops = {asyncio.ensure_future(server.stop()): server for server in running}
     if not stops:

@@ -27,7 +27,7 @@ _FIRST_PORT: Final = 5672
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServePlan:
-    """The namespaces that a server runs. Every namespace has a port. `data` None: everything is kept in memory."""
+    """The namespaces that a server runs. Every namespace has a port. If `data` is None, all data is only in memory."""
 
     host: str
     data: Path | None
@@ -36,7 +36,7 @@ class ServePlan:
 
     @property
     def keys(self) -> list[str]:
-        """All keys of the plan. No log may show them."""
+        """All keys of the plan. The logs must not contain these keys."""
         rules = [rule for found in self.namespaces for rule in found.rules]
         return [key for rule in rules for key in (rule.primary_key, rule.secondary_key)]
 
@@ -56,8 +56,9 @@ def make_serve_plan(
 ) -> ServePlan:
     """Return the plan. Raises OperatorError for options that are invalid or contradict each other.
 
-    Each of `namespaces` is NAME=PORT. `ledger` and `host_names` hold for all namespaces. Each of `queues` is NAME, each
-    of `topics` is NAME or NAME/SUBSCRIPTION. They are created in the first namespace; NAMESPACE:NAME names another.
+    Each of `namespaces` is NAME=PORT. `ledger` and `host_names` apply to all namespaces. Each of `queues` is NAME, each
+    of `topics` is NAME or NAME/SUBSCRIPTION. These entities are created in the first namespace, or with NAMESPACE:NAME
+    in another namespace.
     """
     if memory and data is not None:
         raise OperatorError("--data and --memory exclude each other", "Leave one of them out.")
@@ -153,7 +154,7 @@ def _topic(text: str) -> tuple[Description, ...]:
 
 
 def _with_entities(config: NamespaceConfig, wanted: tuple[Description, ...], option: str, hint: str) -> NamespaceConfig:
-    """Return the namespace with these entities added. An entity that the file has already stays as the file has it."""
+    """Return the namespace with these entities added. Entities that the configuration file defines are not changed."""
     for description in wanted:
         if (refusal := new_entity_refusal(description)) is not None:
             raise OperatorError(f"{option}: {refusal.description}", hint)

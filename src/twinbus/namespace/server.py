@@ -1,4 +1,4 @@
-"""One namespace as a server: puts store, runtime, front, faults and metrics together, starts and stops them."""
+"""One namespace as a server: makes store, runtime, front, faults and metrics, connects them, starts and stops them."""
 
 from __future__ import annotations
 
@@ -45,17 +45,18 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_RULES = (default_rule(),)
 _BACKLOG = 1024
-# How long stopping waits: for pending writes to reach the disk, and for peers to answer the close.
+# The longest wait when a namespace stops: until pending writes are on disk, and until peers answer the close.
 _DRAIN_SECONDS = 5.0
 _FAREWELL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamespaceOptions:
-    """Options of a namespace. `file` None: everything is kept in memory. `ledger` is the folder of its meter (N5).
+    """Options of a namespace.
 
-    `host_names` are further names that clients may use, each `NAME` or `NAME:PORT` (X3). `requested_by` has the option
-    that asked for an entity, by the path of the entity in lower case; error messages name it.
+    If `file` is None, all data is only in memory. `ledger` is the folder to which the meter writes (N5). `host_names`
+    are further names that clients may use, each `NAME` or `NAME:PORT` (X3). `requested_by` maps the path of an entity,
+    in lower case, to the command-line option that asked for the entity; error messages name this option.
     """
 
     name: str
@@ -77,7 +78,7 @@ class NamespaceServer:
     port: int
 
     def __init__(self, options: NamespaceOptions, resources: Resources | None = None) -> None:
-        """`resources` are shared by the namespaces of a process. Without it, the namespace has its own."""
+        """`resources` are shared by the namespaces of a process. If None, the namespace makes its own `Resources`."""
         self.options = options
         self.resources = resources or Resources()
         self.faults = Faults(SystemClock())
@@ -101,7 +102,10 @@ class NamespaceServer:
         )
 
     def _endpoint(self) -> Authority:
-        """Return a name and port that clients can use: the first of `host_names` if it listens on every address."""
+        """Return a name and port that clients can use.
+
+        If the namespace listens on every address, this is the first of `host_names`.
+        """
         host = self.options.host
         if not is_wildcard(host):
             return Authority("localhost" if _is_loopback(host) else host.strip("[]"), self.port)
@@ -131,7 +135,7 @@ class NamespaceServer:
         _log.info("listening", extra={"namespace": options.name, "port": self.port})
 
     async def stop(self) -> None:
-        """Stop accepting connections, answer pending requests, close every connection, bring all writes to disk."""
+        """Stop accepting connections, answer pending requests, close every connection, write all changes to disk."""
         if self._listener is not None:
             self._listener.close()
         connections = self._context.connections
@@ -170,7 +174,7 @@ class NamespaceServer:
         )
 
     async def _connections_end(self) -> None:
-        """Wait a moment for peers to answer the close, then abort the remaining connections."""
+        """Wait `_FAREWELL_SECONDS` until peers answer the close, then abort the remaining connections."""
         for seconds in (_FAREWELL_SECONDS, None):
             pending = [connection.gone for connection in self._context.connections]
             if pending:
@@ -179,7 +183,7 @@ class NamespaceServer:
                 connection.stream.abort()
 
     async def _create_entities(self) -> None:
-        """Create the missing entities. Raises OperatorError, and creates none, if one exists as another kind."""
+        """Create the missing entities. If an entity exists with another kind, creates none and raises OperatorError."""
         options, namespace = self.options, self.runtime.namespace
         missing: list[Description] = []
         for description in forward_targets_first(options.entities):
@@ -206,7 +210,7 @@ class NamespaceServer:
         return self.options.requested_by.get(description.path.lower(), "the configuration")
 
     def _failed(self, error: Exception) -> None:
-        """The store failed: abort every connection at once, because nothing unsaved may be acknowledged."""
+        """Abort every connection, because the store failed: no change that is not on disk may be acknowledged."""
         _log.critical("namespace ends: %s", error, extra={"namespace": self.options.name})
         if self._listener is not None:
             self._listener.close()
@@ -225,7 +229,7 @@ class NamespaceServer:
         if end is not None:
             seconds = max(0.0, (end - self.runtime.now()) / 1000)
             self._faults_timer = loop.call_later(seconds, self.faults.expire)
-        # Later: the operation that used up a fault is still being carried out.
+        # In the next turn of the event loop: the operation that used up a fault is still being carried out.
         loop.call_soon(self._notify_connections)
 
     def _notify_connections(self) -> None:
@@ -270,7 +274,8 @@ def _listen(options: NamespaceOptions) -> socket.socket:
             listener = undone.enter_context(socket.socket(family, socket.SOCK_STREAM))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, options.port))
-            # At once: two processes can bind a port until one of them listens. Clients wait to be accepted.
+            # The socket listens before the namespace is ready: two processes can bind the same port as long as neither
+            # of them listens. Clients that connect wait until they are accepted.
             listener.listen(_BACKLOG)
         except OSError as error:
             raise OperatorError(
