@@ -57,17 +57,17 @@ FALSE_EXPRESSION: Final = "1=0"
 
 @dataclass(frozen=True, slots=True)
 class TrueFilter:
-    """Selects every message."""
+    """A filter that selects every message."""
 
 
 @dataclass(frozen=True, slots=True)
 class FalseFilter:
-    """Selects no message."""
+    """A filter that selects no message."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqlFilter:
-    """Selects messages that the expression is true for. Parameters are named with or without the @."""
+    """A filter that selects the messages for which the expression is true. Names of parameters may omit the @."""
 
     expression: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class SqlFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrelationFilter:
-    """Selects messages that are equal in every property given here. None: the property is not compared."""
+    """A filter that selects the messages whose properties equal those given here. None: do not compare the property."""
 
     correlation_id: str | None = None
     message_id: str | None = None
@@ -93,7 +93,7 @@ RuleFilter = TrueFilter | FalseFilter | SqlFilter | CorrelationFilter
 
 @dataclass(frozen=True, slots=True)
 class SqlAction:
-    """Changes the subscription's copy of a selected message."""
+    """An action: SQL statements that change the subscription's copy of a selected message."""
 
     expression: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class SqlAction:
 
 @dataclass(frozen=True, slots=True)
 class RuleDescription:
-    """One rule. `created` is in milliseconds since the epoch, and 0 until the rule is added to a subscription.
+    """One rule of a subscription. `created` is in milliseconds since the epoch, and 0 until the rule is added.
 
     The values of parameters and properties keep their AMQP types.
     """
@@ -158,7 +158,7 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionDescription:
-    """The settings of a subscription, and its rules. An update of the settings leaves the rules as they are."""
+    """The settings of a subscription, and its rules. An update of the settings does not change the rules."""
 
     topic: str
     name: str

@@ -1,8 +1,8 @@
 """Duplicate detection: which message ids a queue or topic has seen within its time window.
 
-The store keeps every id of the window. The newest ids are also kept in memory, within a budget that all entities
-share. `_covered_since` says from which instant on memory knows all ids. The store is asked only when the window
-reaches further back.
+The store has every id of the window. The newest ids are in memory too, up to a number that all entities share
+(`SeenIdBudget`). All ids that were seen since the instant `_covered_since` are in memory. The store is asked only if
+the window begins before this instant.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ MAX_IDS_IN_MEMORY: Final = 65_536
 
 
 class SeenIdBudget:
-    """Number of ids in memory, all entities together. The entity that was sent to longest ago gives up ids first."""
+    """A limit for the number of ids in memory, of all entities together.
+
+    Above the limit, ids are dropped first from the entity that has received no message for the longest time.
+    """
 
     __slots__ = ("_holders", "limit", "used")
 
@@ -28,7 +31,7 @@ class SeenIdBudget:
         self._holders: OrderedDict[SeenIds, None] = OrderedDict()
 
     def add_one(self, holder: SeenIds) -> None:
-        """Count one more id of the holder. Beyond the limit, the holder used longest ago drops its oldest ids."""
+        """Count one more id of the holder. Above the limit, the holder used longest ago drops its oldest ids."""
         self.used += 1
         self._holders[holder] = None
         self._holders.move_to_end(holder)
@@ -36,7 +39,7 @@ class SeenIdBudget:
             next(iter(self._holders)).drop_oldest()
 
     def release(self, holder: SeenIds, count: int, left: int) -> None:
-        """Count off `count` ids that the holder dropped; it has `left` others."""
+        """Subtract `count` ids that the holder dropped. `left` is the number of ids that the holder still has."""
         self.used -= count
         if not left:
             self._holders.pop(holder, None)
@@ -53,12 +56,12 @@ class SeenIds:
         self._budget = budget
         self._ids: OrderedDict[str, int] = OrderedDict()
         self._covered_since: int | None = 0 if new else None
-        """Memory has every id seen since this instant. None after a restart, until the first event brings the time."""
+        """Every id seen since this instant is in memory. None after a restart, until the first call of `duplicates`."""
         self._newest: int | None = None
-        """When the last id was stored. The store may still have this id when memory has dropped it."""
+        """The instant at which the newest id was stored. The store may have this id after memory has dropped it."""
         self.purge_at: int | None = None if new else 0
         self.loaded: set[str] | None = None
-        """During a transaction: the ids that the store was found to have. The store is not asked again then."""
+        """During a transaction, the ids of its messages that were seen before: `duplicates` does not ask the store."""
 
     def duplicates(self, messages: Iterable[RoutingFields], now: int) -> Generator[StoreRead, Any, set[str]]:
         """Return the ids of these messages that were seen within the window."""

@@ -1,7 +1,7 @@
 """Auto-forward: moves the rows of a queue or subscription, or of its dead-letter queue, to another queue or topic.
 
 Source and target change in one decision, so a crash neither loses nor duplicates a message. A message that the target
-refuses, or that was forwarded too often, goes to the transfer dead-letter queue of the source.
+refuses, or that was forwarded 4 times already (`MAX_HOPS`), goes to the transfer dead-letter queue of the source.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PAGE: Final = 256
 _TOO_MANY_HOPS: Final = dead_letter_properties(
     "MaxTransferHopCountExceeded", f"The message was forwarded {MAX_HOPS} times, which is as often as it may be."
 )
-# The dead-letter reasons by which clients know these refusals.
+# The service's dead-letter reasons for these refusals.
 _REASONS: Final = {
     Condition.NOT_FOUND: "MessagingEntityNotFoundException",
     Condition.ENTITY_DISABLED: "MessagingEntityDisabledException",
@@ -43,9 +43,10 @@ _REASONS: Final = {
 def forward(
     source: Queue | Subscription, lane: DeliveryLane, target: Queue | Topic | None, now: int
 ) -> PendingDecision:
-    """Move one page of available rows from a lane of the source to the target.
+    """Move available rows from a lane of the source to the target, at most 256 rows and about 1 MiB.
 
-    `target` is None if the entity does not exist. The caller must keep the roots of both entities idle meanwhile.
+    `target` is None if the entity does not exist. Until the decision is complete, the caller must give no other event
+    to the root entities of source and target.
     """
     state, decision = source.receive_state, EngineDecision()
     if lane.forward_to is None or not state.settings.status.gives_receives:
@@ -70,7 +71,7 @@ def forward(
             dead_letter_row(state, row, decision, _refusal_properties(refusal), QueueLane.TRANSFER_DEAD)
         else:
             drop_row(state, row, decision)
-    state.request_delivery(lane)  # if more rows are left
+    state.request_delivery(lane)  # notes the next forward, if more rows are left
     yield from source.conclude(now, decision)
     return decision
 

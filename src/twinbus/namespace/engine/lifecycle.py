@@ -1,8 +1,8 @@
-"""What every entity has: counters, a record in the store, creation, deletion, and deletion when idle.
+"""The parts that all entities have: counters, a record in the store, creation, deletion, and deletion when idle.
 
-`NamespaceEntity` is the common part of Queue, Topic and Subscription. An entity is a state machine: `advance` takes an
-event and the time, asks for the rows it needs (a generator, see `effects.PendingDecision`), changes its state and
-returns the writes and effects.
+`NamespaceEntity` is the base class of Queue, Topic and Subscription. An entity is a state machine. Its method `advance`
+takes an event and the time, yields reads for the rows that it needs (a generator, see `effects.PendingDecision`),
+changes the state of the entity, and returns the writes and effects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from twinbus.namespace.engine.storage_protocol import PutCounters, PutEntity, Qu
 
 
 class EntityCounters:
-    """What one entity holds, by lane, and its next sequence number. Stored as absolute figures with every commit."""
+    """The number of messages of one entity in each lane, their size in bytes, and the next sequence number.
+
+    A commit that changes the counters stores the new totals, not the differences.
+    """
 
     __slots__ = ("accessed", "changed", "lanes", "next_seq", "queue", "size")
 
@@ -134,13 +137,13 @@ class Lifecycle:
         )
 
     def end(self, path: str) -> None:
-        """Remove the entity from the registry. Code that still holds the entity finds `ended` set."""
+        """Remove the entity from the registry. Code that still refers to the entity finds that `ended` is True."""
         self.ended = True
         self.counters.changed = False
         self._unregister(path)
 
     def idle_at(self, idle: int | None) -> int | None:
-        """Return when the entity will have been idle for `idle` ms; None if it is never deleted when idle."""
+        """Return the instant when the entity will have been idle for `idle` ms; None if `idle` is None (never)."""
         return None if idle is None else self.counters.accessed + idle
 
     def is_idle(self, idle: int | None, in_use: bool, now: int) -> bool:
@@ -148,7 +151,7 @@ class Lifecycle:
         at = self.idle_at(idle)
         if at is None or at > now:
             return False
-        # A restart counts as an access: receivers that were attached before it need time to come back.
+        # A restart counts as an access: receivers that were attached before the restart need time to attach again.
         if in_use or self._reopened or self.counters.lanes[QueueLane.SCHEDULED]:
             self._reopened = False
             self.counters.accessed = now
@@ -158,7 +161,7 @@ class Lifecycle:
 
 
 class NamespaceEntity:
-    """The common part of Queue, Topic and Subscription."""
+    """The base class of Queue, Topic and Subscription."""
 
     __slots__ = ("counters", "description", "lifecycle")
 
@@ -175,15 +178,15 @@ class NamespaceEntity:
 
     @property
     def next_timer(self) -> int | None:
-        """When the entity is to be given an EntityTimerFired event."""
+        """The instant at which the runtime sends an EntityTimerFired event to the entity; None for never."""
         raise NotImplementedError
 
     def advance(self, event: Event, now: int, decision: EngineDecision | None = None) -> PendingDecision:
-        """Decide about one event. With a `decision` of other entities, what is decided is added to it."""
+        """Decide about one event. The writes and effects are added to `decision`, or to a new one if it is None."""
         raise NotImplementedError
 
     def conclude(self, now: int, decision: EngineDecision) -> ReadingPart:
-        """End a decision: deliver what has become available, and write the counters if they changed."""
+        """End a decision: deliver the rows that have become available, and write the counters if they changed."""
         raise NotImplementedError
 
     def _write_counters(self, decision: EngineDecision) -> None:
@@ -204,13 +207,13 @@ class NamespaceEntity:
 
 
 def confirm(event: DescriptionChanged | Deleted, decision: EngineDecision) -> None:
-    """Answer a request of the operator that was carried out."""
+    """Answer None to a request of the operator, which was carried out. Does nothing if no answer is wanted."""
     if event.reply is not None:
         decision.effects.append(AnswerRequest(event.reply, None))
 
 
 def refuse_as_deleted(event: Event, path: str) -> EngineDecision:
-    """Return the answer to any event of an entity that was deleted."""
+    """Return the decision about any event of an entity that was deleted: the refusal `not_found`."""
     reply: Any = getattr(event, "reply", None)
     if isinstance(event, SessionReceiverAttached):
         return EngineDecision(effects=[DetachReceiver(event.receiver, not_found(path))])

@@ -1,4 +1,4 @@
-"""A queue: the send side of a send target and a receive side, with one lane between them."""
+"""A queue: a send target (`SendTarget`) that stores accepted messages in its own active lane, and a receive side."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from twinbus.namespace.engine.storage_protocol import MoveRow, PutRow, QueueLane
 
 
 class Queue(SendTarget):
-    """One queue. It is its own root: its events are decided one after the other."""
+    """One queue. A queue is a root entity: its events are decided one after the other."""
 
     __slots__ = ("receive_state",)
 
@@ -79,7 +79,7 @@ class Queue(SendTarget):
         if not isinstance(event, EntityTimerFired):
             self.counters.accessed = now
         match event:
-            case MessagesSettled() | CreditGranted():  # the most frequent events first; they never read
+            case MessagesSettled() | CreditGranted():  # the most frequent events first: these two never read rows
                 receiving.decide(self.receive_state, event, now, decision)
             case MessagesSent():
                 yield from self._send(event, now, decision)

@@ -31,7 +31,11 @@ ReceiveSettings = QueueDescription | SubscriptionDescription
 
 
 class AttachedReceiver:
-    """A receiver link as the engine sees it. `credit_limit` and `delivered` count from its attach, like link credit."""
+    """A receiver link as the engine sees it.
+
+    `delivered` is the number of messages delivered since the link was attached. `credit_limit` is the number that
+    `delivered` may reach.
+    """
 
     __slots__ = (
         "credit_limit",
@@ -47,19 +51,19 @@ class AttachedReceiver:
 
     def __init__(self, handle: Any, peek_lock: bool) -> None:
         self.handle = handle
-        """What events and effects call `receiver`: opaque to the engine."""
+        """The object that events and effects call `receiver`. The engine does not look into this object."""
         self.peek_lock = peek_lock
         self.credit_limit = 0
         self.delivered = 0
         self.room = 0
-        """Bytes that may still be delivered. The message that uses up the room may exceed it."""
+        """The number of bytes that may still be delivered. The last message may be larger than the rest of the room."""
         self.drain = False
         self.is_waiting = False
         """Whether the receiver is in the `waiting` line of its lane."""
         self.got_message = False
-        """Whether something was delivered under the current grant of credit."""
+        """Whether a message was delivered since the current credit was granted."""
         self.lane: DeliveryLane | None = None
-        """None while the receiver waits for a session."""
+        """The lane whose rows the receiver gets; None while the receiver waits for a session."""
 
     @property
     def has_credit(self) -> bool:
@@ -67,7 +71,7 @@ class AttachedReceiver:
 
 
 class DeliveryLane:
-    """Rows in the order of delivery, and the receivers with credit that share them, in turn."""
+    """Rows in the order of delivery, and the receivers with credit, which get one row each, round after round."""
 
     __slots__ = ("forward_to", "read_ahead", "receiver_count", "session", "waiting")
 
@@ -77,7 +81,7 @@ class DeliveryLane:
         """The session whose rows these are; None for a lane without sessions."""
         self.receiver_count = 0
         self.forward_to: str | None = None
-        """Address of the entity that all rows of this lane are forwarded to."""
+        """Address of the entity to which all rows of this lane are forwarded; None if rows are not forwarded."""
         self.waiting: deque[AttachedReceiver] = deque()
 
     def attach(self, receiver: AttachedReceiver) -> None:
@@ -105,7 +109,7 @@ class DeliveryLane:
 
 
 class MessageLock:
-    """One message locked under one token. `row` is without its body."""
+    """One message locked under one token. `row` does not contain the encoded message."""
 
     __slots__ = ("row", "session", "token", "until")
 
@@ -139,7 +143,7 @@ class MessageLocks:
             session.locks[token] = lock
 
     def find(self, token: bytes, now: int) -> MessageLock | None:
-        """Return the lock with this token; None if it has expired, even if no timer has fired since."""
+        """Return the lock with this token; None if there is none, or if it has expired and is not removed yet."""
         lock = self.by_token.get(token)
         if lock is None or (lock.until if lock.session is None else lock.session.until) <= now:
             return None
@@ -163,7 +167,7 @@ class MessageLocks:
 
 
 class HeldSession:
-    """A locked session, with the messages that its receiver has not settled."""
+    """A session that a receiver has locked, with the messages that the receiver has not settled."""
 
     __slots__ = ("id", "lane", "locks", "receiver", "until")
 
@@ -176,7 +180,7 @@ class HeldSession:
 
 
 class EntitySessions:
-    """The session locks of one entity, and the receivers that wait for any session, first come first served."""
+    """The session locks of one entity, and the receivers that wait for any session, in the order they were attached."""
 
     __slots__ = ("_waiting_number", "deadlines", "held", "last_assigned", "search_needed", "wait_deadlines", "waiting")
 
@@ -189,7 +193,7 @@ class EntitySessions:
         self.search_needed = False
         """Whether the store may have a free session with messages for a receiver that waits."""
         self.last_assigned = ""
-        """The session assigned last: the next search starts after it."""
+        """The id of the session that was assigned last. The next search starts after this id."""
 
     def add_waiting(self, receiver: AttachedReceiver, deadline: int) -> None:
         self._waiting_number += 1
@@ -213,7 +217,11 @@ class EntitySessions:
 
 
 class EngineResources:
-    """What all entities of a namespace share: lock tokens and ids from outside, memory budgets, pending forwards."""
+    """The objects that all entities of a namespace share.
+
+    These are the function that makes lock tokens, the next id of a shared body, two memory budgets, and the lanes that
+    wait to be forwarded.
+    """
 
     __slots__ = ("new_token", "next_body", "pending_forwards", "read_ahead_budget", "seen_id_budget")
 
@@ -225,12 +233,12 @@ class EngineResources:
         seen_id_budget: SeenIdBudget,
     ) -> None:
         self.new_token = new_token
-        """Returns 16 random bytes. The engine makes no randomness of its own."""
+        """A function of the caller that returns 16 random bytes. The engine itself makes no random values."""
         self.next_body = next_body
         self.read_ahead_budget = read_ahead_budget
         self.seen_id_budget = seen_id_budget
         self.pending_forwards: dict[tuple[ReceiveState, DeliveryLane], None] = {}
-        """Lanes with rows to be forwarded, in the order they were noticed."""
+        """Lanes with rows to be forwarded, in the order in which they were added. The values are not used."""
 
     def take_body_id(self) -> int:
         body = self.next_body
@@ -239,7 +247,7 @@ class EngineResources:
 
 
 class ReceiveState:
-    """Everything that receivers of one queue or subscription see."""
+    """The receive side of one queue or subscription: its lanes, receivers, locks, sessions and timer."""
 
     __slots__ = (
         "counters",
@@ -266,7 +274,7 @@ class ReceiveState:
         self.resources = resources
         self.locks = MessageLocks()
         self.receivers: dict[Any, AttachedReceiver] = {}
-        """By handle."""
+        """The attached receivers by handle."""
         self.sessions = EntitySessions()
         self.main = self._new_lane(QueueLane.ACTIVE)
         self.dead_letter = self._new_lane(QueueLane.DEAD)
@@ -276,7 +284,7 @@ class ReceiveState:
         self.lanes_to_serve: list[DeliveryLane] = []
         """Lanes that may have both rows and waiting receivers."""
         self.next_timer: int | None = next_expiry
-        """When the entity must look at its state again. The timer may fire for nothing; then it is computed anew."""
+        """The instant of the next EntityTimerFired. If nothing is due then, only this instant is computed anew."""
         self.apply_forwarding()
 
     def _new_lane(self, lane: QueueLane) -> DeliveryLane:
@@ -291,24 +299,24 @@ class ReceiveState:
             self.request_delivery(lane)
 
     def arm_timer(self, at: int) -> None:
-        """Move the next timer forward to `at`, unless it fires earlier."""
+        """Let the timer fire at the instant `at`, if it does not fire before that anyway."""
         if self.next_timer is None or at < self.next_timer:
             self.next_timer = at
 
     @property
     def has_work(self) -> bool:
-        """Whether something may be delivered, or a session assigned."""
+        """Whether a row may be delivered or a session assigned now."""
         return bool(self.lanes_to_serve) or self.sessions.search_needed
 
     def request_delivery(self, lane: DeliveryLane) -> None:
-        """Note that the lane has rows to deliver or to forward, if it has someone to deliver or forward to."""
+        """Note that the lane may have rows, if a receiver waits for them or they are to be forwarded."""
         if lane.waiting and lane not in self.lanes_to_serve:
             self.lanes_to_serve.append(lane)
         if lane.forward_to is not None and not lane.read_ahead.is_exhausted:
             self.resources.pending_forwards[self, lane] = None
 
     def lane_of(self, row: Row) -> DeliveryLane | None:
-        """Return the lane that delivers the row; None if it belongs to a session that no receiver holds."""
+        """Return the lane that delivers the row; None if the row belongs to a session that no receiver holds."""
         if row.lane >= QueueLane.TRANSFER_DEAD:
             return self.transfer_dead_letter
         if row.lane >= QueueLane.DEAD:
@@ -325,7 +333,7 @@ class ReceiveState:
             self.arm_timer(at)
 
     def forget_rows(self, seqs: set[int]) -> None:
-        """Drop rows from memory that were removed without being delivered."""
+        """Drop from memory the rows with these sequence numbers, which were removed without being delivered."""
         self.main.read_ahead.forget(seqs)
         self.dead_letter.read_ahead.forget(seqs)
         self.transfer_dead_letter.read_ahead.forget(seqs)

@@ -1,6 +1,6 @@
 """The entities of one namespace by path: finding, creating, updating, deleting and describing them.
 
-Paths are case-insensitive. What happens inside an entity is decided by the entity.
+Paths are case-insensitive. The registry does not handle messages: an entity decides about its own messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from twinbus.values import Condition
 
 Entity = Queue | Topic | Subscription
 RootEntity = Queue | Topic
-"""An entity whose events are decided one after the other. A subscription belongs to the root of its topic."""
+"""An entity whose events are decided one after the other. The root entity of a subscription is its topic."""
 PendingForward = tuple[Queue | Subscription, DeliveryLane, Queue | Topic | None]
 """The arguments of `forwarding.forward`: source, lane, target."""
 
@@ -41,7 +41,7 @@ _READ_AHEAD_BYTES: Final = 64 * MIB
 
 
 class EntityRegistry:
-    """The entities of one namespace. Opens them from what the store returned."""
+    """The entities of one namespace. The constructor makes them from the records that the store returned."""
 
     def __init__(
         self, opened: OpenedStore, *, new_token: Callable[[], bytes], read_ahead_bytes: int = _READ_AHEAD_BYTES
@@ -52,7 +52,7 @@ class EntityRegistry:
         self._next_queue = opened.next_queue
         self._entities: dict[str, Entity] = {}
         self._topics: dict[int, Topic] = {}
-        """By storage id."""
+        """The topics by storage id."""
         described = [(read_description(each.entity.kind, each.entity.text), each) for each in opened.entities]
         # Subscriptions last: each needs its topic.
         for description, stored in sorted(described, key=lambda pair: isinstance(pair[0], SubscriptionDescription)):
@@ -128,7 +128,10 @@ class EntityRegistry:
         return entity if isinstance(entity, Topic) else None
 
     def free(self, freed: Mapping[int, int]) -> None:
-        """Reduce the charged bytes of topics: the store dropped shared bodies. `freed` is bytes by storage id."""
+        """Subtract the bodies that the store dropped from the charged bytes of topics.
+
+        `freed` maps the storage id of a topic to a number of bytes.
+        """
         for queue, size in freed.items():
             if (topic := self._topics.get(queue)) is not None:
                 topic.shared_bytes -= size
@@ -136,14 +139,14 @@ class EntityRegistry:
     # --- forwarding ----------------------------------------------------------------------------------------------
 
     def pending_forwards(self) -> list[PendingForward]:
-        """Return and forget what has to be forwarded now. The caller must carry it out."""
+        """Return the lanes with rows to forward, and clear the list of them. The caller must forward the rows."""
         noticed, self._resources.pending_forwards = self._resources.pending_forwards, {}
         found: list[PendingForward] = []
         for state, lane in noticed:
             source = self.find(state.path)
             if lane.forward_to is None or not isinstance(source, Queue | Subscription):
                 continue
-            if source.receive_state is state:  # not an entity created since under the same path
+            if source.receive_state is state:  # not a newer entity with the same path
                 found.append((source, lane, self._forward_target(lane.forward_to)))
         return found
 
@@ -175,7 +178,7 @@ class EntityRegistry:
     # --- administration ------------------------------------------------------------------------------------------
 
     def create(self, description: Description, now: int) -> EngineDecision | Refusal:
-        """Create an entity. Returns what to store, or why the entity cannot be created."""
+        """Create an entity. Returns the decision to carry out, or why the entity cannot be created."""
         refusal = new_entity_refusal(description)
         if refusal is not None:
             return refusal
@@ -204,7 +207,7 @@ class EntityRegistry:
         return EngineDecision(writes=[lifecycle.record(description), lifecycle.counters.put()])
 
     def update(self, description: Description, now: int) -> PendingDecision | Refusal:
-        """Change the description of an entity. Returns the decision to carry out, or why it cannot be changed."""
+        """Change the description of an entity. Returns the decision to carry out, or why the change is refused."""
         entity = self.find(description.path)
         if entity is None or type(entity.description) is not type(description):
             return not_found(description.path)
@@ -235,7 +238,7 @@ def forward_targets_first(descriptions: Sequence[Description]) -> list[Descripti
 
 
 def _required_paths(description: Description) -> list[str]:
-    """The entities that must exist before this one is created."""
+    """Return the paths of the entities that must exist before the described entity is created."""
     if isinstance(description, TopicDescription):
         return []
     paths = [_path_of(each) for each in (description.forward_to, description.forward_dead_letters_to) if each]
@@ -249,13 +252,13 @@ def _key(path: str) -> str:
 
 
 def _path_of(address: str) -> str:
-    """The path in an address: `path`, or `sb://host:port/path` as clients write it."""
+    """Return the path in an address. An address is `path`, or `sb://host:port/path` as clients write it."""
     _, scheme, rest = address.partition("://")
     return (rest.partition("/")[2] if scheme else address).strip("/")
 
 
 def _with_name_of(before: Description, description: Description) -> Description:
-    """The description with the spelling of the name that the entity was created with."""
+    """Return the new description with the name spelled as it was when the entity was created."""
     if isinstance(description, SubscriptionDescription):
         assert isinstance(before, SubscriptionDescription), "of the same kind"
         return replace(description, topic=before.topic, name=before.name)
@@ -265,7 +268,7 @@ def _with_name_of(before: Description, description: Description) -> Description:
 def _info(entity: Entity) -> EntityInfo:
     lifecycle, counts = entity.lifecycle, entity.counters.message_counts()
     if not isinstance(entity, Topic) and entity.receive_state.main.forward_to is not None:
-        # No receiver can get these messages: those not forwarded yet wait for their transfer.
+        # No receiver can get the messages of an entity that forwards: its active messages wait to be forwarded.
         counts = replace(counts, active=0, transfer=counts.active)
     info = EntityInfo(entity.description, lifecycle.created, lifecycle.updated, entity.counters.accessed, counts)
     if not isinstance(entity, Topic):

@@ -1,8 +1,14 @@
-"""Rules of subscriptions: which messages of its topic a subscription takes, and how its copies are changed.
+"""Rules of subscriptions: which messages of a topic a subscription stores, and how the rules change the copies.
 
-A rule has a filter and perhaps an action. Both are texts in the service's SQL-like language, or a correlation filter.
-`grammar` parses a text, `compiler` makes functions of conditions and expressions, `actions` of SET and REMOVE
-statements. `values` has the types of the language, `message_view` presents a message to it. `ruleset` runs the rules
-of one subscription. Only `grammar`, `compiler` and `actions` need the parser (lark); they are loaded with the first
-SQL rule.
+A rule has a filter, and may have an action. An action and a SQL filter are texts in the service's SQL-like language; a
+correlation filter is a set of property values.
+
+    grammar        parses a text
+    compiler       makes Python functions from conditions and expressions
+    actions        makes Python functions from SET and REMOVE statements
+    values         the types of the language
+    message_view   the properties of a message, for the functions
+    ruleset        runs all rules of one subscription
+
+Only `grammar`, `compiler` and `actions` need the parser (lark). They are loaded with the first SQL rule.
 """

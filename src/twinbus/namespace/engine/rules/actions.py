@@ -1,6 +1,6 @@
 """SQL actions: SET and REMOVE statements that change a subscription's copy of a message. The body never changes.
 
-Statements run in order; each sees the changes of those before it.
+Statements run in order. Each statement sees the changes that the statements before it made.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REQUIRED: Final = frozenset(("messageid", "timetolive"))
 
 
 class MessageDraft(MessageView):
-    """A copy of a message that is being changed."""
+    """A copy of a message that the statements of an action change."""
 
     __slots__ = ("_annotations", "_application", "_changed_properties", "_changed_ttl", "_names")
 

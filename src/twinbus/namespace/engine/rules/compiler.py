@@ -1,4 +1,4 @@
-"""Compiles SQL filters and expressions: the syntax tree of a text becomes one Python function, called per message.
+"""Compiles SQL filters and expressions: makes one Python function from a syntax tree, to be called for each message.
 
 `ExpressionCompiler` compiles expressions, which have values (None for null). `ConditionCompiler` adds conditions, which
 are True, False, or None for unknown (three-valued logic). Each part becomes a `CompiledTerm`. Parts that depend on no
@@ -24,7 +24,8 @@ from twinbus.namespace.engine.rules.message_view import SYSTEM_PROPERTIES, Messa
 Matches = Callable[[str], bool]
 
 MAX_LIKE_CHARACTERS: Final = 1024
-"""A message can bring a pattern. A longer one would take time from all messages after it."""
+"""The greatest length of a LIKE pattern. A property of a message can be the pattern, and a very long pattern would
+delay all messages after this one."""
 
 _ANY: Final = "%"
 _ONE: Final = "_"
@@ -32,7 +33,7 @@ _ONE: Final = "_"
 
 @lru_cache(maxsize=256)
 def compile_like(text: str, escape: str | None = None) -> Matches:
-    """Return a function that tells whether a text is LIKE the pattern. Case matters. Raises RuleEvaluationError.
+    """Return a function that checks whether a text is LIKE the pattern. Case matters. Raises RuleEvaluationError.
 
     The pattern is cut at each `%` into parts of fixed length, which are searched one after the other. So no pattern
     needs more than linear time for each part.
@@ -54,7 +55,7 @@ def compile_like(text: str, escape: str | None = None) -> Matches:
         for part in middle:
             if found is None:
                 return False
-            # The leftmost match leaves the most text for the parts that follow.
+            # The leftmost match leaves the most text for the remaining parts.
             found = part.search(value, found.end())
         if found is None:
             return False
@@ -65,7 +66,7 @@ def compile_like(text: str, escape: str | None = None) -> Matches:
 
 
 def _parts(text: str, escape: str | None) -> list[str]:
-    """Return the regular expressions between the `%`s. Each matches a fixed number of characters."""
+    """Return one regular expression for each part between the `%`s. Each matches a fixed number of characters."""
     parts, current, escaped = [], "", False
     for character in text:
         if escaped:
@@ -95,7 +96,7 @@ _MAX_DEPTH: Final = 150
 
 
 class CompiledTerm(NamedTuple):
-    """A compiled part of an expression."""
+    """A part of a condition or expression, compiled to a function that evaluates the part on a message."""
 
     evaluate: Evaluator
     is_constant: bool = False
@@ -104,11 +105,11 @@ class CompiledTerm(NamedTuple):
     key: str | None = None
     """If the part is an application property: its name in lower case."""
     required_text: tuple[str, str] | None = None
-    """A property and a text: the condition is false for every message in which the property is another text."""
+    """The name of a property, and a text: the condition is false for every message whose property has another text."""
 
 
 class PropertyName(NamedTuple):
-    """The name of a property in a text; `key` is the name in lower case."""
+    """The name of a property in the text of a rule. `key` is the name in lower case."""
 
     is_system: bool
     name: str
@@ -233,7 +234,7 @@ class ExpressionCompiler:
         term = CompiledTerm(lambda view: None if (value := evaluate(view)) is None else apply(value))
         return self._folded(term, node) if operand.is_constant else term
 
-    # --- what they share -------------------------------------------------------------------------------------------
+    # --- common helpers --------------------------------------------------------------------------------------------
 
     def _evaluators(self, node: SyntaxTree, depth: int) -> tuple[Evaluator, ...]:
         return tuple(self.term(tree, depth).evaluate for tree in subtrees(node))
@@ -249,7 +250,7 @@ class ExpressionCompiler:
         return CompiledTerm(lambda view: decide(first(view), second(view)))
 
     def _folded(self, term: CompiledTerm, node: SyntaxTree) -> CompiledTerm:
-        """Evaluate an expression that depends on no message. An error in it is raised now, as RuleSyntaxError."""
+        """Return the constant value of an expression that depends on no message. Raises RuleSyntaxError."""
         try:
             return constant_term(term.evaluate(_NO_MESSAGE))
         except RuleEvaluationError as error:
@@ -264,7 +265,7 @@ def constant_term(value: Any) -> CompiledTerm:
 
 
 def subtrees(node: SyntaxTree) -> list[SyntaxTree]:
-    """Return the subtrees of a tree. (Lark puts None where an optional one is missing.)"""
+    """Return the subtrees of a tree, without the None that Lark puts in place of a missing optional subtree."""
     return [child for child in node.children if isinstance(child, Tree)]
 
 
@@ -292,7 +293,7 @@ _COMPARISONS: Final[dict[str, tuple[Callable[[Any, Any], bool], bool]]] = {
     ">=": (operator.ge, True),
 }
 _COMPARABLE: Final = frozenset((str, int, float))
-"""Types whose values can be compared with each other in every way."""
+"""Two values of the same type, if it is one of these types, can be compared with every operator."""
 
 
 def compile_filter(text: str, parameters: Mapping[str, Any]) -> CompiledTerm:
@@ -342,7 +343,8 @@ class ConditionCompiler(ExpressionCompiler):
                     result = None
             return result
 
-        # Only the first condition: another one may raise an error for a message that the first does not match.
+        # Not the required text of a later condition: a condition before that one may raise an error, which would be
+        # missed if the rule were not evaluated.
         return CompiledTerm(all_of, required_text=terms[0].required_text)
 
     def _negated(self, node: SyntaxTree, depth: int) -> CompiledTerm:
@@ -368,7 +370,7 @@ class ConditionCompiler(ExpressionCompiler):
         key, constant = left.key, right.value
 
         def compare_property(view: MessageView) -> bool | None:
-            """The most frequent condition, a property and a constant, in one call."""
+            """Compare a property with a constant, the most frequent condition, in one call."""
             user = view.user
             if user is None:
                 user = view.read_user()
@@ -465,7 +467,7 @@ class ConditionCompiler(ExpressionCompiler):
 
 
 def _directly_comparable(constant: Any) -> frozenset[type] | None:
-    """Return the types that compare with this constant without conversion; None if each value must be checked."""
+    """Return the types whose values can be compared with this constant without conversion; None for no such types."""
     if constant.__class__ is str:
         return values.TEXTS
     return values.INTEGERS if constant.__class__ in values.INTEGERS else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class RuleSyntaxError(ValueError):
-    """The text of a filter or action is wrong. Raised when the rule is created. `position` counts from 1."""
+    """The text of a filter or action is wrong. Raised when the rule is created. The first `position` is 1."""
 
     def __init__(self, fault: str, position: int, text: str) -> None:
         line = text.count("\n", 0, position - 1) + 1

@@ -1,6 +1,6 @@
-"""A published message as rules see it: its properties by name, decoded when first used. The body is never decoded.
+"""The properties of a published message by name, for rules. Properties are decoded when first used, the body never.
 
-Names are case-insensitive; they are looked up in lower case.
+Names of properties are case-insensitive: they are looked up in lower case.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_TIMESTAMP: Final = Timestamp(253_402_300_799_999)
 
 
 class MessageView:
-    """One message that is being published."""
+    """One message that is being published, as the rules of subscriptions read it."""
 
     __slots__ = ("_properties", "_sections", "new_token", "now", "raw", "seq", "ttl", "user")
 
@@ -59,7 +59,7 @@ class MessageView:
             return self.sections.message_annotations.get(name)
 
     def named(self, name: str) -> Any:
-        """Return the property with a name that an expression computed."""
+        """Return the value of a property whose name an expression computed."""
         scope, dot, rest = name.lower().partition(".")
         if dot and scope == "sys":
             reader = SYSTEM_PROPERTIES.get(rest)
@@ -72,7 +72,7 @@ class MessageView:
 
 @contextmanager
 def decoding() -> Iterator[None]:
-    """Turn DecodeError into RuleEvaluationError: a message is accepted before all of its fields were decoded."""
+    """A context that turns DecodeError into RuleEvaluationError: accepting a message does not decode all its fields."""
     try:
         yield
     except DecodeError as error:
@@ -120,4 +120,4 @@ SYSTEM_PROPERTIES: Final[dict[str, Callable[[MessageView], Any]]] = {
     "deliverycount": lambda view: 0,
     "size": lambda view: len(view.raw),
 }
-"""The system properties that exist while a message is published, by name in lower case."""
+"""The functions that read the system properties of a published message, by name in lower case."""

@@ -1,11 +1,11 @@
-"""The compiled rules of one subscription: which copies of a message it takes.
+"""The compiled rules of one subscription: which copies of a message the subscription stores.
 
-All rules without an action together make at most one copy, the message unchanged: they are one condition. Each rule
+All rules without an action together make at most one copy, the unchanged message: they act as one condition. Each rule
 with an action makes a changed copy of its own.
 
-Subscriptions may have thousands of rules that differ in the value of one property (`color = 'red'`). Such rules are
-kept in a dict by this value, so that a message is tested with the rules of its own value only. A rule can be found
-this way if its condition is false for every other text of the property (`required_text`).
+Subscriptions may have thousands of rules that differ in the value of one property (`color = 'red'`). A dict holds such
+rules by this value, so that a message is tested only with the rules for the value that the message has. A rule can be
+in this dict if its condition is false for every other text of the property (`required_text`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Matches = Callable[[MessageView], bool | None]
 
 RULE_NAME: Final = "RuleName"
-"""The application property of a changed copy that names the rule."""
+"""The application property that holds the name of the rule, in a copy that the action of a rule changed."""
 
 
 class ChangedCopy(NamedTuple):
@@ -45,24 +45,26 @@ class ChangedCopy(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """What a subscription takes of one message."""
+    """The copies of one message that a subscription stores."""
 
     unchanged: bool
-    """Whether it takes the message as it is."""
+    """Whether the subscription stores a copy without changes."""
     copies: tuple[ChangedCopy, ...] = ()
+    """One changed copy for each rule with an action that matches the message."""
     error: str | None = None
-    """Describes the first rule that could not be evaluated; None if it does not matter or there is none."""
+    """Describes the first rule that could not be evaluated; None if there is none. An error of a rule without an
+    action is left out if another rule without an action matches."""
 
 
 class CompiledRule(NamedTuple):
-    """A compiled rule."""
+    """One rule, with its filter and its action compiled to functions."""
 
     name: str
     matches: Matches | None
-    """None: the rule selects every message."""
+    """The function of the filter; None if the filter selects every message."""
     apply_action: ApplyAction | None
     required_text: tuple[str, str] | None = None
-    """A property and a text: the rule matches no message in which the property is another text."""
+    """The name of a property, and a text: the rule matches no message whose property has a different text."""
 
 
 _UNCHANGED: Final = Selection(True)
@@ -70,14 +72,15 @@ _NOTHING: Final = Selection(False)
 
 
 class RuleSet:
-    """The compiled rules of one subscription. The constructor raises RuleSyntaxError."""
+    """The compiled rules of one subscription. The constructor raises RuleSyntaxError for a text that is wrong."""
 
     __slots__ = ("_by_text", "_compiled", "_with_action", "_without_action", "takes_everything")
 
     def __init__(self, rules: Iterable[RuleDescription], before: RuleSet | None = None) -> None:
-        """Compile the rules, except those that `before` has compiled already."""
+        """Compile the rules. A rule that is also in the older set `before` is taken from there."""
         self._compiled: dict[int, tuple[RuleDescription, CompiledRule]] = {}
-        """By the id of the description. The description is kept with it, so that its id is not used again."""
+        """Each rule by `id()` of its description. The description is stored too: while it exists, no other object can
+        get the same id."""
         known = {} if before is None else before._compiled
         for described in rules:
             self._compiled[id(described)] = known.get(id(described)) or (described, compile_rule(described))
@@ -86,21 +89,21 @@ class RuleSet:
         ]
         self._with_action = tuple(rule for rule in compiled if rule.apply_action is not None)
         without_action = [rule for rule in compiled if rule.apply_action is None]
-        # A rule that selects everything makes all others without an action superfluous.
+        # If a rule without an action selects every message, the other rules without an action change nothing.
         always = [rule for rule in without_action if rule.matches is None][:1]
         self._without_action = tuple(always or [rule for rule in without_action if rule.required_text is None])
         self._by_text: dict[str, dict[str, list[CompiledRule]]] = {}
-        """Property name, then text, then the rules that require this text."""
+        """The rules with a required text, by the name of the property and then by the text."""
         for rule in () if always else without_action:
             if rule.required_text is not None:
                 name, text = rule.required_text
                 self._by_text.setdefault(name, {}).setdefault(text, []).append(rule)
         self.takes_everything = not self._with_action and bool(always)
-        """Whether every message is taken unchanged, so that `select` need not be called."""
+        """Whether the subscription stores every message unchanged, so that `select` need not be called."""
 
     def select(self, view: MessageView) -> Selection:
-        """Return what the subscription takes of a message."""
-        # Rules without an action are one condition: if one of them matches, it does not matter that another fails.
+        """Return the copies of a message that the subscription stores: none, one unchanged, and any number changed."""
+        # Rules without an action act as one condition: if one of them matches, an error of another has no effect.
         taken, error = self._any_matches(self._without_action, view)
         for name, by_text in self._by_text.items():
             if taken:
@@ -121,7 +124,7 @@ class RuleSet:
 
     @staticmethod
     def _any_matches(rules: Iterable[CompiledRule], view: MessageView) -> tuple[bool, str | None]:
-        """Return whether one of the rules matches, and the error of the first that could not be evaluated."""
+        """Return whether one of the rules matches, and the error of the first rule that could not be evaluated."""
         error = None
         for rule in rules:
             try:
@@ -133,7 +136,7 @@ class RuleSet:
 
 
 def _candidates(by_text: dict[str, list[CompiledRule]], name: str, view: MessageView) -> Iterable[CompiledRule]:
-    """Return the rules to evaluate: all of them, unless the property is a text that most of them do not match."""
+    """Return the rules to evaluate: the rules for the text of the property, or all rules if it has no text."""
     try:
         value = (view.user if view.user is not None else view.read_user()).get(name)
     except RuleEvaluationError:
@@ -164,7 +167,7 @@ def compile_rule(rule: RuleDescription) -> CompiledRule:
     """Compile a rule. Raises RuleSyntaxError."""
     apply_action = None
     if rule.action is not None:
-        # Imported here: the parser is loaded with the first rule that needs it.
+        # Imported here and not above, so that a namespace without SQL rules does not load the parser.
         from twinbus.namespace.engine.rules.actions import compile_action  # noqa: PLC0415
 
         apply_action = compile_action(rule.action.expression, rule.action.parameters)
@@ -201,7 +204,10 @@ _SYSTEM_NAMES: Final = {
 
 
 def compile_correlation(description: CorrelationFilter) -> Matches:
-    """Compile a correlation filter: equality with every property given. Values of different types are not equal."""
+    """Compile a correlation filter: a message must equal it in every property given there.
+
+    Values of different types are not equal, except an integer and an equal floating-point number.
+    """
     wanted = {key: getattr(description, field) for field, key in _SYSTEM_NAMES.items()}
     system = tuple((SYSTEM_PROPERTIES[key], value) for key, value in wanted.items() if value is not None)
     user = tuple((name.lower(), from_amqp(value)) for name, value in description.properties.items())

@@ -1,7 +1,8 @@
 """Values of the rule language: their types, comparison, arithmetic and conversion.
 
-The service documents the rules of C#: numbers are promoted, other types do not mix. None stands for null and for
-unknown. Callers handle None before they call these functions.
+The service documents the rules of C#: an integer is converted if the other operand is a floating-point number; values
+of other types cannot be combined, except that + joins a string and another value. None stands for null and for unknown.
+Callers handle None before they call these functions.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def kind_of(value: Any) -> ValueKind:
 
 
 def from_amqp(value: Any) -> Any:
-    """Return an AMQP value as a value of the language. Described values of .NET types become times and texts."""
+    """Return an AMQP value as a value of the rule language. Described values of .NET types become times and texts."""
     if value.__class__ is not Described:
         return value
     name, inner = str(value.descriptor), value.value
@@ -90,7 +91,7 @@ def from_amqp(value: Any) -> Any:
 
 
 def to_amqp(value: Any) -> Any:
-    """Return a value of the language as clients expect it in a message."""
+    """Return a value of the rule language as the AMQP value that clients expect in a message."""
     if value.__class__ is Duration:
         return Described(Symbol("com.microsoft:timespan"), Long(value * TICKS_PER_MILLISECOND))
     return value
@@ -118,7 +119,7 @@ def add(left: Any, right: Any) -> Any:
         return _check_range(left + right)
     if ValueKind.TEXT in (kind, other):
         joined = as_text(left) + as_text(right)
-        if len(joined) > MAX_PROPERTIES_BYTES:  # an action could double a text 32 times
+        if len(joined) > MAX_PROPERTIES_BYTES:  # the 32 statements of an action could each double a text
             raise RuleEvaluationError(f"a string of more than {MAX_PROPERTIES_BYTES} characters fits no message")
         return joined
     if (kind, other) in {(ValueKind.INSTANT, ValueKind.DURATION), (ValueKind.DURATION, ValueKind.DURATION)}:
@@ -145,7 +146,7 @@ def multiply(left: Any, right: Any) -> Any:
 
 
 def divide(left: Any, right: Any) -> Any:
-    """Divide. The quotient of integers is an integer, rounded towards zero."""
+    """Return the quotient. The quotient of two integers is an integer, rounded towards zero."""
     _require_numbers("/", left, right)
     if kind_of(left) is kind_of(right) is ValueKind.INTEGER:
         if right == 0:
@@ -192,7 +193,7 @@ def require_text(value: Any, operator: str) -> str:
 
 
 def with_type_of(existing: Any, value: Any) -> Any:
-    """Return the value that replaces `existing`: a number keeps the type of the number it replaces, if it fits."""
+    """Return the value that replaces `existing`. A number is converted to the type of `existing` if possible."""
     kind, wanted = kind_of(value), kind_of(existing)
     if kind not in _NUMBERS or wanted not in _NUMBERS:
         return value
@@ -224,7 +225,7 @@ def _check_range(value: Any) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """Return the value as C# writes it when it is joined to a string."""
+    """Return the text of a value, as C# writes the value when it joins the value to a string."""
     kind = kind_of(value)
     if kind is ValueKind.REAL:
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(float(value))
