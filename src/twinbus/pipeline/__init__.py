@@ -1,7 +1,7 @@
-"""Everything that runs on Spark: the only home of pyspark, which comes with the extra `twinbus[spark]`.
+"""Everything that runs on Spark. No other package of Twinbus imports pyspark (installed by the extra `twinbus[spark]`).
 
-A name of this face loads its module, and with it pyspark, at first use. `twinbus.pipeline.session`,
-`twinbus.pipeline.servicebus` and `twinbus.pipeline.syphon_job` are imported under their own names.
+The first use of a name below loads the module of that name, and pyspark. `twinbus.pipeline.session`,
+`twinbus.pipeline.servicebus` and `twinbus.pipeline.syphon_job` are not among these names: import them directly.
 """
 
 from importlib import import_module

@@ -1,6 +1,7 @@
-"""The actual cost of what a ledger recorded (M4), and the scenario that the ledger shows.
+"""The actual cost of the operations in a ledger (M4), and the values of a scenario that the ledger shows.
 
-`twinbus.money` compares both with a forecast. The units come from the job `cost`, the prices from a price table.
+`twinbus.money` compares the actual cost with a forecast. The units come from the job `cost`, the prices from a price
+table.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from twinbus.pipeline.tables import ENTRIES, Tables
 from twinbus.pipeline.time_window import TimeWindow
 from twinbus.syphon import NOT_TRIED
 
-# Operations of an application's receivers, by the names that a namespace's meter gives them.
+# The stages of operations of an application's receivers, by the name of the operation in a namespace's meter.
 _METERED: Final = {"receive": str(Stage.RECEIVE_PRIMARY), "complete": str(Stage.COMPLETE_PRIMARY)}
 _SYPHON_STAGES: Final = (Stage.RECEIVE_BACKLOG, Stage.EMPTY_RECEIVE)
 _SEND_STAGES: Final = (Stage.SEND_PRIMARY, Stage.SEND_BACKLOG)
-# Results of operations that surely did not happen, without an answer of the service: no request was sent.
+# Results of operations for which no request was sent, so that they certainly did not happen.
 _UNSENT_RESULTS: Final = (
     NOT_TRIED,
     FailureKind.CONNECTION_LOST,
@@ -47,14 +48,14 @@ _UNSENT_RESULTS: Final = (
     FailureKind.TOKEN_UNAVAILABLE,
 )
 _SUCCEEDED, _FAILED, _UNSENT = "succeeded", "failed", "unsent"
-"""How a call ended. `unsent`: it found no connection, so that no request was sent."""
+"""How a call ended. `unsent`: there was no connection, so that no request was sent."""
 
 
 class ActualCost:
-    """Reads the tables of a ledger, all of them or the whole days that a window touches, and prices them."""
+    """The actual cost of a ledger: of all its days, or of each whole day (UTC) that overlaps a time window."""
 
     def __init__(self, tables: Tables, window: TimeWindow | None = None, *, outages: bool = True) -> None:
-        """`outages`: read the incidents, too. `scenario` needs them."""
+        """`outages`: whether to read the incidents too, which the method `scenario` needs."""
         self._tables = tables
         self._window = window or TimeWindow()
         with tables.parallel_queries() as pool:
@@ -68,7 +69,10 @@ class ActualCost:
         return bool(self._sums)
 
     def spent(self, prices: Prices, scenario: Scenario) -> list[StageSpending]:
-        """Returns what was spent, by stage. Each month fills the price bands anew; its units pay the mean price."""
+        """Returns units and cost by stage.
+
+        The price bands start again with each month. All units of a month have the same price: the mean of that month.
+        """
         units, totals = Counter[str](), dict[str, _StageTotal]()
         for month, _, count, _ in self._monthly:
             units[month] += count
@@ -98,7 +102,10 @@ class ActualCost:
         ]
 
     def scenario(self, asked: Scenario) -> dict[str, Any]:
-        """Returns the fields of a Scenario that the ledger shows. Uses only the intervals of `asked`."""
+        """Returns values for the fields of a Scenario that can be computed from the ledger, by field name.
+
+        Of `asked`, only the failover interval and the ping interval are used.
+        """
         began, ended = min(row.began for row in self._sums), max(row.ended for row in self._sums)
         seconds = max((ended - began) / 1000, 1.0)
         sent, diverted = (self._sum(stage, "messages") for stage in _SEND_STAGES)
@@ -161,9 +168,9 @@ class ActualCost:
         return incidents.where("began is not null").select("began", "restored").collect()
 
     def _by_month(self, costs: Sequence[Row], metered: Sequence[Row]) -> list[tuple[str, str, int, int]]:
-        """Returns month, stage, units and bytes: those of the job `cost`, without what was never sent.
+        """Returns tuples of month, stage, units and bytes from the job `cost`, without requests that were not sent.
 
-        If no client recorded what the application's receivers did, the meter of a namespace may have.
+        If the ledger has no operations of the application's receivers, those from the meter of a namespace are used.
         """
         unsent = {(row.month, row.stage): row for row in self._sums if row.ending == _UNSENT}
         found = []
@@ -177,7 +184,7 @@ class ActualCost:
         return found
 
     def _outages(self, newest: int) -> list[tuple[int, int]]:
-        """Returns begin and end of each outage. Failovers of several entities that overlap are one outage."""
+        """Returns begin and end of each outage. Failovers that overlap in time are one outage."""
         assert self._failovers is not None, "made with outages=False"
         found: list[tuple[int, int]] = []
         for began, ended in sorted((row.began, row.restored or newest) for row in self._failovers):
@@ -213,7 +220,7 @@ def _ending() -> Column:
 
 
 def _stage() -> Column:
-    """Returns the stage, with a stage of their own for empty receives that are not polls of a syphon."""
+    """Returns the stage; for empty receives that are not on a backlog queue, EMPTY_PRIMARY."""
     polled = (F.col("stage") != str(Stage.EMPTY_RECEIVE)) | _in_backlog()
     return F.when(polled, F.col("stage")).otherwise(F.lit(EMPTY_PRIMARY))
 
@@ -225,8 +232,8 @@ def _in_backlog() -> Column:
 def _length(outages: list[tuple[int, int]], asked: Scenario) -> timedelta:
     """Returns the mean length of an outage.
 
-    An outage begins one failover interval before the failover, and ends on average half a ping interval before the
-    ping that finds the primary back.
+    An outage begins one failover interval before the failover. It ends on average half a ping interval before the first
+    ping that succeeds.
     """
     mean = timedelta(milliseconds=sum(end - begin for begin, end in outages) / len(outages))
     return asked.failover_interval + max(mean - asked.ping_interval / 2, asked.ping_interval / 2)

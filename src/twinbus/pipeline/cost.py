@@ -1,4 +1,7 @@
-"""The job `cost`: operations, billable units and bytes by stage, entity and day (M1, M2). `actual_cost` prices them."""
+"""The job `cost`: operations, billable units and bytes by stage, entity and day (M1, M2).
+
+No prices: see `actual_cost`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ RESULT: Final = TALLIES
 
 
 def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
-    """Returns one row per operation, whatever its result: a refused operation is charged, too."""
+    """Returns one row per operation with any result: a refused operation is charged, too."""
     result = F.col("result")
     refused = (result != OK) & (result != UNKNOWN) & (F.coalesce(F.size("failed"), F.lit(0)) <= 0)
     return operations.select(
@@ -41,5 +44,5 @@ def merge(tallies: DataFrame) -> DataFrame:
 
 
 def summarize(sums: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
-    """Returns whole days: all that the window touches."""
+    """Returns the sums of each whole day (UTC) that overlaps the window."""
     return sums.where(window.days()).select(*KEYS, *SUMS)

@@ -1,6 +1,6 @@
 """The job `incidents`: failovers by entity, with begin, restore, diverted messages and the end of the drain.
 
-Each process fails over and restores by itself. Failovers of an entity that overlap are one incident.
+Each process fails over and restores independently. Failovers of one entity that overlap in time are one incident.
 """
 
 from __future__ import annotations
@@ -47,12 +47,15 @@ def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
 
 
 def merge(tallies: DataFrame) -> DataFrame:
-    """Returns the tallies as they are: each time is needed."""
+    """Returns the tallies unchanged: `summarize` needs the time of each event."""
     return tallies
 
 
 def summarize(tallies: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
-    """Returns the incidents that began in the window, and one without a begin for diversions outside of failovers."""
+    """Returns the incidents that began in the window.
+
+    For diversions outside of any failover, each destination has one more row, in which `began` is null.
+    """
     found = merge_overlapping(failovers(tallies))
     spans = found.select(F.col("destination").alias("of"), F.col("began").alias("during"), "next")
     within = (F.col("destination") == F.col("of")) & F.col("diverted").between(F.col("during"), F.col("next") - 1)
@@ -82,7 +85,10 @@ def summarize(tallies: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
 
 
 def failovers(tallies: DataFrame) -> DataFrame:
-    """Returns the failovers of each process and entity: until the restore, or until the last diverted message."""
+    """Returns the failovers of each process and entity.
+
+    A failover ends with the restore. If there is none, it ends with the last message that the process diverted.
+    """
     engaged = F.when(F.col("event") == ENGAGED, F.col("at"))
     found = (
         tallies.where("event is not null")
@@ -107,12 +113,12 @@ def failovers(tallies: DataFrame) -> DataFrame:
 
 
 def merge_overlapping(failovers: DataFrame) -> DataFrame:
-    """Merges failovers of an entity that overlap. `next` is the begin of the following incident."""
+    """Merges failovers of one entity that overlap in time. The column `next` is when the following incident began."""
     order = Over.partitionBy("destination").orderBy("began", "ended", "writer")
     so_far = F.max("ended").over(order.rowsBetween(Over.unboundedPreceding, -1))
     begins = F.coalesce(F.col("began") > so_far, F.lit(True)).cast("int")
     numbered = failovers.withColumn("begins", begins).withColumn("number", F.sum("begins").over(order))
-    # The failover that ended last decides whether the incident is over. A process that died records no restore.
+    # The failover with the latest end decides whether the incident has ended. A process that died records no restore.
     last = F.struct("ended", F.col("restored").isNull())
     found = numbered.groupBy("destination", "number").agg(
         F.min("began").alias("began"),

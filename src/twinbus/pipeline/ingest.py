@@ -1,7 +1,8 @@
-"""Brings the segments of a ledger into tables: each entry once, intent and outcome as one operation, by day.
+"""Copies the entries of a ledger into tables: each entry once, intent and outcome as one operation, by day.
 
-Spark may repeat a batch, and a user may start the stream again from the beginning. So one commit makes a whole batch
-visible, and entries that the tables already have are left out. Lines that are not entries go to the table `problems`.
+Spark may repeat a batch, and a user may start the stream again from the beginning. So a batch becomes visible with a
+single commit, and entries that the tables already have are not added again. Lines that are not entries go to the table
+`problems`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, SCHE
 
 _OPERATION, _INTENT, _OUTCOME = Operation.kind, Intent.kind, Outcome.kind
 _OUTCOME_COLUMNS: Final = ("seconds", "result", "cause", "failed")
-# An entry may have any number as its time, but a date has a limit.
+# Days since 1970. An entry may have any number as its time, but Spark's dates have a limit.
 _LAST_DAY: Final = 2_932_896
 
 Extend = Callable[[Tables, TablesVersion, TablesVersion], TablesVersion]
-"""Adds to a commit: gets the version before and the one to be committed, and returns the latter with its additions."""
+"""A function that adds parts to a commit.
+
+The arguments are the tables, the version before the commit, and the version that is to be committed. The result
+replaces the latter.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +65,11 @@ def ingest_ledger(
     most_bytes: int | None = None,
     extend: Extend | None = None,
 ) -> StreamingQuery:
-    """Starts to bring new entries of the ledger into the tables at `root`, and returns the running query.
+    """Starts to copy new entries of the ledger into the tables at `root`, and returns the running query.
 
-    Without `every`, the query ends when it has ingested what is there now. With it, the query goes on and looks for new
-    entries every so many seconds. `most_bytes` limits the segments of one batch.
+    If `every` is None, the query ends when it has ingested the entries that exist at its start. Otherwise the query
+    runs until it is stopped, and looks for new entries every `every` seconds. `most_bytes` limits the bytes of one
+    batch.
     """
     spark.dataSource.register(LedgerDataSource)
     source = spark.readStream.format("ledger").option("directory", str(ledger.absolute()))
@@ -79,7 +85,7 @@ def ingest_ledger(
 def _ingest_batch(ledger: Path, root: Path, extend: Extend | None, lines: DataFrame, batch: int) -> None:
     tables = Tables(lines.sparkSession, root)
     if batch > 0 and not tables.version().number:
-        # Each batch is a commit, so the tables were lost. Going on would leave out all earlier batches for good.
+        # Each batch makes a commit, so somebody removed the tables. To go on would lose all earlier batches forever.
         raise OperatorError(
             f"the tables in {root} are gone, but the checkpoint of their stream is there",
             f"Put them back, or remove {root / 'checkpoints'} too: then the whole ledger is read again.",
@@ -89,7 +95,7 @@ def _ingest_batch(ledger: Path, root: Path, extend: Extend | None, lines: DataFr
 
 
 def commit_batch(tables: Tables, lines: DataFrame, ledger: Path, extend: Extend | None = None) -> TablesVersion:
-    """Ingests one batch of lines and commits it. Returns the committed version."""
+    """Ingests one batch of lines with one commit. Returns the committed version."""
     rows = parse_lines(lines).withColumn("day", _day_number()).persist()
     try:
         batch = _measure(rows)
@@ -147,9 +153,10 @@ def _add(tables: Tables, version: TablesVersion, table: str, rows: DataFrame) ->
 
 
 def known_entries(tables: Tables, version: TablesVersion, batch: ParsedBatch) -> DataFrame | None:
-    """Returns kind and id of the entries in the tables from about the days of the batch; None if the tables are empty.
+    """Returns kind and id of the entries in the tables that may be in the batch again; None if the tables are empty.
 
-    Those days are enough: a line that was written twice has the same time both times.
+    These are the entries of the days of the batch, of one day before and of one day after: a line that was written
+    twice has the same time both times.
     """
     if not version.of(OPERATIONS) and not version.of(ENTRIES) and not version.of(PENDING):
         return None
@@ -163,11 +170,11 @@ def known_entries(tables: Tables, version: TablesVersion, batch: ParsedBatch) ->
 
 
 def new_entries(entries: DataFrame, known: DataFrame | None) -> DataFrame:
-    """Returns each entry that is not known, once. A second line with the same kind and id says nothing new."""
+    """Returns the entries that are not in `known`, each once. Lines with the same kind and id are the same entry."""
     once = entries.dropDuplicates(["kind", "id"])
     if known is None:
         return once
-    # The batch is small beside what is known. So the known ones are first reduced to those in the batch.
+    # `known` is much larger than the batch. So it is first reduced to the entries that are in the batch.
     again = known.join(entries.select("kind", "id"), ["kind", "id"], "left_semi")
     return once.join(again, ["kind", "id"], "left_anti").select(*entries.columns)
 
@@ -176,14 +183,14 @@ def new_entries(entries: DataFrame, known: DataFrame | None) -> DataFrame:
 
 
 def join_halves(halves: DataFrame) -> DataFrame:
-    """Joins intents with their outcomes. One of the two is null while it has not come yet."""
+    """Joins intents with their outcomes. If one of the two is not in the ledger yet, its columns are null."""
     intents = halves.where(F.col("kind") == _INTENT).drop(*_OUTCOME_COLUMNS)
     outcomes = halves.where(F.col("kind") == _OUTCOME).select("id", F.col("at").alias("ended"), *_OUTCOME_COLUMNS)
     return intents.join(outcomes, "id", "full_outer")
 
 
 def operations(whole: DataFrame, met: DataFrame) -> DataFrame:
-    """Returns the operations that have ended: those of one line, and those of an intent and an outcome."""
+    """Returns the operations that have ended: written as one line, or as an intent and an outcome."""
     ended = F.col("at") + F.round(F.col("seconds") * 1000).cast("long")
     one = whole.withColumns({"whole": F.lit(True), "ended": ended})
     two = met.where("kind is not null and ended is not null").withColumn("whole", F.lit(False))
@@ -193,14 +200,14 @@ def operations(whole: DataFrame, met: DataFrame) -> DataFrame:
 
 
 def pending(met: DataFrame) -> DataFrame:
-    """Returns the intents and outcomes that wait for each other, as entries."""
+    """Returns, as entries, the intents without an outcome and the outcomes without an intent."""
     kind = F.coalesce("kind", F.lit(_OUTCOME)).alias("kind")
     names = [name for name in columns(SCHEMAS[PENDING]) if name not in ("kind", "at")]
     return met.where("kind is null or ended is null").select(kind, F.coalesce("at", "ended").alias("at"), *names)
 
 
 def destination() -> Column:
-    """Returns `namespace/entity` on the primary, in lower case as in the balance."""
+    """Returns `namespace/entity` of the entity that the messages are meant for, in lower case as in the balance."""
     own = F.concat_ws("/", "namespace", "entity")
     return F.lower(F.when(F.col("destination") != "", F.col("destination")).otherwise(own))
 
@@ -217,5 +224,5 @@ def _day_number() -> Column:
 
 
 def day() -> Column:
-    """Returns the day of an entry in UTC, whatever the time zone of the session is."""
+    """Returns the day of an entry in UTC, also if the Spark session has another time zone."""
     return F.date_from_unix_date(_day_number())

@@ -1,9 +1,10 @@
-"""The jobs on a ledger's tables, and the two ways to run a job: over the whole history, or following the ingest.
+"""The jobs on a ledger's tables, and the two ways to run a job: over the whole history, or with each ingested batch.
 
-Theory of operation. A job turns rows into tallies, merges tallies by key, and summarizes them into its result. Merging
-merged tallies gives the same as merging all of them at once. A followed job uses this: the ingest computes the tallies
-of each batch, keeps them in a table and commits them with the batch, so that the result needs no second read of the
-history. A job that was not followed for some batches starts again from the whole history.
+Theory of operation. A job turns rows into tallies, merges the tallies by key, and summarizes the merged tallies into
+its result. Tallies may be merged in several steps: the result is the same as with one merge of all tallies. *Following*
+a job uses this: the ingest computes the tallies of each batch, stores them in a table and commits them with the batch.
+The result of a followed job is computed from the stored tallies, without reading the history again. If a job was not
+followed for some batches, its stored tallies are useless, and following it again starts with the whole history.
 
 The modules `reconcile`, `cost`, `incidents` and `latency` define one job each.
 """
@@ -27,7 +28,7 @@ from twinbus.pipeline.time_window import TimeWindow
 
 @dataclass(frozen=True, slots=True)
 class LedgerJob:
-    """A computation over the ledger."""
+    """A computation on the tables of a ledger, with a schema for its tallies and for its result."""
 
     name: str
     tallies: str
@@ -35,16 +36,19 @@ class LedgerJob:
     result: str
     """Schema of the result."""
     tally: Callable[[DataFrame, DataFrame], DataFrame]
-    """Returns the tallies of operations and of other entries, row by row."""
+    """Returns tallies.
+
+    The arguments are the operations and the other entries; each of their rows is used separately.
+    """
     merge: Callable[[DataFrame], DataFrame]
     """Merges tallies by key."""
     summarize: Callable[[DataFrame, TimeWindow, int], DataFrame]
     """Returns the result from merged tallies, for a time window and the time of the newest entry."""
     reads_onward: bool = True
-    """Whether entries after the window concern messages of the window."""
+    """Whether the job has to read entries after the window too, because they may be about messages of the window."""
     resolve: Callable[[DataFrame, DataFrame], DataFrame] = lambda sums, _: sums
-    """Corrects merged tallies that depend on each other, before `summarize`. The second argument is the entries, or the
-    kept tallies of a followed job."""
+    """Corrects merged tallies that depend on each other, before `summarize`. The second argument has the entries, or
+    for a followed job its stored tallies."""
 
 
 JOBS: Final[Mapping[str, LedgerJob]] = {
@@ -72,7 +76,7 @@ JOBS: Final[Mapping[str, LedgerJob]] = {
 
 
 def result_over_history(tables: Tables, job: LedgerJob, window: TimeWindow | None = None) -> DataFrame:
-    """Returns the result of a job, computed from all that was ingested, or from a window of it."""
+    """Returns the result of a job for a window (default: all time), computed from all ingested rows."""
     version, window = tables.version(), window or TimeWindow()
     operations, entries = read_history(tables, version, window.days_onward() if job.reads_onward else window.days())
     sums = job.resolve(job.merge(job.tally(operations, entries)), entries)
@@ -80,7 +84,7 @@ def result_over_history(tables: Tables, job: LedgerJob, window: TimeWindow | Non
 
 
 def read_history(tables: Tables, version: TablesVersion, days: Column) -> tuple[DataFrame, DataFrame]:
-    """Returns the operations of these days, those in flight included, and the other entries of these days."""
+    """Returns the operations of these days, also those without an outcome, and the other entries of these days."""
     tables.set_partitions(version, OPERATIONS, PENDING, ENTRIES)
     operations = tables.read(OPERATIONS, version=version).unionByName(_in_flight(tables, version))
     return operations.where(days), tables.read(ENTRIES, version=version).where(days)
@@ -105,7 +109,10 @@ def _in_flight(tables: Tables, version: TablesVersion) -> DataFrame:
 
 
 def follow_jobs(names: Sequence[str]) -> Callable[[Tables, TablesVersion, TablesVersion], TablesVersion]:
-    """Returns the function that the ingest calls for each batch, to commit the tallies of these jobs with it."""
+    """Returns a function for the argument `extend` of `ingest_ledger`.
+
+    For each batch, this function adds the tallies of the named jobs to the commit of the batch.
+    """
     return partial(_follow, tuple(names))
 
 
@@ -115,7 +122,7 @@ def _follow(names: tuple[str, ...], tables: Tables, before: TablesVersion, after
         if name in names:
             after = _advanced(tables, JOBS[name], before, after)
         elif after.of(table):
-            # Tallies that lack this batch are of no use.
+            # The stored tallies of this job do not include this batch, so they cannot be used any more.
             after = after.having(table, ())
     return replace(after, followed=dict.fromkeys(names, before.number + 1))
 
@@ -133,7 +140,11 @@ def _advanced(tables: Tables, job: LedgerJob, before: TablesVersion, after: Tabl
 
 
 def current_result(tables: Tables, job: LedgerJob, window: TimeWindow | None = None) -> DataFrame:
-    """Returns the result of a job from its kept tallies if it is followed, else from the whole history."""
+    """Returns the result of a job for a window (default: all time).
+
+    If the ingest has stored tallies of this job for every batch (see `follow_jobs`), the result is computed from these
+    tallies; otherwise from all ingested operations and entries.
+    """
     version = tables.version()
     if version.followed.get(job.name) != version.number:
         return result_over_history(tables, job, window)
@@ -149,7 +160,7 @@ def current_result(tables: Tables, job: LedgerJob, window: TimeWindow | None = N
 
 
 def why_incomplete(tables: Tables) -> list[str]:
-    """Returns why the ledger does not hold everything: those of its balance, and lines that are not entries."""
+    """Returns the reasons why the ledger is not complete: `Balance.incomplete`, and lines that are not entries."""
     version = tables.version()
     kinds = [SegmentHeader.kind, Closed.kind, Gap.kind, Dropped.kind]
     about_segments = (

@@ -1,7 +1,8 @@
 """The job `latency`: the time from the acceptance of a message in the backlog to its return to the primary.
 
-If a message id was diverted several times, the first diversion is paired with the first return, and so on. A redirect
-counts as a return for the old entity and as a diversion for the new one.
+If a message id was diverted several times, the first diversion is paired with the first return, the second diversion
+with the second return, and so on. A redirect counts as a return for the old entity and as a diversion for the new
+entity.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _rows(rows: DataFrame, destination: Column, diverted: Column, home: Column) 
 
 
 def merge(tallies: DataFrame) -> DataFrame:
-    """Returns the tallies as they are: each time is needed."""
+    """Returns the tallies unchanged: `waits` needs the time of each diversion and return."""
     return tallies
 
 
@@ -66,15 +67,16 @@ def waits(tallies: DataFrame) -> DataFrame:
 
 
 def summarize(tallies: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
-    """Returns the distribution in seconds, by destination and day of the diversion."""
+    """Returns the distribution of the latency in seconds, by destination and by day of the diversion."""
     rows = _with_seconds(tallies, window).withColumn("day", F.to_date(F.timestamp_millis("diverted")))
     return rows.groupBy("destination", "day").agg(*_distribution())
 
 
 def spread(tallies: DataFrame, window: TimeWindow) -> DataFrame:
-    """Returns one row for all destinations and days together: the distribution, and a histogram in `counts`.
+    """Returns one row for all destinations and days together: the distribution of the latency, and a histogram.
 
-    `counts` has one number for each of the LATENCY_EDGES, and one for the messages beyond the last edge.
+    The histogram is the column `counts`: one number for each of the LATENCY_EDGES, and one for messages above the last
+    edge.
     """
     rows = _with_seconds(tallies, window)
     seconds, lower = F.col("seconds"), None

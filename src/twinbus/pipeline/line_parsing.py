@@ -1,6 +1,7 @@
-"""Turns lines of the ledger into rows: with Spark's JSON parser, and with the ledger's own reader if Spark rejects one.
+"""Turns lines of the ledger into rows.
 
-So `twinbus.ledger` alone decides what is an entry, and what is wrong with a line that is not.
+Spark's JSON parser parses most lines. Lines that Spark rejects are read again by `twinbus.ledger`, which decides
+whether such a line is an entry, and otherwise says what is wrong with the line.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _WORDS: Final = {"stage": Stage, "role": Role, "move": Move}
 
 
 def parse_lines(lines: DataFrame) -> DataFrame:
-    """Returns the columns of an entry, and `file`, `position` and `line`. `line` is null unless Spark rejected it."""
+    """Returns the columns of an entry, and `file`, `position` and `line`. `line` is null if Spark could parse it."""
     schema = struct(f"v int, {SCHEMAS[PENDING]}")
     entries = lines.select("file", "position", "line", F.from_json(F.col("line").cast("string"), schema).alias("entry"))
     rows = entries.select("file", "position", F.col("line").alias("raw"), "entry.*")
@@ -44,7 +45,10 @@ def _is_entry() -> Column:
 
 
 def reread_lines(rejected: DataFrame, directory: Path) -> DataFrame:
-    """Reads rejected lines with the ledger's reader: returns entries, or a `problem` on line `number` of the file."""
+    """Reads rejected lines again with `twinbus.ledger`. Returns rows: entries, and lines that are not entries.
+
+    A line that is not an entry has the reason in the column `problem`, and its line number in `number`.
+    """
     columns = struct(f"file string, number long, problem string, {SCHEMAS[PENDING]}")
     return rejected.select("file", "position", "line").mapInPandas(_line_reader(directory, columns.names), columns)
 
@@ -76,7 +80,7 @@ def _row(directory: Path, file: str, position: int, line: bytes) -> dict[str, An
 
 
 def _line_number(directory: Path, segment: str, position: int) -> int:
-    """Returns the number of the line that begins at this position, from 1; 0 if the file is gone."""
+    """Returns the number of the line that begins at this position, counted from 1; 0 if the file does not exist."""
     file = open_segment(directory, segment)
     if file is None:
         return 0

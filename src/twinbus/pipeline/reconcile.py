@@ -1,8 +1,8 @@
-"""The job `reconcile`: the balance of `twinbus.ledger`, for any number of messages, with one shuffle.
+"""The job `reconcile`: the same balance as `twinbus.ledger.balance`, but on Spark, with one shuffle.
 
-A tally is what one operation or movement did to one message. The tallies of a message are added, and the sums give the
-verdict on it. If messages were redirected, a second shuffle corrects their sums first. The effects of the stages come
-from `twinbus.ledger`, and a test compares both balances.
+A tally is the effect of one operation or movement on one message. The tallies of a message are added, and the sums give
+the verdict on the message. If messages were redirected, a second shuffle corrects their sums before the verdict. The
+effects of the stages come from `twinbus.ledger`, and a test compares both balances.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ JUDGED: Final = (
 # Verdicts that are listed by message id.
 LISTED: Final = ("lost", "unknown", "duplicated", "possibly_duplicated", "unconfirmed")
 RESULT: Final = "destination string, id string, messages long, " + ", ".join(f"{name} long" for name in JUDGED)
-# Outcomes of operations that are younger than this may be in segments that are not sealed yet.
+# The outcome of an operation of the last hour may be in a segment that is not ingested yet.
 EDGE: Final = timedelta(hours=1)
 
 
@@ -63,7 +63,7 @@ _AWAY: Final = "away"
 _MOVED: Final[Mapping[str, Mapping[str, int]]] = {
     Move.DEAD_LETTERED: {"dead_lettered": 1},
     Move.RESUBMITTED: {"dead_lettered": -1},
-    # From here on it is a message of another entity: the acceptance and the stored copy move with it.
+    # A redirected message belongs to another entity: its acceptance and its stored copy now count for that entity.
     Move.REDIRECTED: {"accepted": 1, "stored": 1, "redirected": 1},
     _AWAY: {"accepted": -1, "stored": -1, "dead_lettered": -1},
     Move.POSSIBLE_DUPLICATE: {"doubted": 1},
@@ -72,15 +72,15 @@ _DONE: Final = {
     str(stage): {name: 1 for name, adds in effect._asdict().items() if adds} for stage, effect in STAGE_EFFECTS.items()
 }
 _MAYBE: Final = {stage: {f"maybe_{name}": 1 for name in added if name != "accepted"} for stage, added in _DONE.items()}
-# Each effect on a message has a number: its index here. The value is what it adds to the sums.
+# All possible effects on a message. An effect is identified by its index here; the value is what is added to the sums.
 _ADDED: Final = (*_DONE.values(), *_MAYBE.values(), *_MOVED.values())
 
 
 def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
     """Returns one row per message of each operation and movement that has an effect.
 
-    The rows are shuffled by message while they are narrow, before they are added. Few messages have several rows, so a
-    partial sum before the shuffle would be wasted work.
+    The rows are shuffled by message here, while they have only four columns. Most messages have only one or two rows,
+    so a partial sum before the shuffle would not make the shuffle smaller.
     """
     rows = _of_operations(operations).unionAll(_of_movements(entries)).repartition("destination", "id")
     accepted = F.when(_adds("accepted") > 0, F.col("at"))
@@ -103,11 +103,12 @@ def _of_operations(operations: DataFrame) -> DataFrame:
 
 
 def concerned(message: str = "id") -> Column:
-    """Returns the condition that the operation's result concerns this id.
+    """Returns the condition that the result of an operation is the result for this message id.
 
-    If `failed` names an id n times, the result concerns the first n occurrences of it in `ids`. The rows need the
-    columns `ids`, `failed`, the id, and its `place` in `ids`. The expression has no lambda: Spark would not compile the
-    stage then, and would copy all ids for each id.
+    If `failed` is not empty, the result is only for the ids in `failed`: if `failed` has an id n times, for the first n
+    occurrences of the id in `ids`. The rows need the columns `ids`, `failed`, the id, and `place`, the index of the id
+    in `ids`. The expression has no lambda: with a lambda, Spark would not compile the stage, and would copy all ids for
+    each id.
     """
 
     def times(ids: str) -> str:
@@ -134,7 +135,7 @@ def _number(column: str, words: Iterable[str], first: int = 0) -> Column:
 
 
 def _numbered(rows: DataFrame, number: Column) -> DataFrame:
-    """Returns only the rows that have an effect."""
+    """Adds the column `effect`, an index of `_ADDED`, and returns only the rows that have an effect."""
     return rows.select("destination", "id", "at", number.alias("effect")).where("effect is not null")
 
 
@@ -144,7 +145,7 @@ def _adds(name: str) -> Column:
 
 
 def merge(tallies: DataFrame) -> DataFrame:
-    """Returns one row per message. Merging merged tallies gives the same as merging all at once."""
+    """Returns one row per message. Tallies may be merged in several steps: the result is the same as with one merge."""
     return tallies.groupBy("destination", "id").agg(
         *(F.sum(name).cast("int").alias(name) for name in SUMS),
         F.min("first_accepted").alias("first_accepted"),
@@ -156,7 +157,8 @@ def merge(tallies: DataFrame) -> DataFrame:
 def resolve(sums: DataFrame, source: DataFrame) -> DataFrame:
     """Takes back acceptances that a redirect moved although the ledger has no acceptance of the message.
 
-    `source` has the entries or the kept tallies. They are asked first whether anything was redirected: it is rare.
+    `source` has the entries or the stored tallies. If `source` has no redirect, which is the usual case, the sums are
+    returned unchanged.
     """
     redirected = F.col("redirected") > 0 if "redirected" in source.columns else F.col("move") == str(Move.REDIRECTED)
     if source.where(redirected).isEmpty():
@@ -178,8 +180,9 @@ def resolve(sums: DataFrame, source: DataFrame) -> DataFrame:
 def judge(sums: DataFrame, window: TimeWindow, newest: int, edge: timedelta = EDGE) -> DataFrame:
     """Returns the verdict on each message that was accepted in the window, or whose acceptance is unknown.
 
-    `newest` is the time of the newest entry. An unknown or unconfirmed message is also `in_flight` if entries may still
-    explain it: it is of the last hour, or it may have been accepted before the window.
+    `newest` is the time of the newest entry. An unknown or unconfirmed message is also counted as `in_flight` if
+    entries that were not read may change the verdict: the last entry about the message is at most one hour older than
+    `newest`, or the message may have been accepted before the window.
     """
     rows = sums if window.is_unlimited else sums.where(_inside(window))
     for name, value in _verdict().items():
@@ -201,7 +204,10 @@ def _inside(window: TimeWindow) -> Column:
 
 
 def _verdict() -> dict[str, Column]:
-    """Returns the columns of the verdict, as `balance` in `twinbus.ledger` has them. A column may use earlier ones."""
+    """Returns the columns of the verdict, computed as in `twinbus.ledger.balance`.
+
+    A column may use columns before it.
+    """
     col, zero = F.col, F.lit(0)
 
     def at_least_0(value: Column) -> Column:

@@ -1,6 +1,6 @@
-"""The data of one report as plain values. `report_queries` fills it with Spark; the report room draws it.
+"""The data of one report as plain values. `report_queries` computes the values; `twinbus.report` makes a page of them.
 
-This module does not import pyspark, so the report room can be imported without Spark.
+This module does not import pyspark, so `twinbus.report` can be imported without Spark.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BUCKET_WIDTHS: Final = (
     *(_HOUR * hours for hours in (1, 2, 3, 6, 12)),
     *(_DAY * days for days in (1, 2, 7, 30, 365)),
 )
-"""Widths of time buckets in milliseconds, all of them steps that people count time in."""
+"""Widths of time buckets in milliseconds: 1, 2, 5, 10, 15 or 30 seconds or minutes, and similar round numbers."""
 LATENCY_EDGES: Final = (
     *(0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 20, 30, 45),
     *(60 * minutes for minutes in (1, 2, 3, 5, 10, 15, 20, 30)),
@@ -55,9 +55,9 @@ class Timeline:
 @dataclass(frozen=True, slots=True)
 class ReportData:
     sums: Mapping[str, int]
-    """Messages by each word of the balance."""
+    """Number of messages for each word of the balance: `accepted`, `delivered`, `lost` and so on."""
     listed: Mapping[str, TopRows]
-    """The messages themselves, for the words of the balance that are listed by id."""
+    """The message ids, for the words of the balance whose messages are listed: `lost`, `unknown` and so on."""
     incomplete: TopRows
     """Reasons why the ledger does not hold everything."""
     incidents: TopRows

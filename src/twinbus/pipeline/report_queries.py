@@ -1,6 +1,7 @@
 """Collects the data of a report from the tables of a ledger.
 
-A page shows only some rows of each result. This module keeps the worst ones, and the number of all.
+A page shows only a part of each result. This module takes the first rows, with the worst in front, and the number of
+all rows.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ _WORST: Final = ("lost", "unknown", "duplicated", "dead_lettered", "in_backlog",
 def collect_report_data(
     tables: Tables, prices: Prices, scenario: Scenario, window: TimeWindow | None = None
 ) -> ReportData:
-    """Returns the data of a report on the whole ledger or on a window. Uses only tier and bandwidth of the scenario."""
+    """Returns the data of a report on a window (default: the whole ledger).
+
+    `scenario` and `prices` are for the cost.
+    """
     window, version = window or TimeWindow(), tables.version()
     open_first = F.desc(F.col("began").isNotNull() & F.col("restored").isNull())
     with tables.parallel_queries() as pool:
@@ -78,7 +82,8 @@ def _spread(tables: Tables, version: TablesVersion, window: TimeWindow) -> RowVa
 
 
 def _over_time(tables: Tables, version: TablesVersion, window: TimeWindow) -> Timeline | None:
-    # From the beginning of the ledger, because the depth of the backlog at the start of the window depends on it.
+    # Reads from the beginning of the ledger, because the depth of the backlog at the window's start depends on all of
+    # it.
     return build_timeline(*read_history(tables, version, TimeWindow(until=window.until).days()), window)
 
 

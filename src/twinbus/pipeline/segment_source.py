@@ -1,7 +1,7 @@
-"""The Spark data source `ledger`: streams the lines of a ledger's segments, open ones too, each line once.
+"""The Spark data source `ledger`: streams the lines of a ledger's segments, also of open segments, each line once.
 
-The offset of the stream says how far each segment was read, so a repeated batch reads the same bytes. A last line
-without a newline is read when it is complete. The source does not parse the lines.
+The offset of the stream has for each segment the number of bytes that were read, so a repeated batch reads the same
+bytes. A last line without a newline is read when its newline is there. The source does not parse the lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TRIGGER_BYTES: Final = 1024 * 1024 * 1024
 _NEWLINE: Final = ord("\n")
 
 SegmentOffset = dict[str, int]
-"""How many bytes of each segment were read. The keys are sealed names."""
+"""How many bytes of each segment were read. The keys are the names that the files have when they are sealed."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class SegmentPartition(InputPartition):
 
 
 class LedgerDataSource(DataSource):
-    """`spark.readStream.format("ledger")`.
+    """The data source of `spark.readStream.format("ledger")`.
 
     Options: `directory`, the folder of the ledger; `maxBytesPerTrigger`, about 1 GB by default.
     """
@@ -94,7 +94,7 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 room -= new
         if end == start:
             return start
-        # Drop segments that were removed to keep the disk budget: the offset would grow forever.
+        # Leave out segments whose files were removed for the disk budget. Otherwise the offset would grow forever.
         gone = start.keys() - available.keys()
         return {segment: end[segment] for segment in sorted(end.keys() - gone)}
 
@@ -126,13 +126,14 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     segment.path, start.get(segment.sealed_path.name, 0)
                 )
             except FileNotFoundError:
-                # Sealed or removed since it was listed. The next call finds it under its new name, if it exists.
+                # The segment was sealed or removed since the listing. The next call finds a sealed segment by its new
+                # name.
                 continue
         return found
 
 
 def open_segment(directory: Path, segment: str) -> BinaryIO | None:
-    """Opens a segment, under its open or its sealed name. Returns None if it does not exist."""
+    """Opens the file of a segment, which is open or sealed. Returns None if there is no such file."""
     for name in (segment.removesuffix(SEALED_SUFFIX) + OPEN_SUFFIX, segment):
         with contextlib.suppress(FileNotFoundError):
             return (directory / name).open("rb")
@@ -140,7 +141,7 @@ def open_segment(directory: Path, segment: str) -> BinaryIO | None:
 
 
 def _end_of_last_line(path: Path, known: int) -> int:
-    """Returns the position after the last newline. The first `known` bytes are known to end with one."""
+    """Returns the position after the last newline. `known` is a position after an earlier newline, or 0."""
     with path.open("rb") as file:
         end = file.seek(0, 2)
         while end > known:
@@ -157,12 +158,12 @@ def _lines(directory: Path, part: SegmentRange) -> Iterator[pa.RecordBatch]:
     """Yields the lines that begin in the range."""
     found = open_segment(directory, part.segment)
     if found is None:
-        return  # removed to keep the disk budget, which an entry of the ledger reports
+        return  # the segment was removed for the disk budget; a `dropped` entry reports this
     with found as file:
         position = part.begin
         if position:
             file.seek(position - 1)
-            position += len(file.readline()) - 1  # skip a line that begins in the range before
+            position += len(file.readline()) - 1  # skip the rest of a line that begins before this range
         while position < part.end:
             file.seek(position)
             data = file.read(min(_READ_BYTES, part.end - position))

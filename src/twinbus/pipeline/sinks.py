@@ -21,9 +21,10 @@ _DRIVERS: Final = {"jdbc:postgresql:": "org.postgresql.Driver"}
 
 @contextmanager
 def saved_result(tables: Tables, job: LedgerJob, result: DataFrame) -> Iterator[DataFrame]:
-    """Replaces the job's folder of results, and yields the rows for use within the block. Computes the rows once.
+    """Writes the result to the job's folder in place of the old one, and yields the rows for use inside the block.
 
-    Other processes may replace the same folder meanwhile. The yielded rows are always those of `result`.
+    The rows are computed once. Other processes may replace the folder at the same time, but the yielded rows are always
+    those of `result`.
     """
     found = result.select(*columns(job.result)).persist()
     try:
@@ -45,18 +46,18 @@ def saved_result(tables: Tables, job: LedgerJob, result: DataFrame) -> Iterator[
 def write_to_database(job: LedgerJob, result: DataFrame, url: str) -> str:
     """Writes the result to the table of the job, and returns the name of the table.
 
-    Makes the table if it does not exist, and empties it if it does. Raises OperatorError if the database refuses. The
-    Spark session must have the JDBC driver.
+    Makes the table if it does not exist; otherwise removes its old rows. Raises OperatorError if the table cannot be
+    written. The Spark session must have the JDBC driver.
     """
     table = f"twinbus_{job.name}"
     driver = next((name for prefix, name in _DRIVERS.items() if url.startswith(prefix)), None)
-    # With `truncate` the table is emptied and not dropped, so that grants on it stay.
+    # With `truncate` Spark removes the rows and does not drop the table, so that the grants on the table stay.
     writer = result.coalesce(1).write.format("jdbc").mode("overwrite").option("truncate", "true")
     writer = writer.option("url", url).option("dbtable", table)
     try:
         (writer.option("driver", driver) if driver else writer).save()
     except Exception as error:  # a driver may throw anything
-        raise _not_written(table, url, error) from None  # a trace might show the address with its password
+        raise _not_written(table, url, error) from None  # the traceback might show the URL with its password
     return table
 
 

@@ -1,8 +1,8 @@
 """The tables of the pipeline, on a disk that the driver and all executors share.
 
 A table is a set of parts. A part is a folder of Parquet files that never changes. One small file, `current.json`, names
-the live parts of all tables; a commit replaces that file, so that a batch counts entirely or not at all. Parts that no
-commit names are leftovers of a crash and are removed later.
+the live parts of all tables. A commit replaces this file, so that either all rows of a batch become visible or none.
+Parts that no commit names remain after a crash; the next process that locks the tables removes them.
 
 docs/tables.md describes the columns.
 """
@@ -44,13 +44,13 @@ TALLIES: Final = "tallies-"
 """Prefix of the tables that hold the tallies of a job; the job's name follows."""
 BY_DAY: Final = frozenset({OPERATIONS, ENTRIES})
 _CURRENT: Final = "current.json"
-# So many parts of one level are merged into one of the next. This keeps the number of files low, and no row is
-# written again more than a few times.
+# This number of parts of one level are merged into one part of the next level. So the number of files stays low, and a
+# row is rewritten only once per level.
 _MERGED_PARTS: Final = 16
-# A replaced part stays for so many commits, for the readers that still use it.
+# A replaced part is removed only after this number of commits, because readers may still use it.
 _KEPT_COMMITS: Final = 16
 _PARTITIONS: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
-# Size in Parquet files. The rows take several times as much memory.
+# The size of a shuffle partition, as bytes of Parquet files. The rows need several times as much memory.
 _PARTITION_BYTES: Final = 4 * 1024 * 1024
 _ROW_BYTES: Final = 40
 _FEWEST_PARTITIONS: Final = 2
@@ -64,7 +64,7 @@ class TablePart:
 
     path: str
     level: int = 0
-    """How often its rows were merged with those of other parts."""
+    """How often the rows of this part were merged with rows of other parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +121,10 @@ class Tables:
         return _union(frames)
 
     def set_partitions(self, version: TablesVersion, *tables: str, rows: int = 0) -> None:
-        """Sets the number of shuffle partitions from the size of these tables and of `rows` that are not in them yet.
+        """Sets the number of shuffle partitions for queries on these tables and on `rows` rows that are not stored yet.
 
-        64 partitions for a few rows would take seconds; two for a hundred million rows would not fit into memory. Does
-        nothing within `parallel_queries`, which has set the number for all tables.
+        64 partitions for ten rows would take seconds; 2 partitions for 100 million rows would need too much memory.
+        Does nothing inside a `parallel_queries` block, which has set the number for all tables.
         """
         if self._parallel:
             return
@@ -137,10 +137,11 @@ class Tables:
 
     @contextlib.contextmanager
     def parallel_queries(self) -> Iterator[ThreadPoolExecutor]:
-        """Yields a pool for several queries at once: while Spark plans one, it computes another.
+        """Yields a thread pool for concurrent queries: while Spark plans one query, it computes another.
 
-        Take the results within the block. The number of shuffle partitions is that for all tables together. If a query
-        raises, or at Ctrl-C, queries that have not started are cancelled and running ones are not waited for.
+        Get the results of the queries inside the block. The number of shuffle partitions is set for the size of all
+        tables together. If the block raises an exception (also at Ctrl-C), queries that have not started are cancelled,
+        and the end of running queries is not awaited.
         """
         version = self.version()
         self.set_partitions(version, *version.parts)
@@ -173,7 +174,10 @@ class Tables:
             yield
 
     def write(self, table: str, rows: DataFrame, level: int = 0) -> TablePart | None:
-        """Writes a new part and returns it; None if there are no rows. The part is live once it is committed."""
+        """Writes rows as a new part.
+
+        Returns the part; None if there are no rows. A commit has to make the part live.
+        """
         path = f"{table}/{uuid4().hex}"
         writer = rows.write.option("compression", "zstd")
         (writer.partitionBy("day") if table in BY_DAY else writer).parquet(str(self.root / path))
@@ -183,7 +187,7 @@ class Tables:
         return TablePart(path, level)
 
     def commit(self, version: TablesVersion) -> TablesVersion:
-        """Makes this version the current one, and returns it with its number."""
+        """Makes this version the current version. Returns the version with its new number."""
         recent = {path: number for path, number in version.retired.items() if number > version.number - _KEPT_COMMITS}
         committed = replace(version, number=version.number + 1, retired=recent)
         values: dict[str, Any] = {
@@ -207,9 +211,9 @@ class Tables:
     def compacted(
         self, version: TablesVersion, table: str, schema: str, merge: Callable[[DataFrame], DataFrame]
     ) -> TablesVersion:
-        """Merges small parts of a table with `merge`, and returns the new version. Does not commit it.
+        """Merges small parts of a table with `merge`. Returns the new version, which the caller has to commit.
 
-        The old parts stay for processes that read them now.
+        The old parts are not removed yet, because other processes may be reading them.
         """
         level = 0
         while len(small := [part for part in version.of(table) if part.level == level]) >= _MERGED_PARTS:
@@ -221,7 +225,7 @@ class Tables:
         return version
 
     def _remove_unused(self) -> None:
-        """Removes parts of batches that were never committed, and parts that were retired long ago."""
+        """Removes parts that were never committed, and parts that were replaced over `_KEPT_COMMITS` commits ago."""
         version = self.version()
         kept = {part.path for parts in version.parts.values() for part in parts} | set(version.retired)
         for folder in self.root.glob("*/*"):

@@ -1,4 +1,4 @@
-"""The time window that a job is asked about, and the days of the tables that it has to read for it."""
+"""The time window of a job's result, and the days of the tables that the job has to read for this window."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 _EARLIEST: Final = -(2**62)
 _LATEST: Final = 2**62
-# The clocks of machines differ: an effect may have an earlier time than its cause.
+# The clocks of machines differ: the return of a message may have an earlier time than its diversion.
 _MARGIN: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """The time from `since` until before `until`. None: no limit on that side."""
+    """A span of time: `since` is in the window, `until` is not. None means no limit at this end."""
 
     since: datetime | None = None
     until: datetime | None = None
@@ -42,7 +42,10 @@ class TimeWindow:
         return last & (F.lit(True) if self.since is None else F.col("day") >= F.lit(self.since.astimezone(UTC).date()))
 
     def days_onward(self) -> Column:
-        """Returns the condition on `day` for all entries of messages of the window: later days, and a margin before."""
+        """Returns the condition on `day` for all entries about messages of the window.
+
+        Such entries may be on any day after the window, and up to one day before it.
+        """
         if self.since is None:
             return F.lit(True)
         return F.col("day") >= F.lit((self.since - _MARGIN).astimezone(UTC).date())

@@ -68,9 +68,10 @@ def _widths() -> tuple[int, ...]:
 def count_buckets(operations: DataFrame, entries: DataFrame, width: int, first: int, last: int) -> DataFrame:
     """Returns counts by destination and bucket, for buckets that have any. `bucket` is the start of the bucket.
 
-    `direct`, `diverted` and `returned` count accepted messages; `failed` counts failed or unknown tries to send one.
-    `came` and `left` are the changes of the backlog's depth: each diversion, and the return that ended it. The bucket
-    before that of `first` has the depth changes of all time before. The last bucket is that of `last`.
+    `direct`, `diverted` and `returned` count accepted messages; `failed` counts tries to send a message that failed or
+    whose result is unknown. `came` and `left` are the changes of the backlog's depth: messages that were diverted, and
+    diverted messages that returned. An extra bucket before that of `first` has all earlier changes of the depth. The
+    last bucket contains `last`.
     """
     rows = _sends(operations).unionAll(_depth(operations, entries))
     start = F.lit(first - first % width)
@@ -106,11 +107,11 @@ def _sends(operations: DataFrame) -> DataFrame:
 def _depth(operations: DataFrame, entries: DataFrame) -> DataFrame:
     waits = latency.waits(latency.tally(operations, entries))
     came = waits.select("destination", F.col("diverted").alias("at"), F.lit("came").alias("name"))
-    # The clocks of machines differ, but no message may leave the backlog before it came.
+    # The clocks of machines differ, but in the chart no message may leave the backlog before its diversion.
     home = F.greatest("diverted", "home").alias("at")
     return came.unionAll(waits.where("home is not null").select("destination", home, F.lit("left").alias("name")))
 
 
 def _ended() -> Column:
-    """Returns the time of the end; the time of the begin for an operation in flight."""
+    """Returns the time at which an operation ended; if it has no outcome, the time at which it began."""
     return F.coalesce("ended", "at")

@@ -1,15 +1,15 @@
-"""The namespace as Spark's Python workers use it: one call after the other, on an event loop of their own.
+"""The namespace for Spark's Python workers: blocking calls, one at a time, each on the broker's own event loop.
 
-How messages are completed by their sequence numbers. Service Bus completes what a receiver holds under lock, and a
-receiver gets the unlocked messages with the lowest numbers first. So `complete` receives from the front of the queue,
-completes the messages that it was asked for, and keeps each other message locked until the end, so that the next
-receive goes past it. Then it releases those other messages, which leaves their delivery count as it was. It stops at
-the first number beyond the last one it was asked for.
+How messages are completed by their sequence numbers. Service Bus completes only messages that the receiver has locked,
+and a receiver gets the unlocked messages with the lowest numbers first. So `complete` receives from the front of the
+queue and completes the wanted messages. All other received messages stay locked until the end, so that the next receive
+does not return them again. At the end `complete` releases these other messages, which does not change their delivery
+count. `complete` ends when it receives a number that is higher than the highest wanted number.
 
-The messages in front that belong to others cost one delivery each, and nobody else gets them meanwhile. `complete`
-therefore holds at most MOST_HELD of them, as many as a stream's batch has by default, and for at most half of their
-lock time: a lock that expires would raise the delivery count. Before it receives, it counts the messages in front by
-peeking. Only delivery ids of those messages are kept in memory.
+Each other message in front of the wanted messages costs one delivery, and no other receiver can get it while it is
+locked. So `complete` holds at most MOST_HELD other messages (a batch of a stream has the same limit by default), for at
+most half of their lock duration: a lock that expires would increase the delivery count. Before the first receive,
+`complete` counts the messages in front by peeking. Of other messages, only the delivery ids are stored in memory.
 """
 
 from __future__ import annotations
@@ -53,17 +53,18 @@ class Completion:
     """What one call of `Broker.complete` did."""
 
     left: SequenceNumbers
-    """Numbers that were not completed. Some of these messages may be gone."""
+    """Numbers that were not completed. Some of these messages may not exist any more."""
     held: int
-    """How many messages of others it had to receive and release."""
+    """How many other messages the call had to receive and release."""
     stopped: str | None
-    """Why it ended before it had seen them all; None if it did see them all."""
+    """Why the call ended before it had received all wanted messages; None if it ended normally."""
     lock_seconds: float | None = None
-    """The lock duration of the entity; None if nothing was received, or if the clocks differ too much."""
+    """The lock duration of the entity; None if no message was received, or if the clocks of broker and client differ
+    too much."""
 
 
 class Broker:
-    """A connection for the time of one task: `with Broker(options) as broker`."""
+    """A connection to the namespace for one task: `with Broker(options) as broker`."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -87,11 +88,14 @@ class Broker:
     # --- peeking -----------------------------------------------------------------------------------------------
 
     def first_at_or_after(self, number: int) -> int | None:
-        """Returns the lowest sequence number that is not below `number`."""
+        """Returns the lowest sequence number in the queue that is not below `number`; None if there is none."""
         return next((found for found, _ in self.from_number(number, 1) if found is not None), None)
 
     def last_after(self, number: int) -> int | None:
-        """Returns the highest sequence number above `number`. Needs few peeks: strides that double, then halves."""
+        """Returns the highest sequence number in the queue if it is above `number`, otherwise None.
+
+        Finds it by a binary search: the number of peeks grows with the logarithm of the distance.
+        """
         low = self.first_at_or_after(number + 1)
         if low is None:
             return None
@@ -108,10 +112,10 @@ class Broker:
     def from_number(self, first: int, page_size: int = PAGE) -> Iterator[tuple[int | None, ReceivedMessage]]:
         """Yields the messages from this sequence number on, each with its number, without locking them.
 
-        The number is None where it cannot be read.
+        The number is None if it cannot be decoded.
         """
         while page := self._run(self._peek(first, page_size)):
-            # A page of n messages ends at first + n - 1 at least, whatever of it can be read.
+            # The last message of a page of n messages has at least the number first + n - 1, also if it is unreadable.
             following = first + len(page)
             for message in page:
                 number = marks_of(message).number
@@ -120,7 +124,7 @@ class Broker:
             first = following
 
     def page(self, first: int) -> list[ReceivedMessage]:
-        """Returns at most PAGE messages from this sequence number on, without locking them. Costs one operation."""
+        """Returns at most PAGE messages from this sequence number on, without locking them, by one operation."""
         return self._run(self._peek(first, PAGE))
 
     def between(self, first: int, last: int) -> Iterator[ReceivedMessage]:
@@ -131,7 +135,7 @@ class Broker:
             yield message
 
     def these(self, numbers: SequenceNumbers) -> Iterator[tuple[int, ReceivedMessage]]:
-        """Yields those of these messages that exist, in any state, without locking them."""
+        """Yields the messages with these numbers, as far as they exist, in any state, without locking them."""
         wanted, page_size = numbers.at_or_after(0), min(PAGE, len(numbers))
         while wanted is not None:
             page = self._run(self._peek(wanted, page_size))
@@ -147,9 +151,10 @@ class Broker:
             wanted = numbers.at_or_after(following)
 
     def is_out_of_reach(self, number: int) -> bool:
-        """Returns whether more than MOST_HELD active messages have a lower number.
+        """Returns whether a message with this number has too many messages before it for `complete`.
 
-        Peeks at messages in other states cost, too: behind four times as many of any state, it is also out of reach.
+        The limit is MOST_HELD active messages. Peeks at messages in other states cost too, so there is also a limit of
+        4 * MOST_HELD messages in any state.
         """
         lowest = self.first_at_or_after(0)
         if lowest is None or lowest >= number:
@@ -171,7 +176,7 @@ class Broker:
     # --- completing and sending --------------------------------------------------------------------------------
 
     def check_receiving(self) -> None:
-        """Raises SourceOptionError if the entity requires sessions. Costs an attach, and no message."""
+        """Raises SourceOptionError if the entity requires sessions. Attaches a receiver, but receives no message."""
         try:
             self._run(self._check_receiving())
         except ServiceBusArgumentError as error:
@@ -189,14 +194,15 @@ class Broker:
             pass
 
     def still_there(self, numbers: SequenceNumbers, newest: int | None) -> SequenceNumbers:
-        """Returns those of these numbers whose message is active and was not enqueued after `newest` (ms)."""
+        """Returns the subset of `numbers` whose messages are active and were not enqueued after `newest` (ms)."""
         return SequenceNumbers.of(number for number, message in self.these(numbers) if _is_meant(message, newest))
 
     def complete(self, numbers: SequenceNumbers, newest: int | None) -> Completion:
         """Completes the active messages with these numbers, and no other message.
 
-        A message that was enqueued after `newest` (ms) is another one with the same number, and stays. So do messages
-        that another receiver has locked: they are among the numbers that are left.
+        A message that was enqueued after `newest` (ms) is not completed: it is a different message with the same
+        number. A message that another receiver has locked is not completed either; its number is in `left` of the
+        result.
         """
         if not numbers:
             return Completion(numbers, 0, None)
@@ -214,12 +220,12 @@ class Broker:
         async with await self._receiver() as receiver:
             try:
                 while missing > 0 and stopped is None:
-                    # As many as are missing, and more where others were found in front.
+                    # Request as many messages as are missing, and as many more as other messages were received so far.
                     messages = await receiver.receive(min(_TAKE, missing + held), _EMPTY_SECONDS)
                     if not messages:
                         break
                     lock_seconds = _granted_seconds(messages[0])
-                    if messages[0].link is not link:  # a new link: what the other one held is no longer ours
+                    if messages[0].link is not link:  # a new link: the locks of the old link have ended
                         others, link = array("I"), messages[0].link
                     ours, is_beyond = list[ReceivedMessage](), False
                     for message in messages:
@@ -282,21 +288,21 @@ def _is_meant(message: ReceivedMessage, newest: int | None) -> bool:
 
 
 def _lock_seconds(message: ReceivedMessage) -> float:
-    """Returns the lock time of the message; the shortest lock there is if the clocks differ too much."""
+    """Returns the lock duration of the message; the shortest possible duration if the clocks differ too much."""
     return _granted_seconds(message) or _SHORTEST_LOCK
 
 
 def _granted_seconds(message: ReceivedMessage) -> float | None:
-    """Returns the lock time of the message; None if the clocks differ too much."""
+    """Returns the lock duration of the message; None if the clocks differ too much."""
     until = marks_of(message).locked_until
     seconds = 0.0 if until is None else until / 1000 - time.time()
     return seconds if _SHORTEST_LOCK <= seconds <= _LONGEST_LOCK else None
 
 
 async def _completed(receiver: Receiver, messages: Sequence[ReceivedMessage]) -> set[int]:
-    """Returns the numbers of the messages that were completed.
+    """Completes messages. Returns the numbers of those that were completed.
 
-    A message whose lock expired is left out and tried again later.
+    A message whose lock has expired is not completed, and its number is not in the result.
     """
     try:
         await receiver.complete(messages)

@@ -1,8 +1,8 @@
-"""Sets of sequence numbers, and the offset of a stream read that carries them.
+"""Sets of sequence numbers, and the offset of a stream read, which contains such sets.
 
-An offset is all that Spark keeps of a stream read between two processes. So the offset that ends a batch names every
-sequence number of that batch: a repeated batch reads the same messages, and a commit completes those and no other.
-`source` explains when each part is used.
+After a restart, the offsets in the checkpoint are all that a stream read knows about its past. So the offset at the end
+of a batch names every sequence number of that batch: a repeated batch reads the same messages, and a commit completes
+these messages and no others. `source` explains when each part of an offset is used.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class OffsetError(OperatorError, ValueError):
 
 
 class SequenceNumbers:
-    """An immutable set of sequence numbers, kept as runs of consecutive numbers.
+    """An immutable set of sequence numbers, stored as runs of consecutive numbers.
 
-    A queue numbers its messages one after the other, so 10,000 messages are often one run. The text form is
-    `5-9,12`: two numbers for each run, or one.
+    The sequence numbers of a queue are consecutive, so 10,000 messages are often one run. The text form is `5-9,12`:
+    first and last number of each run, or only one number if both are equal.
     """
 
     __slots__ = ("_firsts", "_lasts")
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
-        """`runs` are (first, last), ascending; runs that touch or overlap are joined."""
+        """`runs` are pairs (first, last) in ascending order. Runs that touch or overlap become one run."""
         self._firsts: list[int] = []
         self._lasts: list[int] = []
         for first, last in runs:
@@ -48,7 +48,7 @@ class SequenceNumbers:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises OffsetError where the text is not what `str` of a set gives."""
+        """Returns the set of a text form. Raises OffsetError if the text has another form."""
         runs: list[tuple[int, int]] = []
         for part in text.split(",") if text else ():
             found = _TEXT.fullmatch(part)
@@ -105,7 +105,7 @@ class SequenceNumbers:
                 yield start, last
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """First and last number of each run, ascending."""
+        """Returns the first and last number of each run, in ascending order."""
         return zip(self._firsts, self._lasts, strict=True)
 
     @property
@@ -114,23 +114,23 @@ class SequenceNumbers:
 
     @property
     def first(self) -> int:
-        """The lowest number; of a set that is not empty."""
+        """The lowest number. The set must not be empty."""
         return self._firsts[0]
 
     @property
     def last(self) -> int:
-        """The highest number; of a set that is not empty."""
+        """The highest number. The set must not be empty."""
         return self._lasts[-1]
 
     def at_or_after(self, number: int) -> int | None:
-        """The lowest number of the set that is not below `number`."""
+        """Returns the lowest number of the set that is not below `number`; None if there is none."""
         place = bisect_right(self._firsts, number) - 1
         if place >= 0 and number <= self._lasts[place]:
             return number
         return self._firsts[place + 1] if place + 1 < len(self._firsts) else None
 
     def parts(self, count: int) -> list[SequenceNumbers]:
-        """The set in at most `count` parts of about the same size, none of them empty."""
+        """Returns the set divided into at most `count` sets of about the same size. None of these is empty."""
         size = max(1, -(-len(self) // count))
         parts: list[list[tuple[int, int]]] = []
         room = 0
@@ -157,16 +157,16 @@ class Offset:
     """The end of one batch of a stream read."""
 
     through: int
-    """The highest sequence number that was read. Earlier versions kept nothing else."""
+    """The highest sequence number that was read. An offset of an earlier version has only this field."""
     start: int | None = None
     """The first sequence number that the stream reads; None in an offset of an earlier version."""
     read: SequenceNumbers = field(default=NONE)
-    """The batch: exactly these messages."""
+    """The sequence numbers of all messages of the batch."""
     uncompleted: SequenceNumbers = field(default=NONE)
     """Messages of earlier batches whose completion was not confirmed when this batch was planned."""
     newest: int | None = None
-    """Of all those messages the latest enqueued time, in ms. A message that was enqueued later is another one that has
-    the same number: the queue was deleted and created again."""
+    """The latest enqueued time, in ms, of all messages in `read` and `uncompleted`. If a message with one of these
+    numbers was enqueued later, it is a different message: the queue was deleted and created again."""
     keep: bool = False
     """Whether the batch was planned with completeCommitted=false: its messages are never completed."""
 
@@ -176,7 +176,7 @@ class Offset:
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
-        """Raises OffsetError for an offset that neither this version nor an earlier one has written."""
+        """Returns an offset of the checkpoint. Raises OffsetError if no version of Twinbus has written it."""
         through, start, newest = values.get(_THROUGH), values.get(_FROM), values.get(_NEWEST)
         if not isinstance(through, int) or not isinstance(start, int | None) or not isinstance(newest, int | None):
             raise OffsetError(f"the checkpoint has no offset of a servicebus stream, but {dict(values)!r}")

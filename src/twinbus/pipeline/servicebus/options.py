@@ -20,15 +20,16 @@ class SourceOptionError(CallerError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """The options of one reader or writer, by their names in Spark (which knows no case).
+    """The options of one reader or writer. The names of options are case-insensitive in Spark.
 
-    `connectionString`, or `connectionStringEnv`: the variable that holds it, on the driver and on each executor.
-    `entity`, `subscription`, `deadLetter`: what is read; for a writer, where rows without a column `entity` go.
+    `connectionString`, or `connectionStringEnv`: the name of an environment variable, on the driver and on each
+    executor, whose value is the connection string.
+    `entity`, `subscription`, `deadLetter`: what a reader reads. A writer sends rows without an entity to `entity`.
     `caFile`: the CA of a local namespace. `timeout`: seconds for one operation.
     `fromSequenceNumber`, `toSequenceNumber`: the range of a batch read, both included.
-    `partitions`: tasks that a range is divided among. `includeRaw`: fill the column `raw` of every row.
-    `maxMessagesPerTrigger`, `startingPosition` (earliest, latest or a sequence number), `pollInterval` (seconds),
-    `completeCommitted`: of a stream read.
+    `partitions`: the number of tasks that read. `includeRaw`: fill the column `raw` of every row.
+    For a stream read: `maxMessagesPerTrigger`, `startingPosition` (earliest, latest or a sequence number),
+    `pollInterval` (seconds), `completeCommitted` (whether the messages of committed batches are completed).
     """
 
     connection_string: str | None = field(default=None, repr=False)
@@ -44,13 +45,13 @@ class SourceOptions:
     include_raw: bool = False
     max_messages_per_trigger: int = STREAM_BATCH
     starting_position: int | None = 0
-    """The first sequence number to read; None for only what comes after the start."""
+    """The first sequence number to read; None for only the messages that arrive after the start of the stream."""
     poll_interval: float = 5.0
     complete_committed: bool = True
 
     @classmethod
     def parse(cls, texts: Mapping[str, str]) -> Self:
-        """Returns the options. Raises SourceOptionError."""
+        """Returns the options. Raises SourceOptionError if a text is not valid."""
         values: dict[str, Any] = {}
         for name, text in texts.items():
             if name.lower() in _SPARK_OPTIONS:
@@ -69,7 +70,7 @@ class SourceOptions:
         return options
 
     def endpoint(self) -> ConnectionString:
-        """Returns the connection string. Reads the variable now: it may have another value on each machine."""
+        """Returns the connection string. Reads the environment variable now: each machine may have another value."""
         text = self.connection_string
         if text is None:
             assert self.connection_string_env is not None
@@ -90,7 +91,7 @@ class SourceOptions:
 
     @property
     def address(self) -> str:
-        """The address that is read: the path, or its dead-letter queue."""
+        """The address that is read: the path of the entity, or of its dead-letter queue."""
         return f"{self.path}/$DeadLetterQueue" if self.dead_letter else self.path
 
 
@@ -152,6 +153,6 @@ _OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "pollInterval": ("poll_interval", _seconds),
     "completeCommitted": ("complete_committed", _flag),
 }
-# Spark passes these to a sink, too.
+# Options of Spark itself, which Spark also passes to a writer.
 _SPARK_OPTIONS: Final = frozenset({"checkpointlocation"})
 _BY_LOWER_NAME: Final = {name.lower(): (name, *found) for name, found in _OPTIONS.items()}

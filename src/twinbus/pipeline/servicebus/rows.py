@@ -1,8 +1,8 @@
 """Messages as rows of Spark, and rows as messages: the columns, their types and their values.
 
-Every message becomes a row, whatever its sender put into it: a stream that failed on one message would fail on it again
-after each restart. A column whose value cannot be decoded, or does not fit the column's type, is null. The column
-`error` then names the columns and the reasons, and `raw` holds the encoded message.
+Every message becomes a row, also if parts of the message cannot be decoded: a stream that failed on a message would
+fail on the same message after each restart. A column whose value cannot be decoded, or does not fit the column's type,
+is null. The column `error` then names the columns and the reasons, and `raw` has the encoded message.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _READ: Final = (
 )
 READ_SCHEMA: Final = ", ".join(f"`{name}` {kind}" for name, kind in _READ)
 
-# Columns that a writer takes. Columns that only the broker sets are not among them.
+# Columns that a writer accepts, with their types. Values that only the broker sets, like `state`, are not accepted.
 _WRITTEN: Final[Mapping[str, tuple[str, ...]]] = {
     "entity": ("string",),
     "message_id": ("string",),
@@ -75,7 +75,7 @@ _PLAIN: Final = tuple(
 
 
 class ColumnError(CallerError, ValueError):
-    """A column that a writer does not take, or a row that cannot be sent."""
+    """A writer does not accept a column, or cannot send a row."""
 
 
 # --- messages to rows ------------------------------------------------------------------------------------------------
@@ -92,10 +92,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class MessageMarks:
-    """What a stream read needs to know of a message before it reads the message."""
+    """The values of a message that a stream read needs before it makes a row of the message."""
 
     number: int | None
-    """The sequence number; None if it cannot be read."""
+    """The sequence number; None if it cannot be decoded."""
     enqueued: int | None
     """Enqueued time in ms."""
     is_active: bool
@@ -115,9 +115,10 @@ def marks_of(message: ReceivedMessage) -> MessageMarks:
 
 
 def _broker_annotations(raw: bytes) -> dict[str, Any]:
-    """The annotations that the broker sets, as far as they can be decoded.
+    """Returns the annotations that the broker sets, without those that cannot be decoded.
 
-    Decodes no other annotation: one that the sender set and that cannot be decoded must not hide the sequence number.
+    Decodes no other annotations: if an annotation of the sender cannot be decoded, the sequence number must be
+    returned.
     """
     found: dict[str, Any] = {}
     try:
@@ -130,7 +131,7 @@ def _broker_annotations(raw: bytes) -> dict[str, Any]:
                     at = _take_annotation(raw, at, found)
                 break
     except (AmqpError, IndexError):
-        pass  # the row's `error` names the section that is broken
+        pass  # the column `error` of the row names the broken section
     return found
 
 
@@ -142,12 +143,12 @@ def _take_annotation(raw: bytes, key: int, found: dict[str, Any]) -> int:
         if isinstance(name, str) and name in _BROKERS:
             found[str(name)] = decode(raw, value)[0]
     except AmqpError:
-        pass  # not one of the broker's
+        pass  # not an annotation of the broker
     return end
 
 
 def row_of(message: ReceivedMessage, include_raw: bool) -> tuple[Any, ...]:
-    """In the order of READ_SCHEMA. Never fails because of what the message holds."""
+    """Returns the row of a message, in the order of READ_SCHEMA. No content of a message raises an error."""
     annotations = _broker_annotations(message.raw)
     values: list[Any] = []
     failures: dict[str, list[str]] = {}
@@ -156,7 +157,7 @@ def row_of(message: ReceivedMessage, include_raw: bool) -> tuple[Any, ...]:
             values.append(take(message, annotations))
         except MemoryError:
             raise
-        except Exception as error:  # whatever a sender can bring about: it is recorded in the row
+        except Exception as error:  # any error that the content of a message can cause: the row records it
             failures.setdefault(str(error) or type(error).__name__, []).append(name)
             values.append(None)
     if _SEQUENCE_NUMBER not in annotations:
@@ -166,7 +167,7 @@ def row_of(message: ReceivedMessage, include_raw: bool) -> tuple[Any, ...]:
 
 
 def _whole(value: Any, bits: int) -> int | None:
-    """An integer for a column of so many bits."""
+    """Returns an integer for a column of `bits` bits. Raises ValueError if the value is no integer or too large."""
     if value is None:
         return None
     if not isinstance(value, int):
@@ -197,14 +198,14 @@ def _properties(message: ReceivedMessage, annotations: Mapping[str, Any]) -> dic
 
 
 def _body(message: ReceivedMessage, annotations: Mapping[str, Any]) -> bytes:
-    """Data as it is; text as UTF-8; any other AMQP value as JSON."""
+    """Returns the body as bytes: data unchanged, text as UTF-8, any other AMQP value as JSON."""
     body = message.body
     if type(body) in {bytes, bytearray, memoryview}:
         return bytes(body)
     return (str(body) if isinstance(body, str) else _json(body)).encode()
 
 
-# How each column is taken from a received message and the broker's annotations.
+# For each column, the function that returns its value from a received message and the broker's annotations.
 _COLUMNS: Final[Mapping[str, Callable[[ReceivedMessage, Mapping[str, Any]], Any]]] = {
     "sequence_number": lambda _, annotations: _whole(annotations.get(_SEQUENCE_NUMBER), 64),
     "enqueued_time": lambda _, annotations: _instant(annotations.get(_ENQUEUED)),
@@ -233,7 +234,7 @@ _COLUMNS: Final[Mapping[str, Callable[[ReceivedMessage, Mapping[str, Any]], Any]
 
 
 def _text(value: Any) -> str | None:
-    """A single value as it is, bytes and decimals in hexadecimal; a compound value as JSON."""
+    """Returns an AMQP value as text: bytes and decimals in hexadecimal, a compound value as JSON."""
     match value:
         case None:
             return None
@@ -254,7 +255,7 @@ def _json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The value in the types that JSON has; defined for every AMQP value.
+    """Returns any AMQP value as a value of the types that JSON has.
 
     Bytes and decimals are hexadecimal text, UUIDs are text, timestamps are milliseconds, NaN and the infinities are
     text, arrays are lists, and a described value is an object of `descriptor` and `value`.
@@ -281,7 +282,7 @@ def _plain(value: Any) -> Any:
 
 
 def _plain_map(entries: Mapping[Any, Any]) -> dict[str, Any] | list[list[Any]]:
-    """An object whose keys are texts; a list of [key, value] where two keys would have the same text."""
+    """Returns a map as an object with text keys; as a list of [key, value] if two keys would have the same text."""
     texts = [_key(key) for key in entries]
     if len(set(texts)) < len(texts):
         return [[_plain(key), _plain(item)] for key, item in entries.items()]
@@ -312,7 +313,10 @@ def check_columns(columns: Sequence[tuple[str, str]], has_entity: bool) -> None:
 
 
 class RowMessages:
-    """Makes messages of one task's rows. A row without a message id gets one that a repeated attempt gives it again."""
+    """Makes messages of the rows of one task.
+
+    A row without a message id gets an id that is computed from its content, so that a repeated task gives the same id.
+    """
 
     def __init__(self, seed: str, entity: str | None) -> None:
         self._seed = seed
@@ -348,5 +352,5 @@ class RowMessages:
 
 
 def _aware(instant: datetime | None) -> datetime | None:
-    """Returns a time in UTC. Spark passes times in the zone of the machine, without a zone."""
+    """Returns a time in UTC. Spark passes times in the time zone of the machine, as objects without a time zone."""
     return None if instant is None else instant.astimezone(UTC)

@@ -1,31 +1,35 @@
-"""The data source itself: the readers and writers that Spark gets, and what each promises.
+"""The data source `servicebus`: the readers and writers for Spark, and what each of them guarantees.
 
-A batch read peeks and changes nothing. A stream read is at least once. It completes exactly the messages of batches
-that Spark has committed. This is how, given what Spark does:
+A batch read only peeks, so it changes nothing in the queue. A stream read delivers each message at least once, and
+completes exactly the messages of the batches that Spark has committed. It works as follows:
 
-- Spark calls `latestOffset` to plan a batch, writes its end offset to the checkpoint, and only then calls `commit` with
-  the end of the batch before. `read` runs in other processes than these. A batch whose end is in the checkpoint but
-  that is not committed is repeated after a restart with the same offsets. `commit` is never repeated.
-- `latestOffset` therefore peeks at the queue and puts the number of each active message of the batch into the offset.
-  The batch is that set and nothing else: `read` peeks at exactly these numbers, also when it is repeated, and `commit`
-  completes exactly these. A message that was deferred or scheduled when the batch was planned is not in the set, nor
-  is one before the start or one that came later. A message that another receiver has locked is in the set: it is read,
-  and completed once that receiver has given it back.
-- A process may die after Spark has committed a batch and before its messages are completed. So an offset also names
-  the messages of earlier batches whose completion was not confirmed when it was planned. The first `latestOffset` of
-  a process gets the end of the last committed batch; it completes those and the batch itself, where they still are.
-  Whatever could not be completed (another receiver holds it) stays in the next offset. It is tried again with each
-  batch and, while there is nothing to read, once per lock duration.
-- A number says which message is meant only as long as the queue lives. A queue that was deleted and created again
-  counts from 1. The offset also has the latest enqueued time of its messages; one that was enqueued later is not
-  completed. A stream that finds nothing beyond its last number raises an error where it can prove this
-  (`_check_same_entity`).
-- The offset of an earlier version has only `through`. It does not say which messages were read, so nothing of it is
-  completed: the messages of its last batch stay in the queue.
-- Dead-letter queues keep the number that a message had in its queue, so a new dead letter may have a low number. There
-  a batch is planned from the start of the stream each time, without what was read and is not yet completed.
+- What Spark does: it calls `latestOffset` to plan a batch, and writes the result, the end offset of the batch, to the
+  checkpoint. Then it calls `commit` with the end offset of the batch before. `read` runs in other processes. If a batch
+  has its end offset in the checkpoint but is not committed, Spark repeats the batch after a restart, with the same
+  offsets. Spark never repeats a `commit`.
+- `latestOffset` peeks at the queue and puts the sequence number of each active message of the batch into the offset.
+  This set of numbers is the batch: `read` peeks at exactly these numbers, also when the batch is repeated, and `commit`
+  completes exactly these messages. The set does not contain messages that were deferred or scheduled when the batch was
+  planned, messages before the start of the stream, and messages that arrived after the planning. The set does contain
+  messages that another receiver has locked: such a message is read now, and completed when the other receiver has
+  released it.
+- A process may die after Spark has committed a batch and before the messages of the batch are completed. So an offset
+  also names the messages of earlier batches whose completion was not confirmed when the offset was made. After a
+  restart, the first `latestOffset` gets the end offset of the last committed batch, and completes all messages of this
+  offset that still exist. A message that could not be completed, because another receiver has locked it, is named in
+  the next offset again. The completion is tried again with each batch and, while there is nothing to read, once per
+  lock duration.
+- If a queue is deleted and created again, its sequence numbers start at 1 again, and the numbers in the checkpoint
+  belong to messages that do not exist any more. So the offset also has the latest enqueued time of its messages, and a
+  message that was enqueued after this time is not completed. A stream that finds no new messages checks whether its
+  queue was created again, and raises an error if this is certain (`_check_same_entity`).
+- The offset of an earlier version has only `through`. Such an offset does not say which messages were read, so none of
+  them is completed: the messages of its last batch stay in the queue.
+- A dead letter has the sequence number that it had in its queue, so a new dead letter may have a low number. For a
+  dead-letter queue, each batch is therefore planned from the start of the stream, without the messages that were read
+  and are not completed yet.
 
-How messages are completed by their numbers, and how far that reaches, is in `broker`.
+`broker` explains how messages are completed by their sequence numbers, and the limits of this method.
 """
 
 from __future__ import annotations
@@ -64,23 +68,25 @@ _log = logging.getLogger(__name__)
 _SEND_TOGETHER: Final = 500
 # An offset is written to the checkpoint with each batch. 1,000 runs of numbers take about 20 KB.
 _MOST_RUNS: Final = 1000
-# A stream that reads but cannot complete fills its queue. Beyond this, it stops with an error.
+# If a stream cannot complete the messages that it reads, its queue grows. With more uncompleted messages than this, the
+# stream ends with an error.
 _MOST_UNCOMPLETED: Final = 100_000
 _MOST_UNCOMPLETED_RUNS: Final = 5 * _MOST_RUNS
 # The lock duration of an entity that was created without one, in seconds.
 _USUAL_LOCK: Final = 60.0
-# Enqueued times of one queue ascend like its numbers, apart from the clocks of the service's nodes. In milliseconds.
+# In one queue, a higher sequence number means a later enqueued time, except for differences between the clocks of the
+# service's nodes. This is the largest such difference that is assumed, in milliseconds.
 _CLOCKS_DIFFER: Final = 300_000
-# The numbers of a partitioned entity begin with the partition, in the bits from here on.
+# In a partitioned entity, the bits of a sequence number from 2^48 on are the number of the partition.
 _PARTITION: Final = 1 << 48
 
 
 class CompletionError(OperatorError):
-    """A stream cannot complete what it has read."""
+    """A stream cannot complete the messages that it has read."""
 
 
 class CreatedAgainError(OperatorError):
-    """The entity of a stream was deleted and created again, so the numbers in the checkpoint are of another one."""
+    """The entity of a stream was deleted and created again, so the numbers in the checkpoint are not valid any more."""
 
 
 @dataclass
@@ -93,7 +99,7 @@ class RangePartition(InputPartition):
 
 @dataclass
 class NumbersPartition(InputPartition):
-    """The messages of a batch that one task reads."""
+    """The sequence numbers of the messages that one task reads."""
 
     numbers: SequenceNumbers
 
@@ -145,7 +151,7 @@ class ServiceBusDataSource(DataSource):
 
 
 def split_range(first: int, last: int, count: int) -> list[RangePartition]:
-    """Returns the range in at most `count` parts of about the same length."""
+    """Returns the range divided into at most `count` ranges of about the same length."""
     length = max(1, -(-(last - first + 1) // count))
     return [RangePartition(start, min(start + length - 1, last)) for start in range(first, last + 1, length)]
 
@@ -158,7 +164,7 @@ def _rows(options: SourceOptions, partition: RangePartition, *, active_only: boo
 
 
 class BatchReader(DataSourceReader):
-    """Reads everything in the entity, whatever its state, by peeking."""
+    """Reads all messages of the entity in any state (active, deferred, scheduled), by peeking."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -171,7 +177,7 @@ class BatchReader(DataSourceReader):
             if first is not None and last is None:
                 last = broker.last_after(first - 1)
         if first is None or last is None or first > last:
-            return [_NOTHING]  # without a partition, Spark would read one of its own making
+            return [_NOTHING]  # if this list were empty, Spark would make a partition itself
         return split_range(first, last, options.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
@@ -180,29 +186,30 @@ class BatchReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads active messages, and completes them once their batch is committed. The module's text explains how."""
+    """Reads active messages, and completes them once their batch is committed. The module's docstring explains how."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._target: int | None = None
         self._looked = float("-inf")
         self._peeked_through = -1
-        """Up to here a peek found nothing to read. A number that is not active now never is again."""
+        """Peeks found no active message up to this number. A message that is not active never becomes active again
+        under the same number."""
         self._is_resumed = False
         self._uncompleted = NONE
-        """Messages of committed batches that are to be completed."""
+        """Messages of committed batches that are not completed yet."""
         self._newest: int | None = None
         self._taken_over = NONE
         """The batch that was last added to `_uncompleted`."""
         self._held = 0
-        """How many messages of others the last completion had to hold."""
+        """How many messages that are not part of the stream the last completion had to receive."""
         self._lock_seconds = _USUAL_LOCK
-        """The lock duration of the entity, as far as it is known."""
+        """The lock duration of the entity in seconds; 60 until it is known."""
         self._tried = float("-inf")
         """When the last completion ended."""
         self._checked = float("-inf")
         self._check_from = 0
-        """When `_check_same_entity` last peeked, and the number at which it goes on."""
+        """When `_check_same_entity` last peeked, and the number from which it peeks next."""
 
     # --- planning ----------------------------------------------------------------------------------------------
 
@@ -230,7 +237,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         previous = Offset.of_json(start)
         if not self._is_resumed:
             self._resume(previous)
-        # Each peek is a charged operation, and Spark calls this as often as it can.
+        # Each peek is charged as an operation, and Spark calls `latestOffset` without pauses.
         if self._target is None and time.monotonic() - self._looked < self._options.poll_interval:
             return start
         self._check_uncompleted()
@@ -253,7 +260,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return planned.to_json()
 
     def _planned(self, broker: Broker, previous: Offset, limit: ReadLimit) -> tuple[SequenceNumbers, int | None]:
-        """Returns the next batch, and the latest enqueued time in it."""
+        """Returns the sequence numbers of the next batch, and the latest enqueued time of its messages."""
         if isinstance(limit, ReadAllAvailable):
             most, most_runs = None, None
         else:
@@ -285,25 +292,32 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return SequenceNumbers(runs), newest
 
     def _first(self, previous: Offset) -> tuple[int, SequenceNumbers]:
-        """Returns the number from which to peek, and the numbers that were already read."""
+        """Returns the number from which to peek, and the numbers after it that were already read."""
         if self._options.dead_letter and self._options.complete_committed:
             return self._start(previous), self._uncompleted_after(previous) | previous.read
         return max(previous.through, self._peeked_through) + 1, NONE
 
     def _start(self, previous: Offset) -> int:
-        """Returns the first number of the stream. Messages that were read and are not to be completed lie before it."""
+        """Returns the first number of the stream.
+
+        Messages that were read and must not be completed have lower numbers.
+        """
         if previous.start is None or (previous.keep and self._options.complete_committed):
             return previous.through + 1
         return previous.start
 
     def _check_same_entity(self, broker: Broker, previous: Offset) -> None:
-        """Raises CreatedAgainError if the queue has new messages under numbers that the stream has passed.
+        """Raises CreatedAgainError if the queue has a new message with a number that the stream has already passed.
 
-        Costs one peek per lock duration, of one page; the next call goes on behind it, and from the start again at the
-        end. In one and the same queue, a message between `start` and `through` was read, or it was not active when the
-        stream passed it: it was deferred, which it stays, or scheduled, and gets a new number when it is due. Neither
-        becomes an active message that was enqueued minutes after all that was read. Numbers before `start` prove
-        nothing. Numbers of dead letters and of partitioned entities do not ascend with time: those are not checked.
+        Costs at most one peek, of one page, per lock duration. The next call peeks at the next page; after the last
+        page it begins at `start` again.
+
+        Why such a message is a proof: if the queue is still the same, a message between `start` and `through` was read,
+        or it was deferred or scheduled when the stream passed its number. A deferred message stays deferred, and a
+        scheduled message gets a new number when it becomes active. So none of these is an active message that was
+        enqueued minutes after all messages that were read. Numbers before `start` are not checked, because the stream
+        has not read them. Dead letters and partitioned entities are not checked, because there a higher number does not
+        mean a later time.
         """
         start, through, newest = self._start(previous), previous.through, previous.newest
         if newest is None or self._options.dead_letter or not start <= through < _PARTITION:
@@ -354,7 +368,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._complete()
 
     def _resume(self, previous: Offset) -> None:
-        """Completes what the process before this one has left; `previous` is the end of the last committed batch."""
+        """Completes the messages that an earlier process of this stream has not completed.
+
+        `previous` is the end offset of the last committed batch.
+        """
         self._take_over(previous)
         if self._uncompleted and self._options.complete_committed:
             with Broker(self._options) as broker:
@@ -362,7 +379,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._complete()
 
     def _take_over(self, batch: Offset) -> None:
-        """Adds the messages of a batch that Spark has committed to those that are to be completed."""
+        """Adds the messages of a batch that Spark has committed to `_uncompleted`."""
         if not self._is_resumed:
             self._is_resumed = True
             self._uncompleted = batch.uncompleted
@@ -378,16 +395,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._newest = _latest(self._newest, batch.newest)
 
     def _uncompleted_after(self, batch: Offset) -> SequenceNumbers:
-        """What is to be completed when this batch is committed; its own messages too."""
+        """Returns the messages that have to be completed after the commit of this batch, also those of the batch."""
         if batch.keep or batch.read == self._taken_over:
             return self._uncompleted
         return self._uncompleted | batch.read
 
     def _complete(self, *, always: bool = False) -> None:
-        """Completes what is to be completed. What is left is tried again later.
+        """Completes the messages in `_uncompleted`. Those that cannot be completed stay there for the next call.
 
-        Messages of others in front of them cost a delivery each time. Where there are many, it waits until at least
-        as many messages are to be completed.
+        Each message in front of them that is not part of the stream costs one delivery per call. If there are more than
+        PAGE such messages, this method does nothing until `_uncompleted` has at least as many, or if `always` is set.
         """
         if not self._uncompleted or not self._options.complete_committed:
             return
@@ -408,16 +425,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _complete_when_idle(self) -> None:
-        """Tries again to complete what another receiver had locked, at most once per lock duration.
+        """Tries again to complete messages that another receiver had locked, at most once per lock duration.
 
         If nothing else is in the queue, one try costs a peek, a receive that waits two seconds, and a peek for each 250
-        messages that are left. Each message of others that it receives costs one operation more.
+        messages that are not completed. Each received message that is not part of the stream costs one more operation.
         """
         if time.monotonic() - self._tried >= self._lock_seconds:
             self._complete()
 
     def _check_uncompleted(self) -> None:
-        """Raises CompletionError when too much could not be completed, before more is read."""
+        """Raises CompletionError if too many messages could not be completed. Called before more messages are read."""
         if not self._options.complete_committed or not self._is_full():
             return
         self._complete(always=True)
@@ -466,7 +483,7 @@ def _send(options: SourceOptions, seed: str, rows: Iterator[Row]) -> SentCount:
 
 
 class BatchWriter(DataSourceWriter):
-    """Sends every row as a message. A repeated task sends its rows again with the same ids."""
+    """Sends every row as a message. A repeated task sends its rows again, with the same message ids."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -477,7 +494,7 @@ class BatchWriter(DataSourceWriter):
 
 
 class StreamWriter(DataSourceStreamWriter):
-    """Sends like the batch writer. A repeated batch, also after a restart, sends the same ids."""
+    """Sends every row as a message. A repeated batch, also after a restart, sends the same message ids again."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options

@@ -1,6 +1,6 @@
 """The syphon as a Spark job (D2): a driver plans, lanes in Spark's tasks move the messages.
 
-A name loads its module, and with `SparkSyphon` also pyspark, at first use.
+The first use of a name below loads the module of that name; `SparkSyphon` also loads pyspark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["SparkSyphon", "SparkSyphonOptions", "SyphonJob"]
 
 _MODULES: Final = {"SparkSyphon": "driver", "SparkSyphonOptions": "driver", "SyphonJob": "messages"}
 
-if not TYPE_CHECKING:  # a type checker would take any name of a module that has this function
+if not TYPE_CHECKING:  # if a type checker saw this function, it would accept every name from this package
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:

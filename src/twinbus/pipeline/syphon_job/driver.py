@@ -1,8 +1,8 @@
-"""The syphon on Spark: `SparkSyphon` is run, paused and stopped like `twinbus.syphon.Syphon`.
+"""The syphon on Spark. `SparkSyphon` has the same methods to run, pause and stop as `twinbus.syphon.Syphon`.
 
-The driver holds a long poll on each backlog queue that no lane works on (Y2). When messages wait, it hands a plan to
-Spark's query and takes the reports of the lanes. `planning` decides what a micro-batch has in it; `lane` moves the
-messages.
+The driver keeps a long poll open on each backlog queue that no lane works on (Y2). When messages wait, the driver
+writes a plan, which Spark's query reads, and receives the reports of the lanes. `planning` decides which tasks a
+micro-batch has; `lane` moves the messages.
 """
 
 from __future__ import annotations
@@ -53,10 +53,12 @@ _SHORTEST_WAIT: Final = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkSyphonOptions:
-    """`lanes`: for each backlog queue at most; None for as many as fill Spark's cores. `rate`: of all lanes together.
+    """The options of a syphon on Spark.
 
-    `patience`: a drain that moves nothing for so many seconds ends. `checkpoint`: Spark's folder for the query. Without
-    it each run has a new one; that loses nothing, because the broker knows what there is to move.
+    `lanes`: the most lanes on one backlog queue; None for as many as Spark has cores. `rate`: the most messages per
+    second of all lanes together. `patience`: a drain that moves no message for this number of seconds ends.
+    `checkpoint`: the folder for Spark's checkpoint. If it is None, each run has a new checkpoint. This loses no
+    message, because the messages that are to be moved are in the backlog queues, not in the checkpoint.
     """
 
     lanes: int | None = None
@@ -75,11 +77,14 @@ class SparkSyphonOptions:
 
 
 class RemoteSparkError(OperatorError):
-    """The session is one of Spark Connect; this driver has to run in the process of Spark's driver."""
+    """The Spark session is a session of Spark Connect, but this syphon has to run in the process of Spark's driver."""
 
 
 class SparkSyphon:
-    """`async with SparkSyphon(spark, discovery, job) as syphon: await syphon.run()`. Does not close the session."""
+    """A syphon on Spark. Use: `async with SparkSyphon(spark, discovery, job) as syphon: await syphon.run()`.
+
+    The caller stops the Spark session.
+    """
 
     def __init__(
         self, spark: SparkSession, discovery: Discovery, job: SyphonJob, options: SparkSyphonOptions | None = None
@@ -113,7 +118,7 @@ class SparkSyphon:
         self._stopping = False
         self._paused = False
         self._running_plan: str | None = None
-        """Number of the plan whose lanes run."""
+        """The number of the plan whose lanes run now; None if no lane runs."""
         self._busy_queues: set[str] = set()
         self._moved_at = self._loop.time()
         self._discovered_at = float("-inf")
@@ -139,7 +144,7 @@ class SparkSyphon:
     # --- control -----------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Plan nothing more. `run` returns once the running lanes have ended, which takes a few seconds."""
+        """Make no more plans. `run` returns once the running lanes have ended, usually within `SyphonJob.budget`."""
         self._stopping = True
         self._woken.set()
 
@@ -152,7 +157,7 @@ class SparkSyphon:
         self._woken.set()
 
     def set_rate(self, rate: float | None) -> None:
-        """Takes effect with the next micro-batch."""
+        """Set the rate limit from the next micro-batch on."""
         self._planner.rate = rate
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -186,7 +191,7 @@ class SparkSyphon:
     # --- running -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> Progress:
-        """Run until `stop` or, while draining, until every backlog queue was found empty or `patience` is over."""
+        """Run until `stop`. A drain also ends when every backlog queue was found empty, or when `patience` is over."""
         self.state = SyphonState.RUNNING
         query = await asyncio.to_thread(self._start_query)
         self._moved_at = self._loop.time()
@@ -209,7 +214,7 @@ class SparkSyphon:
         return self.progress()
 
     async def _advance(self) -> None:
-        """Start a plan if none runs and there is something to do; hold the long polls."""
+        """Start a plan if no plan runs and there is work; start missing long polls."""
         if self._stopping:
             self.state = SyphonState.STOPPING
         if self._paused or self._stopping:
@@ -224,7 +229,7 @@ class SparkSyphon:
             if plan is not None:
                 self._running_plan = plan.number
                 self._write(plan)
-        # A queue that a lane drains needs no poll; the others are polled meanwhile.
+        # A queue that a lane works on needs no poll. All other queues are polled.
         busy = self._busy_queues if self._running_plan is not None else set()
         self._poller.poll(self._planner.queues_to_poll() - busy)
 
@@ -236,7 +241,7 @@ class SparkSyphon:
         new.replace(file)
 
     async def _wait(self) -> None:
-        """Wait until something changed, or until the next plan, search for queues or end of patience is due."""
+        """Wait for an event, or until the next plan, the next search for queues or the end of `patience`."""
         now = self._loop.time()
         due = min(self._planner.due(now), self._discovered_at + DISCOVERY_INTERVAL)
         if self.options.drain:
@@ -259,7 +264,7 @@ class SparkSyphon:
         return False
 
     async def _discover(self) -> None:
-        """Look for backlog queues if it is time. Tries until it succeeds, unless queues are known already."""
+        """Look for backlog queues if a search is due. If no queue is known yet, try until a search succeeds."""
         pause = _FIRST_PAUSE
         while self._loop.time() >= self._discovered_at + DISCOVERY_INTERVAL and not self._stopping:
             try:
@@ -291,7 +296,7 @@ class SparkSyphon:
         return start_query(writer.queryName(source.name()).start)
 
     def _run_batch(self, frame: DataFrame, batch: int) -> None:
-        """Called in a thread of Spark. `collect` runs the lanes."""
+        """Run the lanes of a micro-batch (by `collect`), and pass on their reports. Spark calls this in a thread."""
         reports = [LaneReport.of_json(row.report) for row in frame.collect()]
         self._loop.call_soon_threadsafe(self._lanes_reported, reports)
 
@@ -303,11 +308,11 @@ class SparkSyphon:
 
     @property
     def plans(self) -> int:
-        """Micro-batches that were planned."""
+        """The number of micro-batches that were planned."""
         return self._planner.plans
 
     def progress(self) -> Progress:
-        """As of the last lanes that ended."""
+        """Return the progress, from the reports of the lanes that have ended."""
         now, counts = self._loop.time(), self._counts
         rate = counts.rate(now)
         remaining = self._remaining.last
@@ -327,14 +332,18 @@ class SparkSyphon:
         )
 
     async def count_remaining(self) -> int | None:
-        """Ask the secondary if messages were moved since the last time; `progress` shows the result from then on."""
+        """Return the number of messages in the backlog; None if it is not known. `progress` then shows this number too.
+
+        Asks the secondary only if messages were moved since the last question.
+        """
         return await self._remaining.count(self._counts.total, self._loop.time())
 
 
 class BacklogPoller:
-    """Holds one long poll on each queue given to `poll`. A message ends the poll: it is released, then `arrived` runs.
+    """Keeps one long poll open on each queue given to `poll`.
 
-    The released message is delivered again as it was, with its delivery count. Lanes move messages, not the driver.
+    When a message arrives, the poller releases the message, ends the poll of that queue and calls `arrived`. The broker
+    delivers a released message again, with the same delivery count. The driver moves no messages: the lanes do.
     """
 
     def __init__(
@@ -347,7 +356,7 @@ class BacklogPoller:
         self._polls: dict[str, asyncio.Task[None]] = {}
 
     def poll(self, queues: Iterable[str]) -> None:
-        """Start polls on those of the queues that have none."""
+        """Start a poll on each of these queues that has no poll yet."""
         for queue in queues:
             if queue not in self._polls:
                 self._polls[queue] = poll = asyncio.create_task(self._wait_for_message(queue))
@@ -357,7 +366,7 @@ class BacklogPoller:
         self._polls = {queue: poll for queue, poll in self._polls.items() if not poll.done()}
 
     async def pause(self) -> None:
-        """End all polls: take back their credit and release messages that were on their way."""
+        """End all polls: take back their credit, and release messages that arrive before the credit has ended."""
         polls = list(self._polls.values())
         for poll in polls:
             poll.cancel()
@@ -386,13 +395,13 @@ class BacklogPoller:
                 return
 
     async def _poll(self, queue: str, receiver: Receiver) -> bool:
-        """One long poll; returns whether a message came."""
+        """Make one long poll. Return whether a message arrived."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
             found = await receiver.receive(1, self._poll_seconds)
         except asyncio.CancelledError:
-            # The credit is taken back, and the receive is charged all the same (M1).
+            # The credit is taken back, but the receive is charged (M1).
             self._ledger.record(Stage.EMPTY_RECEIVE, queue, (), loop.time() - began)
             raise
         seconds = loop.time() - began

@@ -1,12 +1,12 @@
-"""A lane: a pump on one backlog queue for a few seconds, in a Spark task; and the data source that runs lanes.
+"""A lane: a pump that works on one backlog queue for `SyphonJob.budget` seconds, in a Spark task.
 
-A lane uses the same pump as every syphon. It ends in order whatever the destination or the backlog does, and reports:
-an exception would cost one of Spark's retries. It writes a ledger segment of its own; its report serves progress and
-planning only.
+A lane uses the same pump as every syphon. A failure of the destination or of the backlog queue does not make a lane
+raise an exception, which would cost one of Spark's retries: the lane ends normally and returns a report. Each lane
+writes its own ledger segment; the report is used only for progress and planning.
 
-Each lane is a partition of `SyphonSource`, a streaming source without data. Its offsets are epochs, each with the plan
-that the driver wrote to a file. A batch that Spark repeats drains again, which is safe: only the broker knows what
-there is to move, and the source settles and stores nothing.
+`SyphonSource` is the data source that runs lanes: a streaming source without data, in which each lane is a partition.
+An offset of the source has an epoch, and the plan that the driver wrote to a file. If Spark repeats a batch, the lanes
+receive and move messages again. This is safe, because the source does not store which messages a batch has.
 """
 
 from __future__ import annotations
@@ -48,16 +48,19 @@ _log = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 0.5
 _CHECK_SECONDS: Final = 0.05
-# Deferred messages that one lane can bring back in its time; the next lane scans for the others.
+# About the number of deferred messages that one lane can bring back. The next lane scans for more messages.
 _SCAN_LIMIT: Final = 20_000
 
 
 class LaneBrokenError(TwinbusError):
-    """The lane's pump ended by a defect. No message is lost: those it held come again when their locks end."""
+    """The pump of a lane ended because of a defect in Twinbus.
+
+    No message is lost: the broker delivers the messages that the pump held again when their locks end.
+    """
 
 
 class Lane:
-    """`await Lane(job, plan, task).run()`, once."""
+    """One run of a lane: `await Lane(job, plan, task).run()`. `run` can be called only once."""
 
     def __init__(self, job: SyphonJob, plan: BatchPlan, task: LaneTask, on_step: StepListener | None = None) -> None:
         self._job = job
@@ -87,7 +90,7 @@ class Lane:
             context.destinations.remember(self._plan.memories, began)
             pump = Pump(task.queue, context)
             stack.push_async_callback(pump.close)
-            # The pump must not scan by itself: the driver plans scans, for one lane of a queue at a time.
+            # The pump must not start a scan: the driver plans the scans, so that only one lane scans a queue at a time.
             pump.deferred.schedule_first_scan(inf)
             await self._run_pump(pump, context, began + job.budget)
             ended = now()
@@ -108,7 +111,7 @@ class Lane:
             )
 
     async def _run_pump(self, pump: Pump, context: SyphonContext, end: float) -> None:
-        """Run until there is nothing to do, or until `end`."""
+        """Run the pump until it has no more work, but not longer than until `end`."""
         for path, number in self._task.probes.items():
             pump.deferred.add(path, (number,))
         pump.start()
@@ -131,16 +134,16 @@ class Lane:
     # --- messages that were put aside --------------------------------------------------------------------------------
 
     async def _find_deferred(self, pump: Pump, context: SyphonContext, end: float) -> None:
-        """Find the numbers of messages that were put aside; the pump brings them back."""
+        """Find the sequence numbers of messages that were put aside. The pump brings these messages back."""
         task = self._task
         while task.scan_from == 0 and not pump.is_empty:  # noqa: ASYNC110 - the pump raises no event
-            # A scan from the start looks for unknown ones. Those that can be received come first and shorten it.
+            # A scan of the whole queue waits until the pump has received all active messages: then it is shorter.
             await asyncio.sleep(_CHECK_SECONDS)
         if task.scan_from is not None:
             await self._scan_queue(pump, context, task.scan_from, end)
         probes = dict(task.probes)
         while self._scan is None and probes:
-            # Once the message of a probe has arrived, the others of its destination can be brought back.
+            # Once the probe of a destination was accepted, the other messages of that destination can be brought back.
             await asyncio.sleep(_CHECK_SECONDS)
             now = context.now()
             if ready := [number for path, number in probes.items() if context.destinations.due(path) == -inf]:
@@ -175,7 +178,7 @@ class Lane:
 # --- the data source -------------------------------------------------------------------------------------------------
 
 PLAN_FILE: Final = "plan.json"
-# Spark calls again at once while there is nothing to do: `latestOffset` waits so long for a plan.
+# `latestOffset` waits this long for a plan: if it returned without a wait, Spark would call it again without a pause.
 _PLAN_SECONDS: Final = 1.0
 _FILE_SECONDS: Final = 0.02
 _NO_PLAN: Final = BatchPlan("", ())
@@ -190,13 +193,14 @@ class LanePartition(InputPartition):
 
 
 class SyphonSource(DataSource):
-    """Options: `folder`, where the driver writes its plan, and `secret`, the job as JSON.
+    """The data source that runs lanes.
 
-    Spark redacts an option of that name.
+    Options: `folder`, where the driver writes its plan, and `secret`, the job as JSON. Spark does not show the value of
+    an option with the name `secret` in logs.
     """
 
     on_step: ClassVar[StepListener | None] = None
-    """Called in the task that runs the lane."""
+    """A listener for the steps of messages, called in the Spark task that runs the lane."""
 
     @classmethod
     def name(cls) -> str:
@@ -242,4 +246,4 @@ class LaneReader(DataSourceStreamReader):
         yield (report.to_json(),)
 
     def commit(self, end: Offset) -> None:
-        """Does nothing: the lanes have settled what they moved."""
+        """Does nothing: the lanes have already settled the messages of this batch."""

@@ -1,6 +1,6 @@
 """What the driver and its lanes exchange as JSON: the job, a plan of lane tasks, a report for each task.
 
-They hold sequence numbers and counts; they never hold messages.
+These objects contain sequence numbers and counts, never the messages of a queue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from twinbus.syphon import DestinationMemory, MessageCounts, Readiness, TimeToLi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyphonJob:
-    """Settings of every lane. `primary` and `secondary` are connection strings; the names are those in the ledger."""
+    """The settings of every lane.
+
+    `primary` and `secondary` are connection strings. `primary_name` and `secondary_name` are the names of the
+    namespaces in the ledger.
+    """
 
     primary: str = field(repr=False)
     secondary: str = field(repr=False)
@@ -28,7 +32,7 @@ class SyphonJob:
     budget: float = 8.0
     """Seconds after which a lane receives no more messages."""
     window: int = 2000
-    """Messages that one lane holds at most. If it is killed, so many may be delivered twice."""
+    """The most messages that one lane holds. If a lane is killed, at most this number may be delivered twice."""
     first_pause: float = 1.0
     longest_pause: float = 300.0
     gone_after: float = 600.0
@@ -45,8 +49,8 @@ class SyphonJob:
 class LaneTask:
     """One run of one lane on one backlog queue.
 
-    `probes`: for each destination that is to be probed, the number of one message that was put aside for it.
-    `scan_from`: the number to scan from for messages that were put aside; None for no scan.
+    `probes`: for each destination to be probed, the sequence number of one message that was put aside for the
+    destination. `scan_from`: the sequence number from which to scan for messages that were put aside; None for no scan.
     """
 
     queue: str
@@ -60,7 +64,7 @@ class LaneTask:
 class BatchPlan:
     """The tasks of one micro-batch. `number` is unique among all runs.
 
-    Spark's checkpoint holds plans as JSON: its keys must not change.
+    Spark's checkpoint contains plans as JSON, so the keys of the JSON must not change.
     """
 
     number: str
@@ -85,7 +89,10 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """A scan saw the numbers from `start` up to `end`; None is the end of the queue. `clean`: it saw no message."""
+    """What a scan has seen: the sequence numbers from `start` until before `end`; None for the end of the queue.
+
+    `clean`: the scan found no message.
+    """
 
     start: int
     end: int | None
@@ -94,7 +101,10 @@ class ScanResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneReport:
-    """What came of a task. `waiting`: by destination, how many messages are put aside and their least number."""
+    """The result of a lane task.
+
+    `waiting`: by destination, how many messages are put aside, and the least of their sequence numbers.
+    """
 
     plan: str
     queue: str
@@ -102,7 +112,7 @@ class LaneReport:
     worker: str
     seconds: float
     is_empty: bool
-    """The lane found no more messages to receive."""
+    """Whether the last receive of the lane returned no message."""
     failure: str | None
     counts: Mapping[str, MessageCounts]
     operations: Mapping[str, int]

@@ -1,8 +1,8 @@
-"""Plans the micro-batches: when one is worthwhile, and which lane tasks it has (D2, Y2, Y5). Pure.
+"""Plans the micro-batches: when to start one, and which lane tasks it has (D2, Y2, Y5). Pure.
 
-A queue is drained while messages wait in it: its long poll ended with a message, or a lane ran out of time. Messages
-that were put aside are looked after by one lane of a queue: it probes a destination with a single message once the
-pause is over, and brings back the others after that message arrived.
+Lanes receive from a queue as long as messages wait in it: its long poll ended with a message, or a lane ended before
+the queue was empty. For messages that were put aside, a queue has only one lane. This lane probes a destination with
+one message when the pause of the destination is over. After the probe was accepted, it brings back the other messages.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from typing import Final
 from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, LaneTask
 from twinbus.syphon import SCAN_INTERVAL, DestinationMemory, Readiness, destination_key
 
-# Between two scans of a queue that a drain has found empty: other receivers may hold messages.
+# Seconds between two scans of a queue that a drain has found empty: other receivers may still have locked messages.
 _DRAIN_SCAN_SECONDS: Final = 2.0
-# The first scan waits so long: by then the long poll shows whether messages wait, which come first.
+# Seconds before the first scan. In this time the long poll shows whether messages wait: they are received before a
+# scan.
 _FIRST_SCAN_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
 class _QueueState:
-    """`has_messages`: there is something to receive. `aside`: by destination, how many are put aside and their least
-    number. The next scan starts from number `scan_from` at `scan_at`.
+    """What the planner knows about one backlog queue.
+
+    `has_messages`: there are messages to receive. `clean`: the last scan of the whole queue found no message. `aside`:
+    by destination, how many messages are put aside, and the least of their sequence numbers. The next scan starts at
+    the time `scan_at`, from the sequence number `scan_from`.
     """
 
     has_messages: bool = False
@@ -35,7 +39,10 @@ class _QueueState:
 
 
 class BatchPlanner:
-    """`lanes`: for each queue at most; None for as many as fill Spark's `slots`."""
+    """Plans the micro-batches of one run.
+
+    `lanes`: the most lanes on one queue. If it is None, the lanes of all queues together use Spark's `slots`.
+    """
 
     def __init__(
         self, run: str, *, lanes: int | None = None, slots: int = 1, rate: float | None = None, drain: bool = False
@@ -56,7 +63,7 @@ class BatchPlanner:
             self._queues.setdefault(queue, _QueueState(scan_at=now + _FIRST_SCAN_SECONDS))
 
     def message_arrived(self, queue: str) -> None:
-        """The long poll ended with a message, which was released."""
+        """Report that the long poll on a queue ended with a message, which was released."""
         self._queues[queue].has_messages = True
         self._queues[queue].clean = False
 
@@ -67,7 +74,7 @@ class BatchPlanner:
             state = self._queues.setdefault(queue, _QueueState())
             own = [report for report in reports if report.queue == queue]
             moved = any(report.counts for report in own)
-            # If the backlog queue does not answer, its long poll finds out when it does again.
+            # If a backlog queue does not answer, no lane is planned for it until its long poll receives a message.
             state.has_messages = any(not report.is_empty and report.failure is None for report in own)
             for report in own:
                 self._update_aside(state, report, now)
@@ -77,7 +84,7 @@ class BatchPlanner:
                 state.scan_from, state.scan_at = 0, now + (0.0 if moved else _DRAIN_SCAN_SECONDS)
 
     def _remember(self, memories: Iterable[DestinationMemory], now: float) -> None:
-        """Keep the most recent memory of each destination."""
+        """Store the most recent memory of each destination."""
         for memory in memories:
             known = self._memories.get(destination_key(memory.path))
             if known is None or now - memory.age >= known[1] - known[0].age:
@@ -88,11 +95,12 @@ class BatchPlanner:
         scan = report.scan
         for path, number in report.probes.items():
             if path in state.aside and path not in report.waiting and scan is None:
-                # The message is gone or locked by another receiver: a scan has to find one for the next probe.
+                # The message of the probe does not exist, or another receiver has locked it. A scan has to find
+                # another.
                 state.scan_from, state.scan_at = min(number, state.scan_from or number), now
         if scan is not None:
             for path, (_, least) in list(state.aside.items()):
-                if scan.start <= least:  # the scan has found those that are still there, or the next one will
+                if scan.start <= least:  # the scan finds all of these messages again, or the next scan does
                     del state.aside[path]
             state.scan_from = scan.end
             state.scan_at = now if scan.end is not None else now + SCAN_INTERVAL
@@ -104,7 +112,7 @@ class BatchPlanner:
     # --- decisions ---------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> BatchPlan | None:
-        """The next micro-batch, or None if there is nothing to do."""
+        """Return the plan of the next micro-batch; None if there is no work now."""
         draining = [queue for queue, state in self._queues.items() if state.has_messages]
         recalls = {queue: task for queue, state in self._queues.items() if (task := self._recall(queue, state, now))}
         if not draining and not recalls:
@@ -122,7 +130,7 @@ class BatchPlanner:
         return BatchPlan(f"{self._run}-{self._plans}", limited, self.memories(now))
 
     def due(self, now: float) -> float:
-        """When `plan` will return one, if nothing is reported before."""
+        """Return the time at which `plan` will return a plan, if nothing is reported before."""
         if any(state.has_messages for state in self._queues.values()):
             return now
         instants = [state.scan_at for state in self._queues.values()]
@@ -130,11 +138,11 @@ class BatchPlanner:
         return max(now, min(instants, default=inf))
 
     def queues_to_poll(self) -> set[str]:
-        """Queues in which no message is known to wait: the driver holds a long poll on each."""
+        """Return the queues in which no message is known to wait. The driver keeps a long poll open on each."""
         return {queue for queue, state in self._queues.items() if not state.has_messages}
 
     def _recall(self, queue: str, state: _QueueState, now: float) -> LaneTask | None:
-        """The task that looks after messages put aside, if anything is due."""
+        """Return the task that probes or scans for messages that were put aside; None if neither is due."""
         probes: dict[str, int] = {}
         scans = [state.scan_from or 0] if now >= state.scan_at else []
         for path, (_, least) in state.aside.items():
@@ -148,7 +156,7 @@ class BatchPlanner:
         return LaneTask(queue, 0, probes=probes, scan_from=min(scans, default=None))
 
     def _due(self, path: str) -> float:
-        """As `Destinations.due`."""
+        """Return the time at which messages for `path` can be brought back, as `Destinations.due` does."""
         memory, at = self._memories.get(destination_key(path), (None, 0.0))
         if not path or memory is None or memory.readiness is not Readiness.ASIDE:
             return -inf
@@ -171,7 +179,7 @@ class BatchPlanner:
         return sum(count for state in self._queues.values() for count, _ in state.aside.values())
 
     def memories(self, now: float) -> tuple[DestinationMemory, ...]:
-        """What is known of the destinations, with durations as of `now`."""
+        """Return what is known about the destinations. The durations in the result are those at the time `now`."""
         return tuple(
             memory._replace(
                 age=memory.age + now - at,
