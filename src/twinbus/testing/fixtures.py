@@ -1,4 +1,4 @@
-"""Fixtures that pytest finds wherever Twinbus is installed. A server starts when the first test requests one."""
+"""Fixtures that pytest finds if Twinbus is installed. A server starts when the first test requests its fixture."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from twinbus.testing.local_namespaces import LocalNamespace, LocalNamespaces
 def twinbus_namespace() -> Iterator[LocalNamespace]:
     """One namespace for the whole test session, in its own process: `twinbus_namespace.connection_string`.
 
-    Entities stay from test to test, so give each test its own entity names. A test that kills the namespace must start
-    it again.
+    Entities of one test still exist in the next test, so give each test its own entity names. A test that kills the
+    namespace must start the namespace again.
     """
     with LocalNamespace() as namespace:
         yield namespace

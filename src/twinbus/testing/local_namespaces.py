@@ -1,4 +1,4 @@
-"""Local namespaces for tests and demonstrations: real servers in their own process, which can be killed at any time."""
+"""Local namespaces for tests and demonstrations: real servers in a separate process, which a test can kill."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 _START_SECONDS: Final = 30.0
 _TRIES: Final = 5
 
-# A path to a configuration file, or the content of one of our own (see `twinbus serve --config`).
+# A path to a configuration file, or the content of a file in our own format (see `twinbus serve --config`).
 Config = Path | Mapping[str, Any]
 
 
 class LocalNamespaces:
     """Several namespaces in one process: `with LocalNamespaces("primary", "secondary") as pair: pair["primary"]…`.
 
-    Without `data`, their data is in a temporary directory that `close()` removes. With `memory`, nothing is on disk.
-    Ports and data stay the same from one start to the next. `host_names` are further names that clients may use, each
-    `NAME` or `NAME:PORT`; the server refuses requests and tokens for other names.
+    Without `data`, the data of the namespaces is in a temporary directory that `close()` removes. With `memory`, the
+    data is not on disk. After a second start, ports and data are the same as before. `host_names` are further names
+    that clients may use, each `NAME` or `NAME:PORT`; the server refuses requests and tokens for other names.
     """
 
     def __init__(
@@ -53,7 +53,8 @@ class LocalNamespaces:
         self._config = _config_file(folder, _rules_config(self.names, rules) if rules else config)
         self._host_names = tuple(host_names)
         self._log_level = log_level
-        # A server without data keeps its certificates in TMPDIR. This folder is removed even if the server is killed.
+        # A server without a data directory writes its certificates to TMPDIR. `close()` removes this folder, even if
+        # the server was killed.
         self._process = ServerProcess(folder / "serve.log", {"TMPDIR": str(folder)})
         self._served: dict[str, LocalEndpoint] = {}
 
@@ -64,7 +65,7 @@ class LocalNamespaces:
             try:
                 found = self._process.start(self._request(ports), timeout)
             except LocalNamespaceError as error:
-                # Another process took a port that was free a moment ago.
+                # Another process took a port after `find_free_port` had found it free.
                 if "cannot listen" in str(error) and not set(self.names) <= set(self._ports) and left:
                     continue
                 raise
@@ -139,7 +140,7 @@ class LocalNamespaces:
 
 
 class LocalEndpoint:
-    """How to reach one namespace of a running server."""
+    """The connection string, port and certificate of one namespace of a running server."""
 
     def __init__(self, served: ServedNamespace) -> None:
         self.name = served.name
@@ -159,9 +160,10 @@ class LocalEndpoint:
 class LocalNamespace:
     """One namespace in its own process: `with LocalNamespace() as namespace: namespace.connection_string`.
 
-    Without `data`, its data is in a temporary directory that `close()` removes. With `memory`, nothing is on disk. Port
-    and data stay the same from one start to the next, also after `kill()`. `host_names` are further names that clients
-    may use, each `NAME` or `NAME:PORT`; the server refuses requests and tokens for other names.
+    Without `data`, the data of the namespace is in a temporary directory that `close()` removes. With `memory`, the
+    data is not on disk. After a second start, port and data are the same as before, also after `kill()`. `host_names`
+    are further names that clients may use, each `NAME` or `NAME:PORT`; the server refuses requests and tokens for other
+    names.
     """
 
     def __init__(
@@ -225,7 +227,7 @@ class LocalNamespace:
 
     @property
     def ca(self) -> Path:
-        """The certificate that an administration client must trust: its `connection_verify=`."""
+        """The certificate that an administration client must trust: the value for the client's `connection_verify=`."""
         return self._endpoint.ca
 
     @property
@@ -235,7 +237,7 @@ class LocalNamespace:
 
     @property
     def data(self) -> Path | None:
-        """The data directory; None in memory."""
+        """The data directory, or None if the data is only in memory."""
         return self._server.data
 
     @property

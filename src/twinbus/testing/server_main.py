@@ -1,6 +1,7 @@
 """The main program of the process that `ServerProcess` starts: does what `twinbus serve` does, with options in JSON.
 
-It does not use the command line, because parsing options there takes a fifth of the time until the server is ready.
+The program does not use the parser of the command line: loading that parser and parsing the options would take a fifth
+of the time until the server is ready.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class LocalNamespaceError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ServedNamespace:
-    """One namespace of a running server. `file` is its database, None if everything is in memory."""
+    """One namespace of a running server. `file` is the namespace's database, or None if all data is in memory."""
 
     name: str
     connection_string: str
@@ -36,7 +36,7 @@ class ServedNamespace:
 
 
 class ServerProcess:
-    """A server process. It can be started again after it ended. Its stderr goes to the file `log`."""
+    """A server process. The server can be started again after it has ended. Its stderr goes to the file `log`."""
 
     def __init__(self, log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.log = log
@@ -52,7 +52,7 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self, request: Mapping[str, Any], timeout: float) -> list[ServedNamespace]:
-        """Start the server and wait until it is ready. Returns its namespaces. Raises LocalNamespaceError."""
+        """Start the server and wait until the server is ready. Returns its namespaces. Raises LocalNamespaceError."""
         if self.running:
             raise LocalNamespaceError("the server is running already")
         log_size = self.log.stat().st_size if self.log.exists() else 0
@@ -75,7 +75,7 @@ class ServerProcess:
             raise
 
     def stop(self, timeout: float = _DRAIN_SECONDS) -> int:
-        """Stop the server with SIGTERM, which drains it. Returns its exit code."""
+        """Send SIGTERM, after which the server closes its connections and ends. Returns the exit code."""
         process = self._started()
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -86,7 +86,7 @@ class ServerProcess:
             raise
 
     def kill(self) -> None:
-        """End the server with SIGKILL, and wait until it is gone. Its port and files are free then."""
+        """End the server with SIGKILL, and wait until the process has ended. Then its port and files are free."""
         process = self._started()
         if process.poll() is None:
             process.kill()
@@ -94,7 +94,10 @@ class ServerProcess:
         self._close_pipes()
 
     def wait(self, timeout: float) -> int:
-        """Wait until the server ends by itself. Returns its exit code, negative for a signal."""
+        """Wait until the server ends without a call of `stop` or `kill`.
+
+        Returns the exit code of the server. The code is negative if a signal ended the server.
+        """
         process = self._started()
         try:
             code = process.wait(timeout)
@@ -133,7 +136,8 @@ class ServerProcess:
 
 
 def _command() -> list[str]:
-    # The child must import the same package. Its folder goes last, so that it hides none of the child's own modules.
+    # The child process must import this same package. The folder of the package is the last entry of `sys.path`, so
+    # that other modules in this folder do not hide modules of the child process.
     folder = str(Path(twinbus.__file__).resolve().parents[1])
     return [
         sys.executable,
