@@ -1,6 +1,7 @@
-"""Options for the two namespaces of a verb, and clients made from their connection strings.
+"""Options for the two namespaces of a verb, and clients that are made from the connection strings of these namespaces.
 
-A verb uses no other credential. A text that is not a connection string is refused before anything is contacted.
+A verb uses no other credential than these connection strings. A text that is not a connection string is refused before
+the verb contacts any namespace.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ Seconds = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for 
 
 
 def endpoint(side: str, text: str) -> Endpoint:
-    """Return the endpoint of a connection string. Contacts nothing."""
+    """Return the endpoint of a connection string. Does not contact the endpoint."""
     from twinbus.backlog import Endpoint  # noqa: PLC0415
     from twinbus.connect import ConnectionString, ConnectionStringError  # noqa: PLC0415
 
@@ -71,7 +72,7 @@ def endpoint(side: str, text: str) -> Endpoint:
 
 
 def backlog_name(primary: str, given: str | None) -> str:
-    """Return the primary's name in backlog paths, as applications build it (P4)."""
+    """Return the primary's name in the paths of backlog queues. Applications compute the same name (P4)."""
     from twinbus.backlog import primary_name  # noqa: PLC0415
     from twinbus.pairing import SendAvailabilityOptions  # noqa: PLC0415 - slow
 
@@ -79,7 +80,7 @@ def backlog_name(primary: str, given: str | None) -> str:
 
 
 def require_two_namespaces(primary: str, secondary: str) -> None:
-    """Raise if both connection strings are of the same namespace (P3)."""
+    """Raise OperatorError if both connection strings are for the same namespace (P3)."""
     if endpoint("primary", primary) == endpoint("secondary", secondary):
         raise OperatorError("--primary and --secondary are the same namespace", "Give two different namespaces.")
 
@@ -105,9 +106,10 @@ def aio_client(text: str) -> ServiceBusClient:
 def discovery(
     name: str, secondary: str, transport: Transport, seconds: float, ledger: Ledger | None = None
 ) -> Discovery:
-    """Return what finds this primary's backlog queues: by listing if the key may list, else by trying paths.
+    """Return a Discovery, which finds the backlog queues of this primary on the secondary.
 
-    The requests are recorded in the ledger (M1).
+    It lists the queues if the key has the right to list them. Otherwise it tries the possible paths. The list requests
+    are recorded in the ledger (M1).
     """
     from twinbus.backlog import primary_name  # noqa: PLC0415 - slow
     from twinbus.pairing import OperationRecorder  # noqa: PLC0415
@@ -119,7 +121,7 @@ def discovery(
 
 
 def no_backlog_error(secondary: str, name: str) -> OperatorError:
-    """The error for a secondary that answered and has no backlog queue of this primary."""
+    """Return the error for a secondary that answered and has no backlog queue of this primary."""
     return OperatorError(
         f"{endpoint('secondary', secondary).host} has no backlog queue of {name!r}",
         "Is it the right secondary? If applications set primary_name, give the same name with --primary-name.",
@@ -127,7 +129,7 @@ def no_backlog_error(secondary: str, name: str) -> OperatorError:
 
 
 def is_refused(error: Exception) -> bool:
-    """Return whether the error stays until somebody changes the credential or the certificate."""
+    """Return whether the error will occur again until somebody changes the credential or the certificate."""
     from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind  # noqa: PLC0415
     from twinbus.pairing import management_failure  # noqa: PLC0415 - slow
 

@@ -1,6 +1,6 @@
-"""`twinbus cost forecast|actual|prices`: the forecast, the actual cost, and the prices of both (M3, M4).
+"""`twinbus cost forecast|actual|prices`: the forecast, the actual cost, and the price table for both (M3, M4).
 
-`twinbus.money` computes; `cost_tables` prints.
+`twinbus.money` computes the costs; `cost_tables` prints them.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def actual(
                 )
             seen = books.scenario(_scenario(values))
             if {"rate", "outage", "outages"} & set(values):
-                # The options give the traffic; the ledger's traffic must not replace it.
+                # The options give the traffic. The traffic in the ledger must not replace these values.
                 seen = {field: value for field, value in seen.items() if field not in ("sent", "diverted")}
             found = _foreseen(seen | values, table)
             result = compare(found, books.spent(table, found.scenario))

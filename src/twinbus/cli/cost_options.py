@@ -1,6 +1,6 @@
-"""Options of `twinbus cost forecast|actual`: one for each field of Scenario, and how their values are written.
+"""Options of `twinbus cost forecast|actual`: one option for each field of Scenario, and the syntax of their values.
 
-`twinbus.money.scenario` defines what each field means and which values it allows.
+`twinbus.money.scenario` defines what each field means and which values are allowed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def parse_size(text: str | int) -> int:
 
 
 def as_option_text(value: object) -> str:
-    """Return a value as it is written on the command line."""
+    """Return a value as the text that a user writes on the command line."""
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
         unit = next((unit for unit in ("d", "h", "m") if seconds and not seconds % _SECONDS[unit]), "s")
@@ -95,7 +95,7 @@ _KINDS: Final = {
 
 
 def read(field: str, text: str) -> Any:
-    """Parse a field's value from text, for --compare."""
+    """Return the value of a field from a text in the option --compare."""
     reader = parse_size if field == "message_size" else _READERS[_KINDS[field]]
     try:
         return reader(text.strip())
@@ -104,7 +104,7 @@ def read(field: str, text: str) -> Any:
 
 
 def field_of(option: str) -> str:
-    """Return the field of an option."""
+    """Return the name of the Scenario field that belongs to an option."""
     field = option.strip().removeprefix("--").replace("-", "_")
     if field not in _HELP:
         known = ", ".join(name.replace("_", "-") for name in _HELP)
@@ -113,9 +113,9 @@ def field_of(option: str) -> str:
 
 
 def with_scenario(default: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a verb: it gets an option for each field of Scenario, and receives them as keywords.
+    """Return a decorator that adds an option for each field of Scenario to a verb. The verb gets them as keywords.
 
-    `default` is what the help shows as the default of every field.
+    The help shows `default` as the default of every option. If `default` is None, it shows the default of the field.
     """
 
     def made(verb: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""Forecasts, comparisons and prices as tables and as JSON. Computes nothing."""
+"""Prints forecasts, comparisons and prices as tables, and converts them to JSON. Computes no cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIDE = 130
 
 
 def money(amount: Decimal) -> str:
-    """Return an amount with two decimals; with four below 1."""
+    """Return an amount as text with two decimals, or with four decimals if the amount is below 1."""
     if 0 < amount < _SIGNIFICANT:
         return f"<{_SIGNIFICANT}"
     return f"{amount:,.2f}" if amount >= 1 or not amount else f"{amount.quantize(_SIGNIFICANT):f}"

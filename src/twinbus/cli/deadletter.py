@@ -107,7 +107,7 @@ def resubmit(
 
 
 class _Selection:
-    """Selects messages by id and by destination. An empty list of either selects all."""
+    """Selects messages by id and by destination. An empty list of ids selects all ids; the same for destinations."""
 
     def __init__(self, ids: list[str] | None, destinations: list[str] | None) -> None:
         self._ids = set(ids or ())
@@ -123,7 +123,7 @@ class _Selection:
 
 
 class _Backlog:
-    """The backlog of one pair, and how to reach it."""
+    """The backlog of one pair, and the connection strings to reach it."""
 
     def __init__(self, primary: str, secondary: str, primary_name: str | None, seconds: float) -> None:
         connections.require_two_namespaces(primary, secondary)
@@ -202,7 +202,7 @@ async def _resubmit(
             typer.echo("there are no dead-lettered messages", err=True)
             return
         if not yes:
-            # Blocking the event loop is fine here: nothing else runs on it yet.
+            # The question may block the event loop, because no other task runs on the loop yet.
             typer.confirm(
                 f"Put {census.total} messages back into the backlog, {_destinations_text(census, to)}?", abort=True
             )
@@ -247,7 +247,7 @@ def _print(letters: list[DeadLetter]) -> None:
     wide = shown.width >= _WIDE
     table = Table()
     for title in ("id", "destination", "reason", "description", "age", *(("queue", "number") if wide else ())):
-        # Long cells wrap and are never cut, so that an id can be copied.
+        # Long cells continue on the next line and are never cut, so that a user can copy an id.
         table.add_column(title, overflow="fold", no_wrap=title == "age")
     for letter in letters:
         age = duration((now - letter.enqueued_time).total_seconds())

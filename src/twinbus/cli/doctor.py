@@ -93,9 +93,9 @@ async def _pings(primary: str, entity: str | None, seconds: float) -> PingCheck:
 def _clean(
     administration: Administration, inspection: Inspection, count: int, *, yes: bool, quiet: bool
 ) -> dict[str, str]:
-    """Remove empty extra queues. Each one is checked again just before it is removed.
+    """Remove empty extra queues. Each queue is checked again directly before the queue is removed.
 
-    Returns the result by path.
+    Returns a text with the result for each queue, by the path of the queue.
     """
     from twinbus.pairing import clean_extra  # noqa: PLC0415 - slow
 

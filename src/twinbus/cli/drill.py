@@ -1,4 +1,4 @@
-"""`twinbus drill`: force a failover and a restore of one entity, and print what happens when (S11)."""
+"""`twinbus drill`: force a failover and a restore of one entity, and print each event with its time (S11)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def drill(
         if not yes and not json:
             effect = f"Receivers of {printable(entity)} will get {2 * messages} messages of the drill."
             typer.confirm(f"{effect} Continue?", abort=True)
-        # The drill prints what the pair would log.
+        # The pair's log records are dropped, because the drill prints the same events.
         logging.getLogger("twinbus").addHandler(logging.NullHandler())
         options = _options(context.obj, count, primary_name, seconds, by_ping=by_ping, assume=assume)
         done = asyncio.run(_run(primary, secondary, entity, messages, options, leave=leave, quiet=json))
@@ -76,7 +76,7 @@ def drill(
 def _options(
     settings: Path | None, count: int, primary_name: str | None, seconds: float, *, by_ping: bool, assume: bool
 ) -> SendAvailabilityOptions:
-    """Return the application's options from settings file and environment, with those of this verb on top."""
+    """Return the application's options from settings file and environment. Options of this verb replace them."""
     from dataclasses import replace  # noqa: PLC0415 - other verbs start without it
 
     from twinbus.pairing import SendAvailabilityOptions  # noqa: PLC0415

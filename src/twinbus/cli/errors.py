@@ -1,4 +1,4 @@
-"""Error output of the command line: what failed and what to do, without a traceback."""
+"""Error output of the command line: prints what failed and what the user can do, without a traceback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from twinbus.errors import OperatorError, TwinbusError
 
 FAILED = 1
 SIGNALLED = 128
-"""Exit code after a signal: this plus the signal's number, as in shells."""
+"""The exit code after a signal is this number plus the number of the signal, as in shells."""
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -42,14 +42,15 @@ def print_error(error: BaseException, *, debug: bool = False) -> None:
 
 @contextmanager
 def errors_reported(*, debug: bool) -> Iterator[None]:
-    """Turn any error inside into a printed message and an exit code."""
+    """Print any error that is raised inside the `with` block, and exit with the exit code for the error."""
     try:
         yield
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
-            # The reader (`| head`) has ended. Without this, Python would try to flush the rest at exit.
+            # The process that reads stdout (`| head`) has ended. Without this line, Python would try to flush the
+            # remaining output at exit, and would fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(SIGNALLED + signal.SIGPIPE) from None
         print_error(error, debug=debug)
@@ -57,7 +58,10 @@ def errors_reported(*, debug: bool) -> Iterator[None]:
 
 
 def _stdout_is_closed() -> bool:
-    """Return whether the reader of stdout is gone. A broken network connection raises the same error."""
+    """Return whether the process that reads stdout has ended.
+
+    This check is needed because a broken network connection raises the same error.
+    """
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

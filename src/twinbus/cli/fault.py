@@ -157,7 +157,7 @@ def _print_table(faults: list[dict[str, Any]]) -> None:
 
     table = Table()
     for title in ("id", "kind", "entity", "link", "on", "hits", "probability", "ends in", "seed"):
-        # Long cells wrap and are never cut, so that id and seed can be copied.
+        # Long cells continue on the next line and are never cut, so that a user can copy id and seed.
         table.add_column(title, overflow="fold")
     for fault in faults:
         hits = str(fault["hits"]) if fault["count"] is None else f"{fault['hits']} of {fault['count']}"

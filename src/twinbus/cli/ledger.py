@@ -1,6 +1,6 @@
 """`twinbus ledger check`: reconcile a ledger in this process, and print the balance.
 
-The verbs that run on Spark are in `ledger_spark`. They print a balance with the functions here.
+The verbs that run on Spark are in `ledger_spark`. They print a balance with the functions of this module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from twinbus.ledger import Balance, LineProblem, MessageKey
 
 Listed = tuple[tuple[str, str], int]
-"""Destination and id of a message, and the number of its copies."""
+"""A message in a printed list: its destination and its id, and the number of its copies."""
 
 app = typer.Typer(help="What the ledger of pairs, syphons and namespaces contains.", no_args_is_help=True)
 
@@ -104,7 +104,7 @@ def _readable(directory: Path) -> Iterator[None]:
 
 
 def refuse_unwritable(directory: Path) -> None:
-    """Raise if a ledger cannot be written to this directory. Verbs call it before they move anything."""
+    """Raise OperatorError if a ledger cannot be written to this directory. Called before a verb moves messages."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=directory):
@@ -117,7 +117,7 @@ def refuse_unwritable(directory: Path) -> None:
 
 
 def report(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], incomplete: list[str]) -> dict[str, Any]:
-    """Return a balance for JSON: the sums, and the messages of each sum in `listed`."""
+    """Return a balance as a dict for JSON: the sums, and the messages of each sum that `listed` contains."""
     messages = {
         name: [{"destination": destination, "id": id_, "count": count} for (destination, id_), count in found]
         for name, found in listed.items()
@@ -133,7 +133,7 @@ def show(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], incomp
         messages = listed[name]
         if messages:
             typer.echo(f"\n{label}")
-        # All lost messages are listed: somebody has to look for each of them.
+        # All lost messages are listed, because a person has to look for each lost message.
         shown = messages if name == "lost" else messages[:_SHOWN]
         for (destination, id_), count in shown:
             typer.echo(printable(f"  {destination}  {id_}{f'  × {count}' if count > 1 else ''}"))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from twinbus.pipeline import Tables, TablesVersion
 
 _POLL_SECONDS: Final = 1
-# Last line of a Python traceback: the error's class and its text.
+# The last line of a Python traceback: the class of the error and the text of the error.
 _RAISED: Final = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): (.+)$", re.MULTILINE)
 
 
@@ -66,7 +66,7 @@ Jars = Annotated[str | None, typer.Option(help="JAR files with JDBC drivers, sep
 
 @dataclass(frozen=True, slots=True)
 class LedgerJobOptions:
-    """Options that the verbs share."""
+    """Options that all verbs in this module share."""
 
     tables: Path
     ledger: Path | None
@@ -233,7 +233,7 @@ def _wants_json(json: bool, form: Format) -> bool:
 
 
 def ingested_tables(tables: Path, ledger: Path | None, master: str | None) -> Tables:
-    """Return the tables after ingesting the ledger's new entries, if a ledger is given. For other verbs."""
+    """Return the tables. If a ledger is given, its new entries are ingested first. Verbs of other modules use this."""
     options = LedgerJobOptions(tables, ledger, None, None, False, master, False, 0.0, None, None)
     place, query = _opened(options, ())
     for _ in _versions(place, query, options):
@@ -242,7 +242,7 @@ def ingested_tables(tables: Path, ledger: Path | None, master: str | None) -> Ta
 
 
 def _opened(options: LedgerJobOptions, jobs: Sequence[str]) -> tuple[Tables, StreamingQuery | None]:
-    """Return the tables, and the query that ingests the ledger if one is given."""
+    """Return the tables, and the query that ingests the ledger, or None if no ledger is given."""
     if options.follow and options.ledger is None:
         raise OperatorError("--follow needs a ledger", "Name its directory with --ledger.")
     if options.ledger is not None and not options.ledger.is_dir():
@@ -264,7 +264,7 @@ def _opened(options: LedgerJobOptions, jobs: Sequence[str]) -> tuple[Tables, Str
 
 
 def _versions(tables: Tables, query: StreamingQuery | None, options: LedgerJobOptions) -> Iterator[TablesVersion]:
-    """Yield the tables' version once; with --follow, after every commit until a signal stops the query."""
+    """Yield the version of the tables once. With --follow: after every commit, until a signal."""
     if query is None or not options.follow:
         if query is not None:
             with spinner(f"reading {options.ledger}"), _spark_errors_explained():
@@ -285,7 +285,7 @@ def _versions(tables: Tables, query: StreamingQuery | None, options: LedgerJobOp
 
 @contextmanager
 def _spark_errors_explained() -> Iterator[None]:
-    """Raise the cause of a failed stream without the tracebacks of Spark's three processes."""
+    """Raise the cause of a failed stream, without the tracebacks that Spark adds to its text."""
     from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - needs the extra `spark`
 
     try:

@@ -29,7 +29,7 @@ from twinbus.cli.terminal import protect
 
 
 class _Twinbus(typer.Typer):
-    """The command line. Makes all output printable before it reads or writes anything."""
+    """The command line. Before it parses the arguments, it makes all later output printable (see `terminal`)."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         protect()

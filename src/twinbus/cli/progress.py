@@ -1,4 +1,4 @@
-"""Progress of a syphon: a live table on a terminal, else a line every few seconds, or JSON (Y9)."""
+"""Shows the progress of a syphon: a live table on a terminal, lines elsewhere, or JSON (Y9)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 LINE_SECONDS: Final = 5.0
 TABLE_SECONDS: Final = 0.5
-# A live table must fit on the screen. Further rows are counted, not shown.
+# The most rows of a live table, which must fit on the screen. The table shows only the number of further rows.
 _MOST_ROWS: Final = 20
 
 
 class Display(Protocol):
-    """Shows progress. `seconds` is the time between two calls of `show`."""
+    """Shows the progress of a syphon. `seconds` is the time between two calls of `show`."""
 
     seconds: float
 
@@ -45,7 +45,7 @@ def display(*, json: bool, seconds: float) -> Display:
 
 
 class LineDisplay:
-    """Prints a line if something changed."""
+    """Prints a line at each call of `show`, if the line differs from the last printed line."""
 
     def __init__(self, seconds: float = LINE_SECONDS) -> None:
         self.seconds = seconds
@@ -69,7 +69,7 @@ class LineDisplay:
 
 
 class JsonDisplay(LineDisplay):
-    """Prints one JSON object per line. The last one has `"ended": true`."""
+    """Prints one JSON object per line. The last object has `"ended": true`."""
 
     def show(self, progress: Progress) -> None:
         self._print(progress, ended=False)
@@ -84,7 +84,7 @@ class JsonDisplay(LineDisplay):
 
 
 class TableDisplay(LineDisplay):
-    """A table that is redrawn in place."""
+    """Shows a table on a terminal, and draws it again at the same place for each change."""
 
     def __init__(self) -> None:
         super().__init__(TABLE_SECONDS)
@@ -169,7 +169,7 @@ def duration(seconds: float) -> str:
 
 
 def as_json(progress: Progress) -> dict[str, Any]:
-    """Return progress for JSON."""
+    """Return the progress as a dict for JSON."""
     return {
         "state": progress.state,
         "seconds": round(progress.seconds, 3),

@@ -122,14 +122,14 @@ def serve(
             limits=ResourceLimits.of(max_connections=max_connections, megabytes=connection_memory),
         )
         configure_logging(log_level, log_format, keys=plan.keys)
-        # Slow to import: after the options are checked.
+        # These imports are slow, so they are here, after the check of the options.
         from twinbus.namespace import print_ready_json, serve_until_stopped  # noqa: PLC0415
 
         serve_until_stopped(plan, print_ready_json if json else _show, exit_with_stdin=exit_with_stdin)
 
 
 def _show(servers: Sequence[NamespaceServer]) -> None:
-    """Print the namespaces. Each connection string has its own line and is not wrapped, so that it can be copied."""
+    """Print the namespaces. Each connection string is on one line of its own, so that a user can copy it."""
     from rich.text import Text  # noqa: PLC0415 - slow, and not needed with --json
 
     from twinbus.namespace import DEFAULT_KEY  # noqa: PLC0415

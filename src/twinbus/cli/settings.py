@@ -1,7 +1,7 @@
 """`twinbus.toml`: connection strings and default options, read from a file.
 
-Finds the file and maps each of its values to an option of a verb. The command line and the environment override the
-file. Each verb defines what its options mean.
+This module finds the file and maps each value in the file to an option of a verb. Options on the command line and
+environment variables override the file. Each verb defines what its options mean.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _TABLES: Final = ("connections", "pairing")
 
 
 def find(given: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """Return the given file, else the one in this directory, else the user's own, else None."""
+    """Return the settings file: the given file, or twinbus.toml in this directory, or in the user's ~/.config/twinbus.
+
+    Returns None if there is no file.
+    """
     if given is not None:
         return given
     home = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "/")) / ".config"
@@ -94,7 +97,7 @@ class _Reader:
     shared: Mapping[str, Any]
 
     def checked(self, where: str, option: TyperOption, value: Any) -> Any:
-        """Return the value if the option accepts it, else raise with its place in the file."""
+        """Return the value if the option accepts the value. Otherwise raise an error with the place in the file."""
         try:
             option.type_cast_value(self.context, value)
         except typer.BadParameter as error:
@@ -103,7 +106,7 @@ class _Reader:
 
 
 def _defaults(reader: _Reader, verbs: TyperGroup, table: Mapping[str, Any], above: tuple[str, ...]) -> dict[str, Any]:
-    """Return defaults by verb, then by parameter: the form of click's `default_map`."""
+    """Return the default values by verb and parameter, in the form of click's `default_map`: a dict of dicts."""
     path, shared = reader.path, reader.shared
     _refuse_unknown(path, f"[{'.'.join(above)}]" if above else "the file", table, [*verbs.commands, *_TABLES])
     made: dict[str, Any] = {}
@@ -113,7 +116,7 @@ def _defaults(reader: _Reader, verbs: TyperGroup, table: Mapping[str, Any], abov
         if isinstance(verb, TyperGroup):
             made[name] = _defaults(reader, verb, own, (*above, name))
             continue
-        # In the file an option has its name from the command line, without dashes.
+        # In the file, an option has the same name as on the command line, without the leading dashes.
         options = {one.opts[0].lstrip("-"): one for one in verb.params if isinstance(one, TyperOption)}
         options.pop("help", None)
         _refuse_unknown(path, f"[{here}]", own, list(options))

@@ -16,7 +16,10 @@ MOMENT: Final = 2.0
 
 @contextmanager
 def spinner(what: str) -> Iterator[None]:
-    """After `MOMENT` seconds show a spinner with the elapsed time; without a terminal, print one line."""
+    """Show a spinner with the elapsed time if the `with` block runs longer than `MOMENT` seconds.
+
+    If stderr is not a terminal, print one line instead.
+    """
     over = threading.Event()
     shown = threading.Thread(target=_show, args=(what, over), name="twinbus-spinner", daemon=True)
     shown.start()
@@ -38,5 +41,5 @@ def _show(what: str, over: threading.Event) -> None:
 
     with console(stderr=True).status("") as status, still_protected():
         while not over.wait(0.2):
-            # A plain string would be read as markup.
+            # Rich would interpret markup in a plain string.
             status.update(Text(f"{what} … {time.monotonic() - began:.0f} s"))

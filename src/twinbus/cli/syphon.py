@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LEFT_BEHIND = 3
-# As in the server: messages in flight are in no reference cycle, so frequent garbage collection finds nothing.
+# The garbage collector runs after this many new objects, as in the server. Messages in flight are in no reference
+# cycle, so more frequent runs would free no memory.
 _COLLECT_AFTER = 50_000
 
 
@@ -136,7 +137,7 @@ def syphon(
 
 
 def _refuse(engine: Engine, ledger: Path | None, master: str | None, lanes: int | None, *, dry_run: bool) -> None:
-    """Raise for options without effect, and for a ledger that cannot be written."""
+    """Raise an error for options that have no effect, and for a ledger that cannot be written."""
     if dry_run and (ledger is not None or master is not None or lanes is not None):
         raise OperatorError("--dry-run cannot be combined with --ledger, --master or --lanes", "Leave them out.")
     if engine is Engine.NATIVE and (master is not None or lanes is not None):
@@ -159,14 +160,14 @@ def _on_spark(
 
     if work.carrier is not Carrier.NATIVE:
         raise OperatorError("--engine spark works with the native transport only", "Leave out --transport.")
-    # The session is not stopped here: another part of this process may have made it.
+    # The Spark session is not stopped here, because another part of this process may have made the session.
     spark = session("twinbus syphon", master=master)
     return _on_loop(work.run_on_spark(spark, options, None if ledger is None else ledger.absolute(), shown, lanes))
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The work of one command line: its namespaces, and the parts made for it."""
+    """One run of the verb: its namespaces, and the methods that run a syphon or a dry run."""
 
     primary: str
     secondary: str
@@ -244,7 +245,11 @@ class _Work:
         return SdkTransport(clients[0], clients[1], try_timeout=self.seconds)
 
     async def _look(self, discovery: Discovery, *, must_answer: bool) -> None:
-        """Raise for a wrong key or name before anything runs. A secondary that is down may come back: wait for it."""
+        """Look for backlog queues before the syphon runs, and raise an error if the secondary refuses the key.
+
+        With `must_answer`, also raise an error if the secondary does not answer or has no backlog queue. Without
+        `must_answer`, the syphon starts in both cases and tries again regularly.
+        """
         try:
             found = await discovery.queues()
         except Exception as error:
@@ -265,7 +270,7 @@ async def _shown(syphon: Syphon | SparkSyphon, shown: Display) -> Progress:
             await syphon.count_remaining()
             shown.show(syphon.progress())
             await asyncio.wait({running}, timeout=shown.seconds)
-        # The last count was made before the end, so it is out of date.
+        # The messages were last counted before the end of the run, so the numbers of remaining messages are too old.
         ended = replace(running.result(), remaining=None, seconds_left=None)
         shown.end(ended)
     return ended
@@ -279,7 +284,7 @@ def _signal_handlers(syphon: Syphon | SparkSyphon) -> Iterator[None]:
     def stop(number: int) -> None:
         nonlocal stopping
         if stopping:
-            # As safe as a crash: messages that were not completed come again (Y3).
+            # This exit is as safe as a crash: messages that were not completed are received again (Y3).
             sys.stdout.flush()
             os._exit(SIGNALLED + number)
         stopping = True

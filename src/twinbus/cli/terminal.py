@@ -1,19 +1,20 @@
-"""Makes all output printable, so that no text from outside controls the terminal (X3).
+"""Makes all output printable, so that text of messages, peers or files cannot control the terminal (X3).
 
-Output is written in one of two ways. Each way has one place that makes it printable.
+Output is written in one of two ways. For each way, there is one place in the code that makes the output printable.
 
 - Text written to `sys.stdout` and `sys.stderr`: by `typer.echo`, prompts, logs, warnings and tracebacks. `protect`
   puts a `PrintableStream` around both.
-- Text drawn by Rich, which writes escape sequences of its own. Rich puts every text into a `Text` before it is measured
-  and styled, and `Text` takes five control characters out of it with `strip_control_codes`. `protect` puts `printable`
-  in the place of that function, also for the consoles that Typer makes. Rich then writes to the stream below ours.
+- Text drawn by Rich, which adds its own escape sequences. Rich converts every text to a `Text` before it measures and
+  styles the text, and `Text` removes five control characters with the function `strip_control_codes`. `protect`
+  replaces that function with one that calls `printable`, also for the consoles that Typer makes. Rich then writes to
+  the original stream, not to the `PrintableStream`.
 
-Spark's JVM is a process of its own and writes to the same terminal. In a local session `pipeline/log4j2.properties`
-replaces the same characters in everything that Log4j writes. What the JVM, or a Python worker of Spark, writes to its
-standard error without Log4j is not changed. On a cluster the operator's own Log4j configuration applies.
+Spark's JVM is a separate process and writes to the same terminal. In a local session, `pipeline/log4j2.properties`
+replaces the same characters in all text that Log4j writes. Text that the JVM, or a Python worker of Spark, writes to
+its standard error without Log4j is not changed. On a cluster, the operator's own Log4j configuration applies.
 
-Rich also reads markup (`[red]`) and emoji names (`:bug:`). `console` makes consoles that read neither; a caller can
-enable markup.
+Rich also interprets markup (`[red]`) and emoji names (`:bug:`). `console` makes consoles that interpret neither; a
+caller can enable markup.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
 
 class PrintableStream(TextIOBase):
-    """A text stream on top of another one. Everything written to it is printable; line breaks and tabs stay.
+    """A text stream that makes text printable and writes it to another stream. Line breaks and tabs are not changed.
 
-    It has no `buffer`: bytes written there would not be made printable.
+    The class has no attribute `buffer`: bytes written to a `buffer` would not be made printable.
     """
 
     def __init__(self, below: TextIO) -> None:
@@ -56,7 +57,7 @@ class PrintableStream(TextIOBase):
         return True
 
     def reconfigure(self, **options: Any) -> None:
-        """Reconfigure the stream below, if it has this method."""
+        """Call `reconfigure` of the other stream, if that stream has such a method."""
         if (reconfigure := getattr(self._below, "reconfigure", None)) is not None:
             reconfigure(**options)
 
@@ -75,32 +76,35 @@ class PrintableStream(TextIOBase):
 
 
 def lowest(stream: object) -> TextIO:
-    """Return the interpreter's stream below our wrapper and Rich's proxies."""
+    """Return the interpreter's original stream, without our `PrintableStream` and without the proxies of Rich."""
     while isinstance(stream, PrintableStream) or hasattr(stream, "rich_proxied_file"):
         stream = stream._below if isinstance(stream, PrintableStream) else stream.rich_proxied_file
     return cast(TextIO, stream)
 
 
 def protect() -> None:
-    """Make all further output of this process printable. Calling it again changes nothing."""
+    """Make all further output of this process printable. A second call changes nothing."""
     from rich import control  # noqa: PLC0415 - slow, and not needed when only the verbs are imported
 
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, PrintableStream):
             protected = PrintableStream(stream)
-            # A character that the terminal's encoding lacks becomes an escape instead of an error.
+            # A character that does not exist in the terminal's encoding is written as an escape and raises no error.
             protected.reconfigure(errors="backslashreplace")
             setattr(sys, name, protected)
     for module in (control, sys.modules.get("rich.text")):
         if module is not None:
-            # rich.text imports the function from rich.control by name.
+            # `rich.text` has its own reference to the function, so both modules are changed.
             vars(module)["strip_control_codes"] = _without_controls
 
 
 @contextmanager
 def still_protected() -> Iterator[None]:
-    """Wrap the streams that Rich installs inside `Live` and `status`: those interpret escape sequences."""
+    """Make output printable inside the `with` block, where `Live` or `status` of Rich is active.
+
+    They replace stdout and stderr with streams that interpret escape sequences, so these streams are wrapped, too.
+    """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(Any, PrintableStream(stream)) for stream in before)
     try:
@@ -110,7 +114,7 @@ def still_protected() -> Iterator[None]:
 
 
 def console(*, stderr: bool = False, markup: bool = False, soft_wrap: bool = False) -> Console:
-    """Return a console that shows text as it is: no emoji names, no highlighting, markup only if enabled."""
+    """Return a console that shows text without changes: no emoji names, no highlighting, markup only if enabled."""
     from rich.console import Console  # noqa: PLC0415 - slow
 
     return Console(

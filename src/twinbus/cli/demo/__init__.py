@@ -70,7 +70,7 @@ def demo(
                 "pyspark is not installed",
                 "Install it: pip install 'twinbus[spark]'. Or run without it: twinbus demo --engine native.",
             )
-        # The demo's own texts contain markup. Texts from elsewhere are escaped where they are inserted.
+        # The demo's own texts contain markup. Markup in other texts, such as errors, is escaped before it is inserted.
         shown = console(stderr=json, markup=True)
         options = DemoOptions(rate, seconds, seed, engine)
         with _folder(keep) as folder:
@@ -86,7 +86,7 @@ def demo(
 
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """Yield the named folder, which must be new or empty, or a temporary one."""
+    """Yield the folder `keep`, which must be new or empty. If `keep` is None, yield a temporary folder."""
     if keep is None:
         made = Path(tempfile.mkdtemp(prefix="twinbus-demo-"))
         try:
@@ -113,7 +113,9 @@ def _run(options: DemoOptions, folder: Path, shown: Console) -> DemoResult:
 
 
 async def _run_until_signal(options: DemoOptions, folder: Path, shown: Console) -> DemoResult:
-    """Run the demo. A signal cancels it; a second one, or `_PATIENCE_SECONDS`, ends the process at once."""
+    """Run the demo. A signal cancels the demo. The process is ended after a second signal, or if the clean-up takes
+    longer than `_PATIENCE_SECONDS`.
+    """
     from twinbus.cli.demo.display import make_display  # noqa: PLC0415 - slow
     from twinbus.cli.demo.processes import DemoProcesses  # noqa: PLC0415
     from twinbus.cli.demo.script import run_demo  # noqa: PLC0415

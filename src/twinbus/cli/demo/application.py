@@ -1,6 +1,6 @@
-"""The demo's application: senders at a steady rate and receivers, on a pair, as any application would be written.
+"""The demo's application: senders with a constant rate, and receivers. It uses a pair as any application does.
 
-It records the ids of accepted and of received messages. `verdict` compares them.
+The application records the ids of accepted messages and of received messages. `verdict` compares these ids.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOPIC: Final = "events"
 SUBSCRIPTIONS: Final = ("europe", "overseas")
 REGION: Final = "region"
 ENTITIES: Final = (*QUEUES, TOPIC)
-# Where messages of an entity are received: each message at exactly one of these.
+# The queues and subscriptions from which messages of an entity are received. Each message arrives at exactly one.
 PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     **{queue: (queue,) for queue in QUEUES},
     TOPIC: tuple(f"{TOPIC}/{one}" for one in SUBSCRIPTIONS),
@@ -36,21 +36,22 @@ _ALL: Final = tuple(place for places in PLACES.values() for place in places)
 BODY_BYTES: Final = (200, 2000)
 BACKLOG_QUEUES: Final = 4
 PING_SECONDS: Final = 1.0
-# Long enough for a busy machine. A dead server refuses connections at once.
+# The timeout of one try of the SDK: long enough for a busy machine. The timeout does not delay the failover, because
+# connections to a killed server are refused without a delay.
 _TRY_SECONDS: Final = 20.0
 _PROBATION_SECONDS: Final = 2.0
-# Pauses between the SDK's tries, shorter than its defaults: the demo lasts about a minute.
+# The pauses between tries of the SDK. They are shorter than the SDK's defaults, because the demo lasts about a minute.
 _RETRIES: Final = {"retry_backoff_factor": 0.1, "retry_backoff_max": 1.0}
-# Longest duration of one receive, link opening included. It returns earlier when messages are there.
+# The longest duration of one receive call, including the opening of the link. The call returns earlier with messages.
 _WAIT_SECONDS: Final = 5.0
-# A sender that fell behind catches up at most this much.
+# A sender that is late sends faster until it is on time again, but only for this much of its delay.
 _LATE_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.2
 _AT_ONCE: Final = 50
 
 
 def options(ledger: Path) -> SendAvailabilityOptions:
-    """Return options with failover_interval 0: the failing call itself diverts, so no error is raised (S4)."""
+    """Return options with failover_interval 0: a failed send is diverted in the same call and raises no error (S4)."""
     return SendAvailabilityOptions(
         backlog_queue_count=BACKLOG_QUEUES,
         failover_interval=timedelta(0),
@@ -63,7 +64,7 @@ def options(ledger: Path) -> SendAvailabilityOptions:
 
 @dataclass(slots=True)
 class Records:
-    """Ids of accepted messages, and ids and sequence numbers of received ones, by queue or subscription.
+    """The ids of accepted messages, and the ids and sequence numbers of received messages, by queue or subscription.
 
     The same id with the same sequence number is a redelivery, not a duplicate.
     """
@@ -106,7 +107,7 @@ class Application:
         await asyncio.gather(*self._sending)
 
     async def _send(self, entity: str) -> None:
-        # One random generator per entity: what one sends does not depend on how fast the others are.
+        # Each entity has its own random generator, so that its messages do not depend on the speed of other senders.
         random_source = random.Random(f"{self._seed} {entity}")
         made = self.pair.get_topic_sender(entity) if entity == TOPIC else self.pair.get_queue_sender(entity)
         pause = len(ENTITIES) / self._rate
@@ -121,7 +122,7 @@ class Application:
                     message_id=f"{entity}-{number:05}",
                     application_properties={REGION: place.rpartition("/")[2]},
                 )
-                # A slow send does not delay the others, until the limit of concurrent sends is reached.
+                # A slow send does not delay other sends, as long as the limit of concurrent sends is not reached.
                 await self._turns.acquire()
                 sends.create_task(self._put(place, sender, message))
                 due = max(due + pause, loop.time() - _LATE_SECONDS)
@@ -148,7 +149,7 @@ class Application:
                 receiver = self.pair.get_subscription_receiver(queue, subscription, **given)
             else:
                 receiver = self.pair.get_queue_receiver(queue, **given)
-            # After an error use a new receiver. Messages that were not completed come again.
+            # After an error, a new receiver is used. Messages that were not completed are received again.
             with contextlib.suppress(ServiceBusError, ValueError):
                 async with receiver:
                     await self._work(receiver, self.kept.received[place])

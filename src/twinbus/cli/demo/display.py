@@ -1,4 +1,4 @@
-"""Output of the demo while it runs: commands, events, and the state; a live screen on a terminal, else lines."""
+"""Shows commands, events and the state while the demo runs: as a live screen on a terminal, otherwise as lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LINE_SECONDS: Final = 2.0
 
 
 class TextDisplay:
-    """Prints one line per event, and one line with the state every few seconds."""
+    """Prints one line per event, and regularly a line with the state."""
 
     refresh_seconds: float = 0.5
 
@@ -60,7 +60,7 @@ class TextDisplay:
 
 
 class LiveDisplay(TextDisplay):
-    """Shows a live screen on a terminal. Events are printed above it and stay."""
+    """Shows a live screen on a terminal. Lines for events are printed above the live screen and are not overwritten."""
 
     refresh_seconds = 0.25
 

@@ -1,4 +1,4 @@
-"""The end of the demo: prints reconciliation, incidents, cost and verdict, or returns them as JSON."""
+"""The results at the end of the demo: prints reconciliation, incidents, cost and verdict, or returns them for JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from twinbus.cli.ledger import SUMS
 
 _BAR: Final = 36
 _EXPLAINED: Final = 3
-# accepted = delivered + in backlog + dead-lettered + unknown + lost, always: docs/ledger.md.
+# These parts always add up: accepted = delivered + in backlog + dead-lettered + unknown + lost (docs/ledger.md).
 _PARTS: Final = ("delivered", "in_backlog", "dead_lettered", "unknown", "lost")
 
 
@@ -165,7 +165,7 @@ def _places(found: DemoResult, keep: Path | None, page: Path | None) -> Iterator
 def summary(
     options: DemoOptions, found: DemoResult, proof: DemoVerdict, keep: Path | None, page: Path | None
 ) -> dict[str, Any]:
-    """Return the results for JSON."""
+    """Return the results of the demo as a dict for JSON."""
     return {
         "proven": not proof.problems,
         "problems": proof.problems,

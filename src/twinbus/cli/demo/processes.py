@@ -1,7 +1,7 @@
-"""The demo's folder and processes: runs `twinbus` commands, shows them, and ends them with the demo.
+"""The demo's folder and processes: shows and runs `twinbus` commands, and ends their processes when the demo ends.
 
-`script` decides what runs when. Commands read the connection strings from the folder's twinbus.toml, so no key is on a
-command line.
+`script` decides which command runs at which time. Commands read the connection strings from the folder's twinbus.toml,
+so no command line contains a key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from twinbus.cli.demo.application import BACKLOG_QUEUES, QUEUES, REGION, SUBSCRI
 from twinbus.errors import OperatorError
 from twinbus.namespace import find_free_port
 
-# Lines of `spark_runner`: it is ready, and a command has ended with this exit code.
+# Lines that `spark_runner` prints: when Spark is ready, and before the exit code of a command that has ended.
 READY: Final = "\x1eready"
 ENDED: Final = "\x1eended "
 LEDGER: Final = "ledger"
@@ -33,11 +33,12 @@ _SPARK_SECONDS: Final = 300.0
 _END_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.05
 _ERROR_CHARACTERS: Final = 2000
-# --json lists every id in one line.
+# The most bytes of an output line. With --json, a command prints every message id in one line.
 _LONGEST_LINE: Final = 2**26
 # The jobs are small: these options halve the CPU time that the JVM spends on optimisation.
 _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# Duplicate detection drops second copies. Short locks: messages locked when the primary died come again soon.
+# Duplicate detection drops second copies. Locks are short, so that messages that were locked when the primary was
+# killed are received again after 5 seconds.
 _ENTITY: Final = {"requires_duplicate_detection": True}
 _TAKEN: Final = {"lock_duration": "PT5S"}
 
@@ -58,9 +59,9 @@ _CONFIG: Final = {
 
 
 class DemoProcesses:
-    """Starts the demo's processes in `folder`. Leaving the block ends all of them.
+    """Starts the demo's processes in `folder`. The end of the `async with` block ends all processes.
 
-    `show` is called with each command line before it runs, `wait` with a text when the demo has to wait.
+    `show` is called with each command line before the command runs, `wait` with a text when the demo has to wait.
     """
 
     def __init__(self, folder: Path, show: Callable[[str], object], wait: Callable[[str], object]) -> None:
@@ -88,14 +89,14 @@ class DemoProcesses:
         await asyncio.gather(*(one.stop(patient=kind is None) for one in self._processes))
 
     def kill(self) -> None:
-        """Kill all processes at once."""
+        """Kill all processes with -9, without waiting for a clean end."""
         for one in self._processes:
             one.kill_all()
 
     # --- namespaces --------------------------------------------------------------------------------------------------
 
     async def serve(self, name: str) -> Process:
-        """Start a namespace and wait until it is ready. A second start uses the same port and data."""
+        """Start a namespace and wait until the namespace is ready. A second start uses the same port and data."""
         config = ["--config", "primary.json"] if name == "primary" else []
         shown = ["serve", "--namespace", f"{name}={self.ports[name]}", "--data", name, *config, "--ledger", LEDGER]
         self._show(shlex.join(["twinbus", *shown]))
@@ -117,7 +118,7 @@ class DemoProcesses:
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def begin_spark(self) -> None:
-        """Start the process with Spark in the background. From now on it runs all commands."""
+        """Start a process with Spark in the background. After this call, `run` sends all commands to this process."""
         self._batch = asyncio.create_task(self._spark())
 
     async def _spark(self) -> Process:
@@ -169,7 +170,7 @@ class DemoProcesses:
         return self.folder / "tmp"
 
     def _environment(self) -> dict[str, str]:
-        """Return the environment without variables that name other namespaces; temporary files go to the folder."""
+        """Return the environment for commands: no TWINBUS_ variables; temporary files go to the demo's folder."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TWINBUS_")}
         more = {"TMPDIR": str(self._scratch), "SPARK_LOCAL_DIRS": str(self._scratch), "SPARK_SUBMIT_OPTS": _QUICK_JAVA}
         return {**kept, **more, "PYTHONUNBUFFERED": "1"}
@@ -196,7 +197,7 @@ class Process:
         return self._process.pid
 
     async def line(self) -> str:
-        """Return the next line that it prints. Raises EOFError at the end."""
+        """Return the next line that the process prints. Raises EOFError at the end of the output."""
         assert self._process.stdout is not None
         read = await self._process.stdout.readline()
         if not read:
@@ -208,7 +209,7 @@ class Process:
         self._process.stdin.write(f"{line}\n".encode())
 
     def error_text(self) -> str:
-        """Return its last error, or else the end of its stderr."""
+        """Return the last error that the process printed, or the end of its stderr if there is no error."""
         written = self._log.read_text(errors="replace")[-_ERROR_CHARACTERS:].strip()
         _, error, text = written.rpartition("error: ")
         return text if error else written
@@ -217,13 +218,16 @@ class Process:
         return await self._process.wait()
 
     async def kill(self) -> None:
-        """Kill the process with -9, without its children."""
+        """Kill the process with -9. The children of the process are not killed."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
 
     async def stop(self, *, patient: bool = True) -> None:
-        """End the process with SIGTERM, or with -9 if it does not end in time; its children too."""
+        """End the process with SIGTERM, and wait for the process and its children.
+
+        If `patient` is False or the wait takes longer than `_END_SECONDS`, the remaining processes are killed with -9.
+        """
         if self._over:
             return
         if self._process.returncode is None and patient:
@@ -235,12 +239,12 @@ class Process:
                     await asyncio.sleep(_POLL_SECONDS)
         while self.kill_all():  # noqa: ASYNC110 - as above
             await asyncio.sleep(_POLL_SECONDS)
-        # Read to the end: unread output keeps the pipe open.
+        # The output is read to its end, because unread output keeps the pipe open.
         await self._process.communicate()
         self._over = True
 
     def kill_all(self) -> bool:
-        """Kill the process and its children with -9. Return whether any was running."""
+        """Kill the process and its children with -9. Returns whether any of these processes was running."""
         left = [] if self._over else self._left()
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -248,7 +252,7 @@ class Process:
         return bool(left)
 
     def _left(self) -> list[int]:
-        """Return the ids of running processes in its session: with Spark also the JVM and the Python workers."""
+        """Return the ids of running processes in the session of this process: also Spark's JVM and Python workers."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -261,7 +265,7 @@ class Process:
 
 
 async def start(arguments: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> Process:
-    """Start this Python with these arguments in `folder`. Stderr goes to `log`."""
+    """Start a process in `folder`: this Python interpreter with these arguments. Its stderr goes to the file `log`."""
     with log.open("wb") as stderr:
         made = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -124,7 +124,7 @@ def _quiet(rate: float) -> Text:
 
 
 def _charts(snapshot: Snapshot, seconds: Sequence[SecondCounts], width: int) -> Group:
-    """Return charts with one column per second. In an outage the sends change their colour and do not stop."""
+    """Return charts with one column per second. In an outage the bars of sends change their colour: sends go on."""
     room = max(_LEAST_CHART, width - _LABEL - _VALUE - 2)
     shown = seconds[-room:]
     direct, diverted, received = snapshot.rates
@@ -143,12 +143,15 @@ def _charts(snapshot: Snapshot, seconds: Sequence[SecondCounts], width: int) -> 
 
 
 def _columns(stacks: Sequence[Sequence[tuple[int, str]]], rows: int) -> list[Text]:
-    """Return stacked bars of this many rows, the uppermost row first. Each value has its colour."""
+    """Return the rows of a chart with one stacked bar for each of `stacks`, the uppermost row first.
+
+    A stack has pairs of a value and the colour of the value. The chart has `rows` rows.
+    """
     highest = max((sum(value for value, _ in stack) for stack in stacks), default=0) or 1
     lines = [Text() for _ in range(rows)]
     for stack in stacks:
         total = sum(value for value, _ in stack)
-        # A value above 0 is always visible. The highest bar leaves a gap to the chart above.
+        # A total above 0 is always visible. Above the highest bar, there is a small gap to the previous chart.
         height = max(1, round(total / highest * (rows * _EIGHTHS - 1))) if total > 0 else 0
         for row, line in enumerate(reversed(lines)):
             filled = min(_EIGHTHS, max(0, height - row * _EIGHTHS))
@@ -157,7 +160,7 @@ def _columns(stacks: Sequence[Sequence[tuple[int, str]]], rows: int) -> list[Tex
 
 
 def _colour_at(stack: Sequence[tuple[int, str]], level: float) -> str:
-    """Return the colour of the value at this level of the stack, or of the highest value below it."""
+    """Return the colour of the value at this level of the stack. Above the stack, return that of its highest value."""
     found, top = "", 0
     for value, colour in stack:
         if value and (not found or level > top):

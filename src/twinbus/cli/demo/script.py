@@ -32,7 +32,7 @@ from twinbus.errors import OperatorError
 from twinbus.pairing import AioAdministration, EntityMode, FailoverEngaged, Restored
 from twinbus.syphon import ListedDiscovery
 
-# Time before the outage and after the drain; at most the duration of the outage.
+# The time before the outage, and the time after the drain. If the outage is shorter, both are as long as the outage.
 _HEALTHY_SECONDS: Final = 5.0
 _AFTER_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.2
@@ -51,7 +51,7 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """`incidents`, `cost` and `page` need Spark and are None without it."""
+    """The result of a demo. `incidents`, `cost` and `page` need Spark; they are None if the demo ran without Spark."""
 
     kept: Records
     sums: dict[str, Any]
@@ -107,7 +107,7 @@ async def _outage(
                 await asyncio.sleep(min(_AFTER_SECONDS, options.seconds))
                 await application.stop_sending()
                 if await backlog.remaining():
-                    # A send that started during the outage was diverted only now.
+                    # A send that started during the outage was diverted after the first drain had ended.
                     await _drain_backlog(options, world, show, watch)
                 await _wait_for_receivers(application, strings["primary"])
                 clock.lap("receive")
@@ -118,7 +118,7 @@ async def _outage(
 async def _kill_primary(
     options: DemoOptions, world: DemoProcesses, show: TextDisplay, clock: _Stopwatch, watch: Monitor, primary: Process
 ) -> Process:
-    """Kill the primary, restart it after the outage, and return the new process when senders use it again."""
+    """Kill the primary, start it again after the outage, and wait until senders use it. Returns the new process."""
     show.chapter("2  The primary is gone; the application goes on sending")
     show.command(f"kill -9 {primary.pid}")
     await primary.kill()
@@ -151,7 +151,7 @@ async def _drain_backlog(options: DemoOptions, world: DemoProcesses, show: TextD
 
 
 async def _wait_for_receivers(application: Application, primary: str) -> None:
-    """Until receivers have it all, or the primary has nothing more for them, or nothing comes any more."""
+    """Wait until receivers have all messages, the primary is empty, or no message arrives for a minute."""
     kept, quiet = application.kept, 0
     async with AioAdministration.from_connection_string(primary) as administration:
         while not kept.has_all and quiet < _QUIET_POLLS:
@@ -162,7 +162,7 @@ async def _wait_for_receivers(application: Application, primary: str) -> None:
 
 
 async def _count_on_primary(administration: AioAdministration) -> int:
-    """Return the number of messages in queues and subscriptions of the primary, locked ones included."""
+    """Return the number of messages in queues and subscriptions of the primary, including locked messages."""
 
     async def walk(**keywords: Any) -> int:
         queues = administration.client.list_queues_runtime_properties(**keywords)
@@ -192,7 +192,7 @@ async def _run_reports(
             "report", TABLES, "-o", _PAGE, "--title", "Twinbus demo", on_line=lambda _: None
         )
     if code:
-        # The result is complete without the report.
+        # A failed report is only shown as an event, because the result of the demo is complete without the report.
         show.event(f"the report failed: {process.error_text()}")
     clock.lap("report")
     return DemoResult(kept, sums, incidents, cost, None if code else world.folder / _PAGE, clock.laps)
@@ -203,7 +203,7 @@ async def _run_reports(
 
 @asynccontextmanager
 async def _monitoring(watch: Monitor, strings: dict[str, str], show: TextDisplay) -> AsyncIterator[ListedDiscovery]:
-    """Monitor the demo inside the block. Yields the discovery that counts the backlog."""
+    """Update monitor and display inside the `async with` block. Yields the discovery that counts the backlog."""
     async with AioAdministration.from_connection_string(strings["secondary"]) as administration:
         backlog = ListedDiscovery(connections.backlog_name(strings["primary"], None), administration)
         tasks = [asyncio.create_task(_show_states(watch, show)), asyncio.create_task(_count_backlog(watch, backlog))]

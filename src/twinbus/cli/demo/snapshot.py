@@ -1,6 +1,6 @@
-"""The demo's state at one instant, and second by second: the pair's metrics and the application's records.
+"""The demo's state at one instant and for each second, from the pair's metrics and the application's records.
 
-`display` and `screen` show it.
+`display` and `screen` show this state.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from twinbus.pairing import PING_SUCCEEDED
 
 _DIVERTED: Final = "twinbus_pair_diverted_messages_total"
 _PINGS: Final = "twinbus_pair_pings_total"
-# Rates are averages over this time: long enough to be steady, short enough to be current.
+# Rates are averages over this time. With a shorter time, the rates would change too much; with a longer time, they
+# would be too old.
 _RATE_SECONDS: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class FlowCounts:
-    """Messages so far: sent to the primary, diverted to the backlog, received."""
+    """Numbers of messages since the start: sent to the primary, diverted to the backlog, received."""
 
     direct: int = 0
     diverted: int = 0
@@ -46,17 +47,20 @@ class EntitySnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`waiting` is the number of messages in the backlog; `returned` the number that the syphon delivered."""
+    """The state of the demo at one instant.
+
+    `waiting` is the number of messages in the backlog, `returned` the number of messages that the syphon delivered.
+    """
 
     seconds: float
     entities: tuple[EntitySnapshot, ...]
     pings: Mapping[bool, int]
-    """Number of pings by success."""
+    """The number of successful pings (key True) and of failed pings (key False)."""
     waiting: int
     returned: int
     primary_up: bool
     errors: int = 0
-    """Sends that failed in the application."""
+    """The number of sends that raised an error in the application."""
 
     @property
     def flow(self) -> FlowCounts:
@@ -71,7 +75,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class SecondCounts:
-    """Counts of one second: one column of a chart."""
+    """The counts of one second. They are shown in one column of a chart."""
 
     flow: FlowCounts
     waiting: int
@@ -132,7 +136,7 @@ class Monitor:
         moved, returned = snapshot.flow.less(before.flow), snapshot.returned - before.returned
         pings = Counter(snapshot.pings)
         pings.subtract(before.pings)
-        # A late snapshot also fills the seconds that were missed.
+        # A late snapshot also sets the counts of the seconds before it that have no snapshot.
         share = max(missing, snapshot.seconds - before.seconds)
         flow = FlowCounts(*(max(0, round(getattr(moved, name) / share)) for name in FlowCounts.__slots__))
         for _ in range(missing):
@@ -141,7 +145,7 @@ class Monitor:
 
 
 def _read_metrics() -> tuple[Counter[str], Counter[bool]]:
-    """Return diverted messages by entity, and pings by success, from the metrics."""
+    """Return two counts from the metrics: diverted messages by entity, and pings by success (True or False)."""
     diverted: Counter[str] = Counter()
     pings: Counter[bool] = Counter()
     for metric in REGISTRY.collect():

@@ -1,7 +1,7 @@
 """Runs several `twinbus` commands in one process, one after the other, so that Spark starts only once.
 
-Each line of stdin holds the arguments of one command, as JSON. After each command a line with its exit code is
-printed. When stdin closes, the process kills itself: the demo has ended, and nobody needs the results.
+Each line of stdin holds the arguments of one command, as JSON. After each command, the process prints a line with the
+exit code of the command. When stdin closes, the demo has ended and needs no more results, so the process kills itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main() -> None:
     from twinbus.cli.main import app  # noqa: PLC0415 - slow
     from twinbus.pipeline.session import session  # noqa: PLC0415 - slow
 
-    # The commands use this session.
+    # This call starts Spark. The commands use the same Spark session.
     session("twinbus demo").range(1).count()
     commands = read_commands()
     _write(READY)
@@ -41,14 +41,15 @@ def read_commands() -> SimpleQueue[str]:
     def read() -> None:
         for line in sys.stdin:
             lines.put(line)
-        os.killpg(0, signal.SIGKILL)  # the JVM too
+        os.killpg(0, signal.SIGKILL)  # the whole process group, so that the JVM ends, too
 
     threading.Thread(target=read, daemon=True).start()
     return lines
 
 
 def _write(text: str) -> None:
-    # The demo reads this, not a terminal: write below the stream that would escape the control characters.
+    # The demo reads this text, not a terminal. So it is written to the original stream: `PrintableStream` would escape
+    # its control characters.
     stdout = lowest(sys.stdout)
     stdout.write(f"{text}\n")
     stdout.flush()

@@ -8,7 +8,7 @@ from typing import Final
 
 from twinbus.cli.demo.application import Records
 
-# After a successful demo each of these sums is 0: every message is on the primary.
+# After a successful demo, each of these sums is 0, because every message was delivered to the primary.
 _NONE: Final = {
     "lost": "lost",
     "unknown": "of unknown fate",
@@ -21,7 +21,7 @@ _NAMED: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class DemoVerdict:
-    """`missing` and `duplicated` hold ids by the queue or subscription of their receivers."""
+    """The result of the checks. `missing` and `duplicated` have the ids of messages, by queue or subscription."""
 
     accepted: int
     diverted: int
@@ -44,7 +44,8 @@ class DemoVerdict:
 def judge(kept: Records, sums: Mapping[str, int]) -> DemoVerdict:
     """Return the verdict. `sums` are the sums of the ledger's balance, by name."""
     missing = {place: tuple(sorted(ids - kept.received[place].keys())) for place, ids in kept.accepted.items()}
-    # The same sequence number is the same message, redelivered because its completion was lost.
+    # Two deliveries with the same sequence number are the same message: it was delivered again because its completion
+    # was lost.
     doubled = {
         place: tuple(sorted(id_ for id_, numbers in found.items() if len(numbers) > 1))
         for place, found in kept.received.items()
