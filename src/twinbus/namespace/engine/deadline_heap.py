@@ -1,7 +1,8 @@
-"""The earliest of many deadlines, most of which are cancelled before they pass (locks that are settled).
+"""Finds the earliest of many deadlines. Most deadlines are cancelled before they pass (locks of settled messages).
 
-A heap with lazy deletion. It is rebuilt when cancelled entries outnumber the valid ones, so that its size stays in
-proportion to the number of deadlines set.
+A heap with lazy deletion: a cancelled entry stays in the heap until it becomes the first, or until the heap is rebuilt.
+The heap is rebuilt when it has more cancelled entries than valid ones (and 64 more), so that its size stays in
+proportion to the number of deadlines.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _SLACK: Final = 64
 
 
 class OrderedKey(Hashable, Protocol):
-    """A key that can be hashed and compared; the comparison decides between equal deadlines."""
+    """A key that can be hashed and compared. The comparison gives keys with equal deadlines an order."""
 
     def __lt__(self, other: Any, /) -> bool: ...
 
@@ -23,7 +24,7 @@ K = TypeVar("K", bound=OrderedKey)
 
 
 class DeadlineHeap(Generic[K]):
-    """One deadline per key."""
+    """A set of deadlines, one for each key."""
 
     __slots__ = ("_at", "_heap")
 
@@ -41,7 +42,7 @@ class DeadlineHeap(Generic[K]):
             heapify(heap)
 
     def cancel(self, key: K) -> None:
-        """Remove the deadline of a key, if it has one."""
+        """Remove the deadline of a key, if the key has one."""
         if self._at.pop(key, None) is not None and not self._at:
             self._heap.clear()
 

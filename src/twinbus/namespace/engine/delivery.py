@@ -1,8 +1,8 @@
-"""Delivery: gives available rows to the receivers with credit, one message each in turn.
+"""Delivery: gives available rows to the receivers with credit, one row to each receiver, round after round.
 
 A decision reads before it writes, because the store does not show rows written by the same decision. So if rows must
-be read and the decision has writes already, `serve` returns False. The caller then arms a timer that fires at once,
-and the next decision goes on.
+be read and the decision has writes already, `serve` returns False. The caller then sets the timer to the current
+instant, and the decision of the timer continues the delivery.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
-from twinbus.ledger.entries import UNIT_BYTES, billable_units  # pure: the face also loads what writes to the disk
+from twinbus.ledger.entries import UNIT_BYTES, billable_units  # not twinbus.ledger: it imports code that writes
 from twinbus.namespace.engine.effects import Deliver, Drain, EngineDecision, Meter, MeteredOperation
 from twinbus.namespace.engine.events import CreditGranted
 from twinbus.namespace.engine.limits import SECOND
@@ -22,7 +22,7 @@ _RETRY_READ_AFTER: Final = SECOND
 
 
 def grant_credit(state: ReceiveState, event: CreditGranted, decision: EngineDecision) -> None:
-    """Note a receiver's new credit. What it can be given is delivered at the end of the decision."""
+    """Note the new credit of a receiver. Messages for this credit are delivered at the end of the decision."""
     receiver = state.receivers.get(event.receiver)
     if receiver is None:
         return
@@ -56,9 +56,9 @@ def end_credit(state: ReceiveState, receiver: AttachedReceiver, decision: Engine
 def serve(
     state: ReceiveState, lane: DeliveryLane, now: int, decision: EngineDecision
 ) -> Generator[StoreRead, Any, bool]:
-    """Deliver rows of the lane while receivers wait. Returns False if rows must be read that this decision may write.
+    """Deliver rows of the lane while receivers wait. Returns False if rows must be read and the decision has writes.
 
-    If the store fails, the lane stays to be served and a timer retries.
+    If a read fails, the lane stays in `lanes_to_serve`, and the timer tries again after 1 s.
     """
     read_ahead = lane.read_ahead
     while lane.waiting:
@@ -83,7 +83,7 @@ def serve(
 
 
 def _deliver_from_memory(state: ReceiveState, lane: DeliveryLane, now: int, decision: EngineDecision) -> None:
-    """Deliver rows that are in memory. One Deliver effect for each receiver, however many messages it gets."""
+    """Deliver rows that are in memory, with one Deliver effect for all messages of a receiver."""
     session, waiting, effects = lane.session, lane.waiting, decision.effects
     until = now + state.settings.lock_duration if session is None else session.until
     take_row, new_token, add_lock = lane.read_ahead.take, state.resources.new_token, state.locks.add
@@ -131,7 +131,7 @@ def _deliver_from_memory(state: ReceiveState, lane: DeliveryLane, now: int, deci
 
 
 def _drain(state: ReceiveState, lane: DeliveryLane, decision: EngineDecision) -> None:
-    """Use up the credit of receivers that drain: no row is available."""
+    """End the credit of the receivers that asked for drain: no row is available for them."""
     for receiver in [receiver for receiver in lane.waiting if receiver.drain]:
         receiver.delivered = receiver.credit_limit
         end_credit(state, receiver, decision)

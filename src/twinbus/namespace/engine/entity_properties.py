@@ -1,4 +1,4 @@
-"""The settable properties of queues, topics and subscriptions: one table for every format that names them.
+"""The properties of queues, topics and subscriptions that can be set: one table with their names in every format.
 
 The same property has three names: `default_time_to_live` in a description, `DefaultMessageTimeToLive` in the ATOM
 documents of the management API and in the emulator's configuration file, `default_message_time_to_live` in our own
@@ -11,8 +11,8 @@ its names, its type and its range. A module that reads or writes one of the form
 `properties_of` also answers which kind of entity has which property. The default of a property is the default of the
 field in the description; `EntityProperty.default` returns it.
 
-The rows leave out what identifies an entity (`path`, `topic`, `name`) and the rules of a subscription, which have
-formats of their own.
+The table leaves out the fields that identify an entity (`path`, `topic`, `name`), and the rules of a subscription,
+which have formats of their own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from twinbus.namespace.engine.descriptions import (
 
 
 class PropertyType(Enum):
-    """How the value of a property is written. Durations are integers, in milliseconds, in a description."""
+    """The type of a property. In a description, a duration is an integer, in milliseconds."""
 
     DURATION = "duration"
     DURATION_OR_NEVER = "duration or never"
@@ -49,26 +49,26 @@ class PropertyType(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntityProperty:
-    """One row of the table."""
+    """One property of entities: a row of the table `ENTITY_PROPERTIES`."""
 
     field: str
     """Name of the field in QueueDescription, TopicDescription and SubscriptionDescription."""
     atom_name: str
     """Name of the XML element in ATOM documents, and of the member in the emulator's configuration file."""
     config_name: str | None
-    """Name in our own configuration file, as in azure-servicebus. None: no configuration file can set it."""
+    """Name in our own configuration file, as in azure-servicebus. None: the file cannot set the property."""
     type: PropertyType
     minimum: int | None = None
     """The smallest value of a duration or integer; None for no bound. A duration of None (never) is always allowed."""
     maximum: int | None = None
     choices: tuple[int, ...] = ()
-    """The only values allowed, where the property is restricted to some."""
+    """The only values allowed; empty if the property has no such list."""
     is_fixed: bool = False
     """Whether the property cannot change after the entity was created."""
 
     @property
     def default(self) -> Any:
-        """The value of an entity that was created without this property. It is the same for every kind of entity."""
+        """The value for an entity that was created without this property. The same for every kind of entity."""
         return _DEFAULTS[self.field]
 
 
@@ -261,7 +261,7 @@ _DEFAULTS: Final = {
 }
 
 ENTITY_PROPERTIES: Final = tuple(dict.fromkeys(row for rows in _BY_KIND.values() for row in rows))
-"""Every property once."""
+"""The properties of all kinds of entities, each property once."""
 PROPERTY_BY_FIELD: Final = {row.field: row for row in ENTITY_PROPERTIES}
 FIXED_FIELDS: Final = tuple(row.field for row in ENTITY_PROPERTIES if row.is_fixed)
 """Fields of a description that an update cannot change."""

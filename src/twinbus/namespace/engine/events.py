@@ -38,21 +38,22 @@ class ScheduleCancelled:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverAttached:
-    """A receiver without a session attached. Answer: None."""
+    """A client attached a receiver that takes no session. Answer: None."""
 
     reply: Any
     receiver: Any
     dead_letter: bool
     peek_lock: bool
     transfer: bool = False
-    """Of the transfer dead-letter sub-queue. If true, `dead_letter` has no meaning, here and in other events."""
+    """Whether the receiver is for the transfer dead-letter sub-queue. If true, `dead_letter` is ignored. Other events
+    have the same two fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionReceiverAttached:
-    """A receiver attached for one session, or (`session` None) for the next available one before `deadline`.
+    """A client attached a receiver for one session, or (`session` None) for any session available before `deadline`.
 
-    There is no answer. The effect AcceptSession or DetachReceiver follows, perhaps later.
+    There is no answer. This decision or a later one has the effect AcceptSession or DetachReceiver.
     """
 
     receiver: Any
@@ -65,12 +66,12 @@ UNLIMITED_ROOM: Final = 1 << 62
 
 
 class CreditGranted(NamedTuple):
-    """A receiver granted credit: it may get `limit` messages in all since it attached, drained credit included.
+    """A receiver granted credit: it may get `limit` messages in all since its attach. Drained credit is included.
 
     The limit is cumulative, because deliveries that are decided already may still wait for their commit. With `drain`,
-    available messages are delivered, then the effect Drain follows and the rest of the credit counts as used. `room`
-    is in bytes: the message that uses it up is the last one delivered until the next CreditGranted. With a room of 0
-    nothing is delivered.
+    available messages are delivered, then the effect Drain follows and the rest of the credit counts as used. `room` is
+    a number of bytes. As soon as the delivered messages have this size or more, no message is delivered until the next
+    CreditGranted. With a room of 0, no message is delivered.
     """
 
     receiver: Any
@@ -81,33 +82,33 @@ class CreditGranted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReceiverDetached:
-    """The link or its connection ended. Message locks stay until they expire; a session lock is released."""
+    """The link of a receiver, or its connection, ended. Message locks stay until they expire; a session lock ends."""
 
     receiver: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Settle: remove the message."""
+    """The outcome of settling: remove the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Settle: return the message to the queue, and raise its delivery count."""
+    """The outcome of settling: return the message to the queue, and raise its delivery count."""
 
     properties: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Settle: keep the message to be received by sequence number."""
+    """The outcome of settling: move the message to the deferred lane, to be received by its sequence number."""
 
     properties: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MoveToDeadLetter:
-    """Settle: move the message to the dead-letter sub-queue."""
+    """The outcome of settling: move the message to the dead-letter sub-queue."""
 
     reason: str | None = None
     description: str | None = None
@@ -116,14 +117,14 @@ class MoveToDeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Settle: return the message to the queue as if it was never delivered."""
+    """The outcome of settling: return the message to the queue, with the same delivery count as before."""
 
 
 MessageOutcome = Complete | Abandon | Defer | MoveToDeadLetter | Release
 
 
 class MessagesSettled(NamedTuple):
-    """A client settled messages. Each is settled or refused by itself.
+    """A client settled messages. The refusal of one message does not affect the others.
 
     Answer: list[None | Refusal], one for each token.
     """
@@ -136,7 +137,7 @@ class MessagesSettled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LocksRenewed:
-    """A client renewed message locks. Answer: list[int], the new ends. Refused as a whole if one lock is lost."""
+    """A client renewed message locks. Answer: list[int], the new end of each lock. Refused if one lock is lost."""
 
     reply: Any
     tokens: tuple[bytes, ...]
@@ -144,7 +145,7 @@ class LocksRenewed:
 
 @dataclass(frozen=True, slots=True)
 class DeferredRequested:
-    """A client asked for deferred messages by sequence number. Refused if one is missing.
+    """A client asked for deferred messages by sequence number. The request is refused if one of them is missing.
 
     Answer: list[(Row, token | None, locked_until | None)].
     """
@@ -159,7 +160,7 @@ class DeferredRequested:
 
 @dataclass(frozen=True, slots=True)
 class MessagesPeeked:
-    """A client peeked. Answer: list[Row] with seq >= start, at most `count` rows and about 1 MiB.
+    """A client peeked at messages. Answer: list[Row] with seq >= start, at most `count` rows and about 1 MiB.
 
     Expired messages are left out unless they are deferred.
     """
@@ -174,7 +175,7 @@ class MessagesPeeked:
 
 @dataclass(frozen=True, slots=True)
 class BatchDeleted:
-    """A client deleted up to `count` active messages enqueued before an instant. Answer: int, how many."""
+    """A client deleted up to `count` active messages enqueued before the instant `before`. Answer: int, the number."""
 
     reply: Any
     count: int
@@ -185,7 +186,7 @@ class BatchDeleted:
 
 @dataclass(frozen=True, slots=True)
 class SessionLockRenewed:
-    """A client renewed a session lock. Answer: int, its new end."""
+    """A client renewed a session lock. Answer: int, the new end of the lock."""
 
     reply: Any
     session: str
@@ -201,7 +202,7 @@ class SessionStateRequested:
 
 @dataclass(frozen=True, slots=True)
 class SessionStateSet:
-    """A client set the state of a session, or cleared it (None). Answer: None."""
+    """A client set the state of a session, or removed the state (None). Answer: None."""
 
     reply: Any
     session: str
@@ -212,7 +213,8 @@ class SessionStateSet:
 class SessionsListed:
     """A client listed sessions. Answer: list[str], their ids.
 
-    With `updated_since`, sessions whose state was set since then; else all sessions with messages or a state.
+    With `updated_since`, only sessions whose state was set after this instant; else all sessions with messages or a
+    state.
     """
 
     reply: Any
@@ -247,7 +249,7 @@ class RuleRemoved:
 
 @dataclass(frozen=True, slots=True)
 class RulesListed:
-    """A client listed the rules. Answer: list[RuleDescription], in the order they were created."""
+    """A client listed the rules. Answer: list[RuleDescription], in the order in which the rules were created."""
 
     reply: Any
     skip: int

@@ -1,15 +1,16 @@
-"""Rows read ahead of delivery: the front of one lane (or of one session of it) in memory.
+"""Rows read ahead of delivery: the first rows of one lane, or of one session in a lane, in memory.
 
-A lane can hold millions of rows; memory holds only its front. A `ReadAhead` keeps three things:
+A lane can hold millions of rows; only its first rows are in memory. A `ReadAhead` has three parts:
 
 * `_rows`: rows in memory, ready to be delivered, by sequence number;
 * `_returned`: sequence numbers of rows that became available again (abandoned, or moved here from another lane) and
   whose bodies are not in memory;
-* `_cursor`: the sequence number up to which the lane was read. `_complete` says that nothing is stored beyond it.
+* `_cursor`: the sequence number up to which the lane was read. If `_complete` is true, the store has no row after the
+  cursor.
 
-Every row of the lane is in `_rows`, in `_returned`, locked, or beyond the cursor. `take` returns the next row if it
-is in memory. If it returns None and `is_exhausted` is false, the caller loads `next_read()` from the store and passes
-the answer to `fill` (or the read to `restore`, if the store failed).
+Every row of the lane is in `_rows`, in `_returned`, locked, or after the cursor. `take` returns the next row if this
+row is in memory. If `take` returns None and `is_exhausted` is false, the caller loads `next_read()` from the store and
+passes the answer to `fill`. If the store fails, the caller passes the read to `restore` instead.
 
 The rows in memory are bounded in number, in bytes, and by a budget that the whole namespace shares.
 """
@@ -27,13 +28,13 @@ from twinbus.namespace.engine.storage_protocol import NextRows, Row, RowsBySeq
 MAX_ROWS: Final = 256
 MAX_BYTES: Final = 256 * KIB
 _MIN_READ_BYTES: Final = 16 * KIB
-"""Read this much even when the budget is spent: a receiver with credit must get its messages."""
+"""A read asks for at least this number of bytes, also if the budget is used up: a receiver must get its messages."""
 MAX_RETURNED: Final = 4096
-"""With more returned rows than this, reading the lane again from the first of them is cheaper."""
+"""The greatest number of returned rows. With more, it is faster to read the lane again from the first of them."""
 
 
 class ReadAheadBudget:
-    """Bytes of messages that all queues of the namespace together may keep in memory."""
+    """The number of bytes that messages of all queues of the namespace together may use in memory."""
 
     __slots__ = ("limit", "used")
 
@@ -43,7 +44,7 @@ class ReadAheadBudget:
 
 
 class ReadAhead:
-    """The front of one lane, in the order of sequence numbers."""
+    """The first rows of one lane, in the order of sequence numbers."""
 
     __slots__ = (
         "_budget",
@@ -71,10 +72,10 @@ class ReadAhead:
         self._cursor = 0
         self._complete = empty
         self.has_receivers = session is not None
-        """Whether a receiver is attached. Without one, rows stay in memory only while half of the budget is free."""
+        """Whether a receiver is attached. Without a receiver, new rows may use only half of the budget."""
 
     def append(self, row: Row) -> None:
-        """Add a row that is new at the tail of the lane. Keeps the row in memory only if nothing unread precedes it."""
+        """Add a new row at the end of the lane. The row is added to memory only if all rows before it were read."""
         if not self._complete:
             return
         size = row.size
@@ -89,7 +90,7 @@ class ReadAhead:
             self._complete = False
 
     def make_available(self, seq: int, size: int) -> None:
-        """Note that a stored row can be delivered (again): it was abandoned, or came from another lane."""
+        """Note that a stored row can be delivered: it was abandoned, or was moved here from another lane."""
         if seq > self._cursor:
             self._complete = False
             return
@@ -98,7 +99,7 @@ class ReadAhead:
             self._rewind()
 
     def take(self) -> Row | None:
-        """Remove and return the next row; None if it is not in memory."""
+        """Remove and return the next row; None if the next row is not in memory."""
         rows = self._rows
         if not rows:
             return None
@@ -116,7 +117,7 @@ class ReadAhead:
         return self._complete and not self._rows and not self._returned
 
     def next_read(self) -> NextRows | RowsBySeq:
-        """Return what to load when `take` returned None and the lane is not exhausted."""
+        """Return the read that loads the next rows. Call this if `take` returned None and the lane is not exhausted."""
         if not self._returned:
             room = max(_MIN_READ_BYTES, min(MAX_BYTES, self._budget.limit - self._budget.used))
             return NextRows(self.queue, self.lane, self._cursor, MAX_ROWS, room, self.session)
@@ -142,33 +143,33 @@ class ReadAhead:
         self._charge(sum(row.size for row in rows))
 
     def restore(self, read: NextRows | RowsBySeq) -> None:
-        """Undo `next_read` after the store failed: the same rows are read again next time."""
+        """Undo `next_read` after the store failed: the next call of `next_read` asks for the same rows."""
         if isinstance(read, RowsBySeq):
             for seq in read.seqs:
                 heappush(self._returned, (seq, 0))
 
     def forget(self, seqs: Container[int]) -> None:
-        """Drop rows that were removed from the store."""
-        # `_returned` can keep their numbers: the store leaves out rows that are missing.
+        """Drop from memory the rows with these sequence numbers, which were removed from the store."""
+        # The numbers of removed rows may stay in `_returned`: the store leaves out rows that do not exist.
         kept = [row for row in self._rows if row.seq not in seqs]
         if len(kept) < len(self._rows):
             self._charge(sum(row.size for row in kept) - self._bytes)
             self._rows = deque(kept)
 
     def set_has_receivers(self, has_receivers: bool) -> None:
-        """Note whether a receiver is attached. When the last one leaves, the rows in memory are given up."""
+        """Note whether a receiver is attached. When the last receiver leaves, the rows are removed from memory."""
         self.has_receivers = has_receivers
         if not has_receivers and self._rows:
             self._rewind()
 
     def close(self) -> None:
-        """Give up everything in memory, and its share of the budget."""
+        """Remove all rows from memory, and return their bytes to the budget."""
         self._charge(-self._bytes)
         self._rows.clear()
         self._returned.clear()
 
     def _rewind(self) -> None:
-        """Give up everything in memory; the lane is read again from the first row that was available."""
+        """Remove all rows from memory. The lane is then read again from the first row that was available."""
         first = [self._rows[0].seq] if self._rows else []
         if self._returned:
             first.append(self._returned[0][0])

@@ -1,4 +1,4 @@
-"""The protocol between engine and store: stored messages (rows), the reads a decision needs, the writes it makes.
+"""The protocol between engine and store: stored messages (rows), and the reads and writes of a decision.
 
 The engine makes reads and writes; a store answers and applies them. All instants are milliseconds since the epoch.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from twinbus.amqp import decode_all, encode
 
 COPY_BYTES: Final = 64
-"""Bytes charged for a copy that shares its body: a row of the store without a body, as measured (decision 5)."""
+"""Bytes charged for a row that shares its body: the measured size of such a row on disk (docs/decisions/0005)."""
 
 
 class QueueLane(IntEnum):
@@ -51,9 +51,9 @@ class Row(NamedTuple):
     overlay: bytes | None
     """AMQP-encoded map of application properties that settlement set, such as the dead-letter reason."""
     body: int | None
-    """Id of a body that several rows share (topics): `raw` is stored once, under this id. None: the row has its own."""
+    """Id of a body that several rows share (topics): `raw` is stored once, under this id. None: `raw` is not shared."""
     raw: bytes
-    """The encoded message as accepted. b'' if a read did not ask for it."""
+    """The encoded message as accepted. b'' in the answer to a read without raw."""
 
     @classmethod
     def new(
@@ -72,12 +72,13 @@ class Row(NamedTuple):
         raw: bytes,
     ) -> Row:
         """Return the row of a message that was never delivered."""
-        # By position, here only: a named tuple takes four times as long with keywords, and a row is made per message.
+        # The only call with arguments by position: with keywords, making a named tuple takes four times as long, and
+        # every message needs a row.
         return cls(queue, lane, seq, origin_seq, enqueued, expires, due, session, 0, len(raw), overlay, body, raw)
 
     @property
     def charge(self) -> int:
-        """Bytes charged against the quota of the queue. For a shared body the topic is charged, once."""
+        """Bytes charged against the quota of the queue. A shared body itself is charged to the topic, once."""
         return self.size if self.body is None else COPY_BYTES
 
     def is_overdue(self, now: int) -> bool:
@@ -85,7 +86,7 @@ class Row(NamedTuple):
         return self.expires is not None and self.expires <= now
 
     def is_expired(self, now: int) -> bool:
-        """Whether the message expires without a request: a deferred message does so only when it is received."""
+        """Whether the time to live of an active message is over. (A deferred message expires when it is received.)"""
         return self.lane == QueueLane.ACTIVE and self.expires is not None and self.expires <= now
 
     def without_raw(self) -> Row:
@@ -95,8 +96,9 @@ class Row(NamedTuple):
 
 # --- overlays ----------------------------------------------------------------------------------------------------
 
-# An overlay is an AMQP-encoded map beside a message, which is never rewritten itself. It holds application properties
-# that settlement set (the front merges them into the message at delivery), and how often the message was forwarded.
+# An overlay is an AMQP-encoded map that is stored with a message, because the encoded message is never rewritten. The
+# overlay contains application properties that settlement set (the front merges these properties into the message at
+# delivery), and how often the message was forwarded.
 
 _FORWARD_COUNT: Final = 0
 """Key of the number of forwards in an overlay. No application property has an integer as its name."""
@@ -110,7 +112,7 @@ def merge_overlay(overlay: bytes | None, properties: Mapping[str, Any] | None) -
 
 
 def overlay_properties(overlay: bytes | None) -> dict[str, Any] | None:
-    """Return the application properties in an overlay; None if it has none."""
+    """Return the application properties in an overlay; None if the overlay has none."""
     if overlay is None:
         return None
     return {key: value for key, value in decode_all(overlay).items() if key != _FORWARD_COUNT} or None
@@ -131,9 +133,10 @@ def forward_count_overlay(count: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class NextRows:
-    """Read rows of one lane with seq > after, by seq, at most `limit` and about `max_bytes` (at least one row).
+    """Read rows of one lane with seq > after, in the order of seq. Answer: list[Row].
 
-    With `session`, only rows of this session. Answer: list[Row].
+    The answer has at most `limit` rows and `max_bytes` bytes, but the first row is never left out for its size. With
+    `session`, only rows of this session are read.
     """
 
     queue: int
@@ -152,7 +155,10 @@ def distinct(seqs: Iterable[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RowsBySeq:
-    """Read rows by sequence number from any of these lanes, in this order; missing ones are left out. list[Row]."""
+    """Read the rows with these sequence numbers, in this order, from any of these lanes. Answer: list[Row].
+
+    A number without a row is left out.
+    """
 
     queue: int
     lanes: tuple[int, ...]
@@ -162,7 +168,10 @@ class RowsBySeq:
 
 @dataclass(frozen=True, slots=True)
 class BrowseRows:
-    """Read rows of any of these lanes with seq >= start, by seq, bounded like NextRows. Answer: list[Row]."""
+    """Read rows of all these lanes with seq >= start, in the order of seq. Answer: list[Row].
+
+    `limit`, `max_bytes` and `session` have the same meaning as in NextRows.
+    """
 
     queue: int
     lanes: tuple[int, ...]
@@ -176,7 +185,7 @@ class BrowseRows:
 class ExpiredRows:
     """Read ACTIVE rows with expires <= at, oldest expiry first, without raw. Answer: DueAnswer.
 
-    Deferred messages are left out: they expire when they are received by number.
+    Deferred messages are left out: a deferred message expires when it is received by its number.
     """
 
     queue: int
@@ -186,7 +195,10 @@ class ExpiredRows:
 
 @dataclass(frozen=True, slots=True)
 class DueRows:
-    """Read SCHEDULED rows with due <= at, by (due, seq), with raw, bounded like NextRows. Answer: DueAnswer."""
+    """Read SCHEDULED rows with due <= at, in the order of (due, seq), with raw. Answer: DueAnswer.
+
+    `limit` and `max_bytes` have the same meaning as in NextRows.
+    """
 
     queue: int
     at: int
@@ -195,7 +207,10 @@ class DueRows:
 
 
 class DueAnswer(NamedTuple):
-    """Rows that are due, and the instant of the next row that is not in `rows` (None: there is none)."""
+    """The answer to ExpiredRows and DueRows.
+
+    `next_at` is the instant (`expires` or `due`) of the first row that is not in `rows`; None if there is no such row.
+    """
 
     rows: list[Row]
     next_at: int | None
@@ -212,9 +227,9 @@ class WaitingSessions:
 
 @dataclass(frozen=True, slots=True)
 class StoredSessions:
-    """Read the ids of sessions with rows in ACTIVE, DEFERRED or SCHEDULED, or with a state, ascending. list[str].
+    """Read the ids of sessions with rows in ACTIVE, DEFERRED or SCHEDULED, or with a state. Answer: list[str], sorted.
 
-    With `state_since`, only sessions whose state was set after this instant.
+    With `state_since`, only sessions whose state was set after this instant are read.
     """
 
     queue: int
@@ -262,7 +277,7 @@ class PutRow(NamedTuple):
 
 
 class PutBody(NamedTuple):
-    """Write a body that several rows share. The store drops the body with its last row, and reports the freed bytes."""
+    """Write a body that several rows share. When its last row is dropped, the store drops it and reports the bytes."""
 
     body: int
     raw: bytes
@@ -279,7 +294,10 @@ class DropRow(NamedTuple):
 
 
 class MoveRow(NamedTuple):
-    """Change the key (lane, seq) of a row, and these columns. raw, body, session and size stay."""
+    """Change the key (lane, seq) of a row to (to_lane, to_seq), and the columns named by the fields after these.
+
+    The columns raw, body, session and size do not change.
+    """
 
     queue: int
     lane: int
@@ -293,7 +311,7 @@ class MoveRow(NamedTuple):
 
 
 class PutCounters(NamedTuple):
-    """Set the counters of a queue to these figures. Written with every commit that changes the queue."""
+    """Set the counters of a queue to these numbers. Every commit that changes the queue contains this write."""
 
     queue: int
     next_seq: int
@@ -326,7 +344,7 @@ class DropEntity(NamedTuple):
 
 
 class PutSessionState(NamedTuple):
-    """Set the state of a session, or clear it with None."""
+    """Set the state of a session; None removes the state."""
 
     queue: int
     session: str
@@ -364,7 +382,7 @@ StoreWrite = (
 
 
 class StoredEntity(NamedTuple):
-    """What a store returns about each entity when it is opened: record, counters, and the next instants of interest."""
+    """What a store returns about each entity when it is opened: record, counters, and when the first rows are due."""
 
     entity: PutEntity
     queue: PutCounters
@@ -375,9 +393,10 @@ class StoredEntity(NamedTuple):
 
 
 class OpenedStore(NamedTuple):
-    """What a store returns when it is opened. Its size does not depend on the number of messages."""
+    """What a store returns when it is opened. The size of this data does not depend on the number of messages."""
 
     entities: list[StoredEntity]
     next_queue: int
-    """Above every storage id ever used. Ids are not reused, so a late write cannot change a newer entity."""
+    """The storage id of the next new entity: greater than all ids ever used. Ids are not reused, so a late write to a
+    deleted entity cannot change a newer entity."""
     next_body: int

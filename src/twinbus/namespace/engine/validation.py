@@ -1,6 +1,7 @@
-"""Checks of descriptions: whether an entity or rule can be created, or changed, like this.
+"""Checks of descriptions: whether an entity or rule can be created or changed as the description says.
 
-The checks look at the description alone, and at the one it replaces. The registry checks which entities exist.
+The checks look only at the description, and at the description that it replaces. The registry checks which entities
+exist.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ _NOT_IN_RULE_NAMES: Final = frozenset("@?#*/\\")
 
 
 def new_entity_refusal(description: Description) -> Refusal | None:
-    """Return why no entity can be created with this description; None if it is valid."""
+    """Return why no entity can be created with this description; None if the description is valid."""
     return next(_faults(description), None)
 
 
 def change_refusal(before: Description, after: Description) -> Refusal | None:
-    """Return why an entity cannot be changed to this description; None if it can."""
+    """Return why an entity cannot be changed to the description `after`; None if the change is allowed."""
     for field in FIXED_FIELDS:
         if getattr(before, field, None) != getattr(after, field, None):
             name = PROPERTY_BY_FIELD[field].atom_name
@@ -151,7 +152,7 @@ Rules = tuple[RuleDescription, ...]
 
 
 def rule_refusal(rule: RuleDescription) -> Refusal | None:
-    """Return why a subscription cannot have this rule; None if it can."""
+    """Return why a subscription cannot have this rule; None if the rule is valid."""
     if not rule.name or rule.name.isspace():
         return _argument("The name of a rule cannot be empty.")
     if len(rule.name) > MAX_RULE_NAME_CHARACTERS:
@@ -191,7 +192,7 @@ def _not_understood(what: str, rule: RuleDescription, expression: str, error: Ru
 
 
 def rules_refusal(rules: Rules) -> Refusal | None:
-    """Return why no subscription can be created with these rules; None if one can."""
+    """Return why no subscription can be created with these rules; None if the rules are valid."""
     names: set[str] = set()
     for rule in rules:
         if rule.name.lower() in names:
@@ -204,7 +205,7 @@ def rules_refusal(rules: Rules) -> Refusal | None:
 
 
 def changed_rules(rules: Rules, event: RuleAdded | RuleChanged | RuleRemoved, path: str, now: int) -> Rules | Refusal:
-    """Return the rules of the subscription `path` after the event, or why it is refused."""
+    """Return the rules of the subscription `path` after the event, or why the event is refused."""
     name = event.name if isinstance(event, RuleRemoved) else event.rule.name
     before = next((rule for rule in rules if rule.name.lower() == name.lower()), None)
     if isinstance(event, RuleAdded):
