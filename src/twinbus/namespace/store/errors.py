@@ -1,6 +1,6 @@
-"""Errors of a store. Each names the file and says what the operator can do.
+"""Errors of a store. Each error names the file and says what the operator can do.
 
-All are errors for the operator: the calls that a namespace makes are correct, so the disk or the file is at fault.
+The cause is the disk or the file, which the operator can repair, and not a wrong call by the namespace.
 """
 
 from __future__ import annotations

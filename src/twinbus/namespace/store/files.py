@@ -1,10 +1,11 @@
 """The files of a store: the lock that keeps other processes out, and the check that the files are still in place.
 
-The lock is the kernel's (flock): it is released when the process ends, also by kill -9. The lock file itself stays,
-because removing it would race with another process that takes the lock.
+The lock is a lock of the kernel (flock): the kernel releases it when the process ends, also after kill -9. The lock
+file is never removed, because another process could be taking the lock at the same instant.
 
-A process that has a file open does not notice when the file is removed or replaced. It writes and syncs without an
-error into a file that nobody will ever find. So a store compares the files at its paths with those it opened (L7).
+A process that has a file open does not notice when the file is removed or replaced. The process writes and syncs
+without an error into a file that no longer has a name. So a store compares the files at its paths with the files that
+it opened (L7).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class StoreLock:
         self._descriptor = descriptor
 
     def give_back(self) -> None:
-        """Release the lock. Does nothing if it is not held."""
+        """Release the lock. Does nothing if this object does not hold the lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -75,11 +76,11 @@ class StoreFiles:
         self._unchanged: tuple[int, int, int] | None = None
 
     def check(self) -> None:
-        """Raise StoreGoneError if a path no longer leads to the file that was there at first.
+        """Raise StoreGoneError if a path no longer leads to the file that was there when this object was made.
 
-        Every removal and rename changes the ctime of the folder, and no program can set it back. While the ctime is
-        the same, one stat of the folder is enough. Two changes within 3 s may have the same ctime, so every file is
-        compared within 3 s of a change.
+        Every removal and rename changes the ctime of the folder, and no program can set a ctime back. While the ctime
+        is the same, one stat of the folder is enough. Two changes within 3 s may have the same ctime. So for 3 s after
+        a change, every call compares all files.
         """
         try:
             folder = self._folder.stat()

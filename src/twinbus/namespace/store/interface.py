@@ -1,7 +1,7 @@
 """The interface that the namespace runtime uses to store messages, and what both implementations share.
 
-All calls block. The runtime calls them on threads of their own: one writer thread calls `commit`, `tidy` and
-`take_freed`; one reader thread calls `load`. Both threads may be inside the store at the same time.
+All calls may block, so the runtime makes them on two threads: the writer thread calls `commit`, `tidy` and
+`take_freed`; the reader thread calls `load`. Both threads may be inside the store at the same time.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ class Store(Protocol):
     """True if no call ever blocks. The runtime then calls the store on the event loop and starts no threads."""
 
     def open(self) -> OpenedStore:
-        """Open the store. Takes the same short time for any number of messages. Raises StoreError."""
+        """Open the store. The time does not depend on the number of messages. Raises StoreError."""
         ...
 
     def load(self, read: StoreRead) -> Any:
-        """Return the answer to `read`, whose type is documented at each read. Sees every finished commit."""
+        """Return the answer to `read`, of the type that the docstring of the read says. Sees every finished commit."""
         ...
 
     def commit(self, writes: Sequence[StoreWrite]) -> None:
-        """Apply all writes in order, or none of them. On return they survive a power loss."""
+        """Apply all writes in order, or no write. When this method has returned, the writes survive a power loss."""
         ...
 
     def tidy(self) -> bool:
-        """Do a bounded piece of housekeeping. Return True if more is left to do.
+        """Do a limited part of the housekeeping: copy the log, delete dropped rows. Return True if more is left to do.
 
-        The runtime calls it after the acknowledgements of a commit were sent and while there is nothing to commit, so
-        that housekeeping delays no acknowledgement. Calling it is optional: a commit does overdue work itself.
+        The runtime calls this method after the acknowledgements of a commit were sent and while there is nothing to
+        commit, so that housekeeping delays no acknowledgement. The call is optional: a commit does overdue work itself.
         """
         ...
 
@@ -56,7 +56,7 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the store. Closing it again does nothing."""
+        """Close the store. A second call does nothing."""
         ...
 
 

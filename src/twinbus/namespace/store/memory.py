@@ -1,7 +1,7 @@
-"""The store of `--memory`: gives the same answers as the durable store, and keeps everything in dictionaries.
+"""The store of `--memory`: gives the same answers as the durable store, and has all data in dictionaries.
 
 A commit applies its writes one by one, in order. If a write conflicts with a stored row, the commit undoes all changes
-that it made before.
+that it has made so far.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ _MOST_KEYS = 1_024
 class SortedKeys(Generic[K]):
     """A sorted set of keys: a list of sorted lists of up to 1,024 keys.
 
-    Adding, removing and finding a key take a short time in sets of millions of keys.
+    Adding, removing and finding a key are fast also in a set of millions of keys: only one list and the list of last
+    keys are searched.
     """
 
     __slots__ = ("_last", "_lists")
@@ -99,7 +100,7 @@ class SortedKeys(Generic[K]):
         return self._lists[0][0] if self._lists else None
 
     def after(self, key: K) -> Iterator[K]:
-        """Yield the keys greater than this one, in order. The set must not change meanwhile."""
+        """Yield the keys greater than `key`, in order. The set must not change until the iteration ends."""
         at = bisect_right(self._last, key)
         if at < len(self._lists):
             keys = self._lists[at]
@@ -162,11 +163,11 @@ class _Queue:
 
 
 _Change = tuple[_Queue, Row, bool]
-"""A row that was inserted into a queue (True) or removed from it (False)."""
+"""A change of one row: the queue, the row, and whether the row was inserted (True) or removed (False)."""
 
 
 class MemoryStore:
-    """The messages and entities of one namespace, kept while the process runs."""
+    """The messages and entities of one namespace, in memory: they are lost when the process ends."""
 
     inline = True
 

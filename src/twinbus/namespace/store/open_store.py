@@ -1,7 +1,7 @@
 """The layout of a store file, and how a file is created, checked and opened. Why this layout: docs/decisions/0005.
 
 A new file is built under another name and renamed when it is complete and synced. So a file that exists and is not
-complete is damaged. The checks take the same short time for any number of messages: they do not read all pages.
+complete is damaged. The time of the checks does not depend on the number of messages: they do not read all pages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VERSION = 3
 
 PAGE_SIZE = 8192
 
-# A rowid table keeps rows in the order in which they arrive, so a commit to many queues fills few pages.
+# A rowid table stores rows in the order in which they arrive, so a commit to many queues writes only some pages.
 _MESSAGE = """
 CREATE TABLE message (
   queue INTEGER NOT NULL,
@@ -177,7 +177,8 @@ def create(path: Path, vfs: str | None) -> None:
 def inspect(path: Path) -> bool:
     """Return whether there is a store. Raises StoreDamagedError where SQLite would silently start an empty database.
 
-    Call it before the first connection is opened: closing a file drops all locks that this process has on it.
+    Call this before the first connection is opened: this function opens and closes the file, and closing a file drops
+    all locks that the process has on the file.
     """
     log = path.with_name(path.name + "-wal")
     logged = log.exists() and log.stat().st_size > 0
@@ -195,7 +196,7 @@ def inspect(path: Path) -> bool:
 
 
 def connect(path: Path, vfs: str | None, cache_kib: int) -> apsw.Connection:
-    """Return a connection whose commits are synced to disk before they return."""
+    """Return a connection to the file. A COMMIT on this connection returns after the data is synced to disk."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs, statementcachesize=128)
     try:
         connection.set_busy_timeout(_BUSY_MS)

@@ -1,16 +1,16 @@
 """Answers the reads of the engine from an SQLite connection, each in one step of SQLite.
 
-Why one step. SQLite runs without the interpreter lock, so every step gives the lock away and has to wait for it again
-while the event loop is busy. A SELECT that returns its rows one by one takes a step for each row. It needs less CPU,
-but a server delivers a backlog from disk more slowly with it (docs/decisions/0005).
+Why one step. SQLite runs without the interpreter lock: every step releases the lock, and must wait to get the lock back
+while the event loop is busy. A SELECT that returns its rows one by one takes a step for each row. Such a SELECT needs
+less CPU, but the server delivers stored messages more slowly (docs/decisions/0005).
 
-How. A read selects exactly one row, which packs all rows of the answer:
+How. A read selects exactly one result row, which contains all rows of the answer in two columns:
 
     heads   a JSON array with one array for each row: the fields of `Row` in their order. The place of `raw` holds its
             length. `overlay` is in hexadecimal, as JSON has no bytes.
     raws    the `raw` of all rows, one after the other, as one blob
 
-A read that is bounded in bytes picks rowids and sizes through an index first, and joins only the picked rows with their
+A read with a limit in bytes first picks rowids and sizes through an index, and joins only the picked rows with their
 bodies.
 """
 
@@ -44,7 +44,7 @@ _RAW = "coalesce(b.raw, m.raw, x'')"
 
 
 def _heads(length: str) -> str:
-    """The packed heads of rows whose `raw` has this length."""
+    """Return the SQL expression for the column `heads`. `length` is the SQL expression for the length of `raw`."""
     columns = {"raw": length, "overlay": "iif(m.overlay IS NULL, NULL, hex(m.overlay))"}
     return f"json_group_array(json_array({', '.join(columns.get(name, f'm.{name}') for name in Row._fields)}))"
 
@@ -55,10 +55,10 @@ _JOIN_BODY = "LEFT JOIN body AS b ON b.id = m.body"
 
 
 def _bounded(picked: str, order: str) -> str:
-    """A SELECT of the picked rows with raw, up to :limit rows and :bytes bytes, but at least one row.
+    """Return a SELECT of the picked rows with raw, up to :limit rows and :bytes bytes, but at least one row.
 
-    CROSS JOIN makes SQLite run the pick as the outer loop, so the rows are packed in its order, and the pick ends as
-    soon as one of the bounds is reached.
+    `picked` is a SELECT in the order `order`. CROSS JOIN makes SQLite run `picked` as the outer loop. So the rows of
+    the answer have the order of `picked`, and `picked` ends as soon as one of the limits is reached.
     """
     return f"""SELECT {_WITH_RAW} FROM (
       SELECT id, size, sum(size) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) AS total FROM ({picked}) LIMIT :limit
@@ -149,7 +149,7 @@ class RowReader:
         self._execute = connection.execute
 
     def answer(self, read: StoreRead) -> Any:
-        """Return the answer to `read`. Its type is documented at each read."""
+        """Return the answer to `read`. The docstring of each class of reads says the type of the answer."""
         match read:
             case NextRows():
                 return self._next(read)
@@ -175,7 +175,8 @@ class RowReader:
 
     def _value(self, sql: str, arguments: Mapping[str, Any]) -> Any:
         """Return what the statement selects: a value, a tuple of values, or None if it selects no row."""
-        # `get` runs the statement to its end. One left half read keeps its snapshot, and the log cannot start anew.
+        # `get` runs the statement to its end. A statement that is not at its end keeps its snapshot, and SQLite then
+        # cannot start the log again from its beginning.
         return self._execute(sql, arguments).get
 
     def _rows(self, sql: str, arguments: Mapping[str, Any]) -> list[Row]:

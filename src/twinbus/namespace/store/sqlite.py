@@ -1,17 +1,17 @@
 """The durable store: one SQLite file in WAL mode, with one connection that writes and one that reads.
 
-A commit folds its writes (`write_batch`), carries them out in one transaction, and syncs the log before it returns.
+A commit combines its writes (`write_batch`), carries them out in one transaction, and syncs the log before it returns.
 
-    write-ahead log   SQLite appends commits to the log (-wal). A checkpoint copies the log into the file. `tidy` does
-                      it after `log_pages` pages, a commit itself after twice as many. While a read is running, SQLite
-                      cannot start the log again from its beginning; after four times as many pages, reads wait for
-                      the checkpoint.
-    dropped queues    A commit that drops an entity only records the number of its queue. The rows are deleted in
-                      pieces: some with each later commit, more by `tidy`, also after a restart.
+    write-ahead log   SQLite appends commits to the log (-wal). A checkpoint copies the log into the file. `tidy` makes
+                      a checkpoint if the log has `log_pages` pages, a commit if it has 2 * `log_pages`. While a read is
+                      running, SQLite cannot start the log again from its beginning; if the log has 4 * `log_pages`
+                      pages, reads wait for the checkpoint.
+    dropped queues    A commit that drops an entity only records the storage id of the entity. The rows are deleted in
+                      parts: up to 200 with each later commit, up to 1,000 with each `tidy`, also after a restart.
     remembered ids    Message ids that duplicate detection no longer needs are deleted in the same way.
-    shared bodies     A body is stored once for all rows that name it. Triggers delete it with its last row and add up
-                      the freed bytes of its topic. The triggers are off while no body is shared: they would double
-                      the cost of deleting a row.
+    shared bodies     A body is stored once for all rows that name it. Triggers delete a body with its last row, and add
+                      its size to the freed bytes of its topic. The triggers are off while no body is shared, because
+                      they double the time of deleting a row.
 
 `open_store` creates and checks the file, `row_reader` answers reads.
 """
@@ -73,11 +73,11 @@ class SqliteStore:
         self._gone: set[int] = set()
         """Queues that were dropped since the store was opened, or whose rows are not deleted yet.
 
-        Writes to them are ignored. Reads of them return an empty answer.
+        Writes to these queues are ignored. Reads of these queues return an empty answer.
         """
         self._to_purge: list[int] = []
         self._to_forget: dict[int, int] = {}
-        """By queue: the instant before which remembered ids are to be deleted."""
+        """Maps a queue to the instant before which its remembered message ids are to be deleted."""
         self._shares = False
         """Whether the file may hold shared bodies."""
         self._freed: Counter[int] = Counter()
@@ -102,7 +102,7 @@ class SqliteStore:
             self._reader_connection.pragma("query_only", "on")
             opened = open_store.read_opened(self._reader_connection)
             self._to_purge = open_store.read_dropped(self._reader_connection)
-            # The index of the log (-shm) too: SQLite's locks are in it, and another file means other locks.
+            # The index of the log (-shm) is checked too: SQLite's locks are in this file.
             beside = [self.path.with_name(self.path.name + suffix) for suffix in ("-wal", "-shm")]
             self._files = StoreFiles(self.path, *beside, self._lock.path)
         except (apsw.Error, OSError) as error:
@@ -187,8 +187,8 @@ class SqliteStore:
             try:
                 if self._reader_connection is not None:
                     self._reader_connection.close()
-                # Also if files are gone: SQLite writes to the files that it opened. It removes the log by name only
-                # while the main file is in its place and no other process uses it.
+                # A checkpoint is safe also if files are gone: SQLite writes to the files that it opened. SQLite removes
+                # the log by name only while the main file is at its path and no other process uses the main file.
                 self._writer_connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             except apsw.Error as error:
                 # Nothing is lost: every commit is in the log, and the next open copies it into the file.
@@ -205,7 +205,7 @@ class SqliteStore:
         self._connection().config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, int(shares))
 
     def _purge(self, limit: int) -> tuple[int | None, int | None]:
-        """Delete up to `limit` rows that nobody can reach any more.
+        """Delete up to `limit` rows of dropped queues, or outdated message ids.
 
         Returns the dropped queue that is empty now, and the queue whose outdated ids are all deleted now. The caller
         passes both to `_purge_committed` after the commit.
@@ -338,8 +338,9 @@ DELETE FROM seen WHERE (queue, message_id) IN (
 class CommitWriter:
     """Runs the statements of commits on the writing connection, inside the caller's transaction.
 
-    Every statement that SQLite runs gives the interpreter lock away and may have to wait for it, so the number of
-    statements decides the speed. Rows are inserted many at a time; drops and moves are one JSON argument each.
+    Every statement that SQLite runs releases the interpreter lock and may have to wait to get the lock back, so the
+    number of statements decides the speed. One statement inserts up to 256 rows. All drops are one statement, with a
+    JSON text as its argument, and so are all moves.
     """
 
     def __init__(self, connection: apsw.Connection) -> None:
@@ -386,7 +387,7 @@ class CommitWriter:
             self._put(_PUT_ROWS, late)
 
     def _put(self, statements: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert rows in groups of 256, 128, 64 … 1: few statements for any number, and all of them stay prepared."""
+        """Insert rows in groups of 256, 128, 64 … 1. There are only nine different statements, which stay prepared."""
         done, left = 0, len(rows)
         while left:
             size = min(_MOST_ROWS, 1 << left.bit_length() - 1)
@@ -403,14 +404,17 @@ class CommitWriter:
             self._execute(_DROP_RANGES, (json.dumps(ranges),))
 
     def settle_freed(self) -> dict[int, int]:
-        """Charge topics no longer for bodies that this transaction deleted. Returns the bytes by topic."""
+        """Reduce the charge of topics by the bodies that this transaction deleted. Returns the bytes by topic."""
         freed: dict[int, int] = dict(json.loads(self._execute(_FREED).get))
         if freed:
             self._execute(_CHARGE_LESS)
         return freed
 
     def purge(self, queue: int, limit: int) -> int:
-        """Delete up to `limit` rows of a dropped queue, its record with the last. Returns the number deleted."""
+        """Delete up to `limit` rows of a dropped queue. Returns the number deleted.
+
+        When no row is left, the entry of the queue in the table `dropped` is deleted too.
+        """
         left = limit
         for statement in _PURGE:
             self._execute(statement, (queue, left))
@@ -421,7 +425,7 @@ class CommitWriter:
         return limit - left
 
     def forget_seen(self, queue: int, before: int, limit: int) -> int:
-        """Delete up to `limit` ids that were remembered before that instant. Returns the number deleted."""
+        """Delete up to `limit` ids that were seen before the instant `before`. Returns the number deleted."""
         self._execute(_FORGET_SEEN, (queue, before, limit))
         return self._connection.changes()
 

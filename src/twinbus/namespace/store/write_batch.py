@@ -1,17 +1,19 @@
-"""Folds the writes of one commit into a batch that a few SQL statements can carry out.
+"""Combines the writes of one commit into a batch that needs only a small number of SQL statements.
 
-Why. Every statement that SQLite runs gives the interpreter lock away and may have to wait for it, so a commit of many
-writes must not take a statement for each of them.
+Why. Every statement that SQLite runs releases the interpreter lock and may have to wait to get the lock back. So a
+commit of many writes must not run one statement for each write.
 
-How. Writes on different rows can be carried out in any order. Several writes on one row are folded into their outcome:
-a row that is put and then moved is put where it was moved to. The outcome of all rows is carried out in four groups:
+How. Writes on different rows can be carried out in any order. Several writes on one row are replaced by one write with
+the same result: a row that is put and then moved is put at the key to which it was moved. The results are carried out
+in four groups:
 
-    early puts   new rows that name a shared body, so that a drop does not delete the body as its last row
+    early puts   new rows that name a shared body: while such a row exists, a drop does not delete the body
     drops
     moves
     late puts    the other new rows: their key may be free only after a drop or a move
 
-A move to the key of a row that an earlier move takes away cannot be folded this way. It starts a new `RowChanges`.
+If a move has the key of a row as its target, and an earlier move of the commit moves that row away, the two moves
+cannot be in one group. The later move starts a new `RowChanges`.
 
 This module is pure and contains no SQL.
 """
@@ -49,12 +51,12 @@ class RowChanges:
 
     drops: set[RowKey] = field(default_factory=set)
     moves: dict[RowKey, MoveRow] = field(default_factory=dict)
-    """By the key that the row has in the file."""
+    """The moves, by the key that the row has in the file."""
     arrivals: dict[RowKey, RowKey] = field(default_factory=dict)
-    """From the key that a moved row will have to the key that it has in the file."""
+    """Maps the key that a moved row will have to the key that the row has in the file."""
     puts: dict[RowKey, Row] = field(default_factory=dict)
     unnamed: set[int] = field(default_factory=set)
-    """Bodies of rows that this commit put and dropped again. Maybe no row names them now."""
+    """Ids of the bodies of rows that this commit put and dropped. If no other row names a body, it is deleted."""
 
     def early_puts(self) -> list[Row]:
         """Return the new rows that name a shared body and whose key is free already."""
@@ -99,7 +101,7 @@ class RowChanges:
 
 @dataclass(slots=True)
 class WriteBatch:
-    """All writes of a commit: changes of rows in their order, and the last write for each key of everything else."""
+    """All writes of a commit: the changes of rows in their order, and of all other writes the last one for each key."""
 
     bodies: dict[int, PutBody] = field(default_factory=dict)
     row_changes: list[RowChanges] = field(default_factory=lambda: [RowChanges()])
@@ -108,7 +110,7 @@ class WriteBatch:
     states: dict[tuple[int, str], PutSessionState] = field(default_factory=dict)
     seen: dict[tuple[int, str], PutSeenId] = field(default_factory=dict)
     forgotten: dict[int, int] = field(default_factory=dict)
-    """By queue: the instant before which remembered ids can be deleted."""
+    """Maps a queue to the instant before which its remembered message ids can be deleted."""
     gone: set[int] = field(default_factory=set)
     """Queues that this commit drops."""
 
@@ -134,7 +136,7 @@ def moved(row: Row, write: MoveRow) -> Row:
 
 
 def fold_writes(writes: Iterable[StoreWrite], gone: Collection[int]) -> WriteBatch:
-    """Return the writes of a commit as a batch, without those to queues in `gone`. Raises StoreConflictError."""
+    """Return the writes of a commit as a batch, without writes to queues in `gone`. Raises StoreConflictError."""
     folded = WriteBatch()
     rows = folded.row_changes[0]
     for write in writes:
