@@ -1,6 +1,6 @@
 """The append-only record of every operation, message movement and state change. docs/ledger.md has the schema.
 
-Pure modules import `twinbus.ledger.entries` instead of this face: the face also loads the code that writes to the disk.
+Pure modules import `twinbus.ledger.entries` instead: this package also loads the code that writes to the disk.
 """
 
 from twinbus.ledger.balance import STAGE_EFFECTS, Balance, MessageKey, balance

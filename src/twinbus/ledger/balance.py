@@ -1,7 +1,8 @@
 """The balance of a ledger: accepted = delivered + in backlog + dead-lettered + unknown + lost, message by message.
 
-Each message is a handful of sums, so entries may come in any order. An operation whose outcome is unknown may or may
-not have happened: the sums count it apart, and the verdict on a message holds in both cases. This module is pure.
+For each message the entries are only added up to sums, so the order of the entries does not matter. An operation whose
+outcome is unknown may or may not have happened. Such operations are counted in separate sums (`maybe_…`), and the
+verdict on a message is true in both cases. This module is pure.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from twinbus.ledger.entries import (
 
 
 class MessageKey(NamedTuple):
-    """A message by the entity it is meant for and its message id."""
+    """Identifies a message: the entity that the message is meant for, and the message id."""
 
     destination: str
     """`namespace/entity` on the primary, in lower case: paths are case-insensitive."""
@@ -57,7 +58,7 @@ STAGE_EFFECTS: Final[Mapping[Stage, _StageEffect]] = {
 
 @dataclass(slots=True)
 class _MessageSums:
-    """How often each thing happened to one message, and how often it may have happened."""
+    """How often one message was accepted, delivered, stored and so on. `maybe_…`: operations of unknown outcome."""
 
     accepted: int = 0
     delivered: int = 0
@@ -84,31 +85,32 @@ class _MessageSums:
 
 @dataclass(slots=True)
 class Balance:
-    """How many copies of which messages are where. A message id that a caller used n times counts n times.
+    """The balance: for each word, the messages with their number of copies. An id that was used n times counts n times.
 
     `accepted` is always delivered + in_backlog + dead_lettered + unknown + lost.
     """
 
     accepted: Counter[MessageKey] = field(default_factory=Counter)
-    """Their sends returned without an error."""
+    """Messages whose sends returned without an error."""
     delivered: Counter[MessageKey] = field(default_factory=Counter)
     in_backlog: Counter[MessageKey] = field(default_factory=Counter)
     dead_lettered: Counter[MessageKey] = field(default_factory=Counter)
     unknown: Counter[MessageKey] = field(default_factory=Counter)
-    """Safe if the operations of unknown outcome succeeded, otherwise lost."""
+    """Messages that are safe if the operations of unknown outcome succeeded, and lost if they failed."""
     lost: Counter[MessageKey] = field(default_factory=Counter)
-    """Lost, whether or not the operations of unknown outcome succeeded."""
+    """Messages that are certainly lost, also if all operations of unknown outcome succeeded."""
     duplicated: Counter[MessageKey] = field(default_factory=Counter)
-    """Delivered more often than accepted, whether or not the operations of unknown outcome succeeded."""
+    """Messages that were certainly delivered more often than accepted, also if operations of unknown outcome failed."""
     possibly_duplicated: Counter[MessageKey] = field(default_factory=Counter)
     unconfirmed: Counter[MessageKey] = field(default_factory=Counter)
-    """Delivered or in the backlog, surely or possibly, although no send of them returned without an error."""
+    """Messages that are certainly or possibly delivered or in the backlog, although the ledger has no send of them that
+    returned without an error."""
     incomplete: list[str] = field(default_factory=list)
-    """Why the ledger does not hold everything."""
+    """Reasons why entries are missing from the ledger."""
 
 
 def balance(entries: Iterable[Entry]) -> Balance:
-    """Returns the balance of a whole ledger. With only a part of it, messages may look lost or in the backlog."""
+    """Returns the balance of a whole ledger. With only a part of the entries, `lost` and `in_backlog` may be wrong."""
     sums: dict[MessageKey, _MessageSums] = {}
     seen: set[tuple[str, str]] = set()
     begun: dict[str, Intent] = {}
@@ -180,7 +182,7 @@ def _move(sums: dict[MessageKey, _MessageSums], entry: Movement) -> None:
             case Move.RESUBMITTED:
                 sum_.dead_lettered -= 1
             case Move.REDIRECTED:
-                # From here on it is a message of another entity: the acceptance and the stored copy move with it.
+                # The message now belongs to another entity: its acceptance and its stored copy count for that entity.
                 before = sums.setdefault(MessageKey(entry.source.lower(), name), _MessageSums())
                 before.accepted, before.stored = before.accepted - 1, before.stored - 1
                 before.dead_lettered -= 1
@@ -195,7 +197,7 @@ def _move(sums: dict[MessageKey, _MessageSums], entry: Movement) -> None:
 def _resolve(sums: Mapping[MessageKey, _MessageSums]) -> None:
     """Takes back acceptances that a redirect moved although this ledger has no acceptance of the message.
 
-    If an id was redirected to several destinations, the first destinations by name lose it.
+    If an id was redirected to several destinations, they are taken back from the first destinations by name.
     """
     debts: Counter[str] = Counter()
     for message, before in sums.items():
@@ -209,8 +211,8 @@ def _resolve(sums: Mapping[MessageKey, _MessageSums]) -> None:
 
 
 def _judge(result: Balance, message: MessageKey, sums: _MessageSums) -> None:
-    accepted = max(0, sums.accepted)  # below 0 if it was redirected more often than accepted
-    # Copies in the backlog in the worst and in the best case of the operations with unknown outcome.
+    accepted = max(0, sums.accepted)  # below 0 if the message was redirected more often than accepted
+    # Copies in the backlog: `held` in the worst case, `hoped` in the best case of the operations of unknown outcome.
     held = max(0, sums.stored - sums.removed - sums.maybe_removed)
     hoped = max(0, sums.stored + sums.maybe_stored - sums.removed)
     lost = max(0, accepted - sums.delivered - sums.maybe_delivered - hoped)

@@ -23,7 +23,7 @@ UNIT_BYTES: Final = 64 * 1024
 def result_of_failure(kind: str, *, refused: bool) -> tuple[str, str | None]:
     """Returns result and cause of an operation that failed with this kind of failure.
 
-    `refused`: the service answered that it did not carry out the operation. Otherwise the result is UNKNOWN.
+    `refused`: the operation was certainly not carried out. If `refused` is False, the result is UNKNOWN.
     """
     return (kind, None) if refused and kind != UNKNOWN else (UNKNOWN, kind)
 
@@ -93,7 +93,7 @@ class _Entry:
     at: int
     """Milliseconds since the epoch."""
     id: str
-    """Unique among the entries of one kind. A line that was written twice has the same id both times."""
+    """The id is unique among the entries of one kind. If a line was written twice, both lines have the same id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,10 @@ class SegmentHeader(_Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed(_Entry):
-    """The last line of a writer that was closed. A writer without it is still running, or lost what it had queued."""
+    """The last line of a writer that was closed.
+
+    If a writer has no such line, the writer is still running, or it ended and its queued entries are lost.
+    """
 
     kind: ClassVar[str] = "closed"
     writer: str
@@ -129,7 +132,7 @@ class Intent(_Entry):
     bytes: int
     units: int
     destination: str | None = None
-    """`namespace/entity` on the primary that the messages are meant for, if that is not `entity` itself."""
+    """The entity on the primary that the messages are meant for, as `namespace/entity`; None if this is `entity`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,14 +146,14 @@ class Outcome(_Entry):
     cause: str | None = None
     """The reason for `unknown`."""
     failed: tuple[str, ...] = ()
-    """If given, `result` concerns only these message ids, and the operation succeeded for the others."""
+    """If not empty, `result` is only for these message ids, and the operation succeeded for the other ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation(_Entry):
     """Intent and outcome in one line, for an operation that ended before its intent was written.
 
-    `at` is the time of the beginning. The other fields mean what they mean in `Intent` and `Outcome`.
+    `at` is when the operation began. The other fields are the same as in `Intent` and `Outcome`.
     """
 
     kind: ClassVar[str] = "operation"
@@ -181,8 +184,8 @@ class State(_Entry):
 class Movement(_Entry):
     """A move of messages from `source` to `destination`, both `namespace/entity`.
 
-    `destination` is the entity that the messages are meant for. Of redirected messages, `source` is the entity that
-    they were meant for before.
+    `destination` is the entity that the messages are meant for. For redirected messages, `source` is the entity that
+    the messages were meant for before the redirect.
     """
 
     kind: ClassVar[str] = "movement"
@@ -196,7 +199,7 @@ class Movement(_Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metered(_Entry):
-    """What a namespace served from `since` until `until` (N5): one line per entity and kind of operation."""
+    """The operations of one kind that a namespace served on one entity from `since` until `until` (N5)."""
 
     kind: ClassVar[str] = "metered"
     namespace: str

@@ -1,12 +1,13 @@
-"""The thread that brings the entries of one ledger to the disk.
+"""The thread that writes the entries of one ledger to the disk.
 
-Theory of operation. Any thread calls `put`, which appends to a queue and returns. The writer's thread sleeps until the
-queue has something, then for one group interval so that a group gathers, then turns the whole queue into lines and
-appends them to the open segment with one sync. `flush` and a full group cut the interval short.
+Theory of operation. Any thread may call `put`, which appends an entry to a queue and returns. The writer's thread
+sleeps until the queue has an entry. It waits for one group interval, in which more entries are queued: these are a
+*group*. Then it turns the whole queue into lines and appends the lines to the open segment with one sync. `flush` and a
+full group end the interval early.
 
-While the disk cannot be written, the thread tries again every RETRY_SECONDS and keeps the lines in memory, up to
-`buffer_bytes`. Lines beyond that are counted as missing, and a `gap` entry with the count follows as soon as the disk
-can be written. Entries of a segment that somebody removed count as missing too (L7).
+While the disk cannot be written, the thread tries again every RETRY_SECONDS and stores the lines in memory, up to
+`buffer_bytes`. Further lines are dropped and counted as missing; as soon as the disk can be written, a `gap` entry
+reports the count. Entries of a segment that somebody removed count as missing too (L7).
 
 The writer only reports failures (`failure`, `missing`, the log). The `Ledger` decides whether operations may go on.
 """
@@ -35,9 +36,9 @@ _log = logging.getLogger("twinbus.ledger")
 
 RETRY_SECONDS: Final = 1.0
 _REMIND_SECONDS: Final = 60.0
-# The lines of a group are made in one go, and other threads wait meanwhile.
+# The most entries of a group. The lines of a group are made without a pause, and other threads wait for the GIL then.
 _GROUP_LIMIT: Final = 1000
-# A disk that hangs must not fill the memory.
+# The most entries in the queue, so that they do not fill the memory if the disk does not answer.
 _QUEUE_LIMIT: Final = 100_000
 
 
@@ -57,21 +58,22 @@ class GroupWriter:
         self.directory = directory
         self.name = name
         self.writer_id = name.rpartition("-")[2]
-        """The ids of this writer's entries begin with it."""
+        """The ids of this writer's entries begin with this text."""
         self.now = now
         self.failure: str | None = None
-        """Why the ledger cannot be written at the moment."""
+        """Why the ledger cannot be written now; None if it can be written."""
         self.missing = 0
-        """Entries that were never written, as far as a gap entry says so."""
+        """The number of entries that were never written and that a gap entry has reported."""
         self._segments = segments
         self._group_seconds = group_seconds
         self._buffer_bytes = buffer_bytes
         self.numbers: Iterator[int] = itertools.count()
         """Numbers of this writer's entries."""
         self.queue: list[QueueItem] = []
-        """Entries for the next group. `OperationQueue` says what an append must do."""
+        """Entries for the next group. `OperationQueue` describes what to do after an append."""
         self._flushes: deque[Future[str | None]] = deque()
-        # Reentrant: the writer's thread may hold the lock when it collects a Ledger, whose __del__ calls `finish`.
+        # Reentrant: while the writer's thread holds the lock, the garbage collector may run in this thread and call
+        # `Ledger.__del__`, which calls `finish`.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self.is_asleep = True
@@ -88,7 +90,7 @@ class GroupWriter:
         self._reporting_segment = 0
         """How many missing entries the gaps in the open segment report, and the number of that segment."""
         self._loss: str | None = None
-        """Why entries are gone that were on the disk, until a flush has returned it."""
+        """Why entries that were on the disk are lost. A flush returns this reason and then sets it to None."""
         self._reminded = -math.inf
         _writers.add(self)
 
@@ -117,7 +119,10 @@ class GroupWriter:
                 self._unreported.add(excess, _milliseconds(), "the disk is too slow")
 
     def flush(self) -> Future[str | None]:
-        """Returns a future: None once everything queued so far is on the disk, or the reason why it is not."""
+        """Returns a future for the time when all entries that are queued now are on the disk.
+
+        The result of the future is None, or the reason why entries are not on the disk.
+        """
         future: Future[str | None] = Future()
         self._flushes.append(future)
         self._flush_now.set()
@@ -125,7 +130,7 @@ class GroupWriter:
         return future
 
     def finish(self) -> threading.Thread | None:
-        """Starts closing: the thread writes what is queued, seals the segment and ends. Returns the thread."""
+        """Starts to close: the thread will write the queued entries, seal the segment and end. Returns the thread."""
         with self._lock:
             self._closing = True
             thread = self._thread
@@ -134,7 +139,7 @@ class GroupWriter:
         return thread
 
     def close(self, timeout: float | None = None) -> bool:
-        """Returns whether everything is on the disk. Logs an error if it is not."""
+        """Closes the writer. Returns whether all entries are on the disk; logs an error if not."""
         thread = self.finish()
         if thread is not None:
             thread.join(timeout)
@@ -145,12 +150,12 @@ class GroupWriter:
         return is_whole
 
     def abandon(self) -> None:
-        """Forgets everything without writing. For the child of a fork: queue, thread and segment are the parent's."""
+        """Closes the file without writing. For the child process of a fork: the parent process writes the entries."""
         self._segments.abandon()
         _writers.discard(self)
 
     def _wake(self) -> None:
-        """Starts the thread if it does not run, and wakes it. After closing, refuses what is queued."""
+        """Starts the thread if it does not run, and wakes the thread. If the writer is closed, drops the queue."""
         with self._lock:
             if not self._closing:
                 if self._thread is None or not self._thread.is_alive():
@@ -158,7 +163,7 @@ class GroupWriter:
                     try:
                         thread.start()
                     except RuntimeError as error:
-                        # The process has no more threads. The entries stay queued, and the next one tries again.
+                        # The process cannot start more threads. The entries stay queued; the next `_wake` tries again.
                         self._record_failure(OSError(str(error)))
                         while self._flushes:
                             _resolve(self._flushes.popleft(), self.failure)
@@ -171,7 +176,7 @@ class GroupWriter:
             self._refuse()
 
     def _refuse(self) -> None:
-        """Logs and drops what was queued after closing."""
+        """Logs and drops entries that were queued after closing."""
         if self.queue:
             _log.error("ledger: %d entries came after closing and are not in %s", len(self.queue), self.directory)
             self.queue.clear()
@@ -194,13 +199,13 @@ class GroupWriter:
         self._refuse()
 
     def _sleep(self) -> None:
-        """Waits for work, and then until a group has gathered or a flush is wanted."""
+        """Waits until an entry or a flush is queued; then for the group interval, a full group or a flush."""
         if self.failure is not None:
             self._flush_now.wait(RETRY_SECONDS)
             return
         if not self.queue and not self._flushes:
             self.is_asleep = True
-            # Checked again: `put` did not wake this thread for what came before the line above.
+            # The queue is checked again, because `put` did not wake this thread before the line above was executed.
             if not self.queue and not self._flushes and not self._closing:
                 left = self._segments.seconds_left()
                 self._work_queued.wait(None if math.isinf(left) else max(left, 0.0))
@@ -215,7 +220,7 @@ class GroupWriter:
         self._take_queue()
         reason = None if self._write() else self.failure
         if flushes:
-            # A flush also fails if entries of an earlier, successful flush are gone since.
+            # A flush also fails if entries are lost that an earlier flush had reported as written.
             reason, self._loss = reason or self._loss, None
         for future in flushes:
             _resolve(future, reason)
@@ -223,8 +228,11 @@ class GroupWriter:
             self._seal()
 
     def _take_queue(self) -> None:
-        """Turns the queue into lines. Counts the lines as missing if the buffer has no room for them."""
-        with self._lock:  # against `_drop_newest`; an append meanwhile does no harm
+        """Turns the queue into lines in `_unwritten`.
+
+        If the buffer is full, drops the lines and counts them as missing.
+        """
+        with self._lock:  # excludes `_drop_newest`; an append by another thread is allowed
             items = self.queue[:]
             del self.queue[: len(items)]
         lines = self._lines(items)
@@ -232,7 +240,7 @@ class GroupWriter:
         if self.failure is not None and len(self._unwritten) + len(group) > self._buffer_bytes:
             self._count_missing(len(lines), self.failure)
         else:
-            # Without the addition where nothing waits: a copy of a group costs fresh memory pages.
+            # If `_unwritten` is empty, `group` is used without a copy: a copy would need new memory pages.
             self._unwritten = self._unwritten + group if self._unwritten else group
 
     def _lines(self, items: list[QueueItem]) -> list[str]:
@@ -241,7 +249,7 @@ class GroupWriter:
         for item in items:
             try:
                 line = item.next_line(clock_offset) if isinstance(item, RunningOperation) else encode_entry(item)
-            except Exception as error:  # whatever a caller's id or size raises
+            except Exception as error:  # the id or size of a caller may raise any exception
                 _log.error("ledger: an entry cannot be encoded", exc_info=error)
                 self._count_missing(1, f"it cannot be encoded: {error}")
             else:
@@ -250,7 +258,10 @@ class GroupWriter:
         return lines
 
     def _write(self) -> bool:
-        """Appends what is unwritten. Returns False if it is not on the disk, or if an earlier segment is gone."""
+        """Appends the unwritten lines.
+
+        Returns False if the lines are not on the disk, or if the open segment is lost.
+        """
         with self._lock:
             gap = self._unreported.copy()
         group = self._unwritten
@@ -272,7 +283,7 @@ class GroupWriter:
         return True
 
     def _record_reported(self, gap: _MissingEntries) -> None:
-        """Notes that the open segment has a gap entry for these."""
+        """Records that a gap entry in the open segment reports these missing entries."""
         with self._lock:
             self._unreported.subtract(gap)
         self.missing += gap.count
@@ -281,7 +292,7 @@ class GroupWriter:
         self._reported_in_segment += gap.count
 
     def _record_loss(self, error: SegmentGoneError) -> None:
-        """Counts the entries of a segment that is gone as missing, and those that its gap entries reported."""
+        """Counts the entries of a lost segment as missing, and again those that its gap entries reported."""
         again = self._reported_in_segment if self._reporting_segment == self._segments.opened else 0
         self._reported_in_segment = 0
         self.missing -= again
@@ -321,7 +332,7 @@ class GroupWriter:
 
 
 class _MissingEntries:
-    """How many entries are missing, from when to when, and why the last of them is."""
+    """How many entries are missing, the times of the first and the last, and the reason for the last."""
 
     def __init__(self, count: int = 0, since: int = 0, until: int = 0, reason: str = "") -> None:
         self.count, self.since, self.until, self.reason = count, since, until, reason

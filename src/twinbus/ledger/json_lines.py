@@ -1,7 +1,8 @@
 """Entries as lines of JSON, and back. This module does no I/O.
 
-An operation's line is written for every send. The lines of operations are therefore formatted by hand, from parts of
-which the longest (`operation_prefix`) is the same for all operations of a sender. All other entries go through `json`.
+Every send writes the line of an operation, so these lines are formatted by fast code of this module. The longest part
+of such a line (`operation_prefix`) is the same for all operations of a sender. All other entries are encoded by the
+module `json`.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ def id_text(value: object) -> str:
 
 @lru_cache(4096)
 def operation_prefix(stage: Stage, namespace: str, entity: str, destination: str | None = None) -> str:
-    """Returns the part of a line that all operations of one sender have in common."""
+    """Returns the part of a line that is the same for all operations of one sender."""
     toward = "" if destination is None else f',"destination":{quoted(destination)}'
     return f'"stage":"{stage}","namespace":{quoted(namespace)},"entity":{quoted(entity)}{toward}'
 
 
 def quoted_ids(ids: Iterable[str]) -> str:
-    """Returns the elements of a JSON array, without the brackets."""
+    """Returns the ids as elements of a JSON array, without the brackets of the array."""
     return ",".join(map(quoted, ids))
 
 
@@ -72,12 +73,12 @@ def operation_ending(seconds: float, result: str, cause: str | None = None, fail
 
 
 def intent_line(at: int, id_: str, prefix: str, ids: str, size: int, units: int) -> str:
-    """`prefix` and `ids` are what `operation_prefix` and `quoted_ids` return."""
+    """Returns the line of an intent. `prefix` and `ids` are results of `operation_prefix` and `quoted_ids`."""
     return f'{{"v":1,"kind":"intent","at":{at},"id":"{id_}",{prefix},"ids":[{ids}],"bytes":{size},"units":{units}}}\n'
 
 
 def outcome_line(at: int, id_: str, ending: str) -> str:
-    """`ending` is what `operation_ending` returns."""
+    """Returns the line of an outcome. `ending` is a result of `operation_ending`."""
     return f'{{"v":1,"kind":"outcome","at":{at},"id":"{id_}",{ending}}}\n'
 
 
@@ -111,7 +112,7 @@ def encode_entry(entry: Entry) -> str:
 
 
 def decode_entry(line: str | bytes) -> Entry:
-    """Returns the entry of a line. Raises EntryError if the line is not an entry. Ignores fields it does not know."""
+    """Returns the entry of a line. Raises EntryError if the line is not an entry. Ignores unknown fields."""
     try:
         values = json.loads(line)
     except ValueError as error:
@@ -142,7 +143,7 @@ def _exactly(kind: type) -> Callable[[object], Any]:
 def _read_number(value: object) -> float:
     if type(value) not in (int, float):
         raise TypeError(f"{value!r} is not a number")
-    return float(value)  # type: ignore[arg-type] # one of the two
+    return float(value)  # type: ignore[arg-type] # an int or a float
 
 
 def _read_texts(value: object) -> tuple[str, ...]:

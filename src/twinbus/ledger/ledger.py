@@ -1,7 +1,7 @@
-"""`Ledger`: what a program records, cheap enough to be called for every send.
+"""`Ledger`: the interface with which a program records entries. It is fast enough for a call in every send.
 
-A call only queues an entry; `group_writer` brings it to the disk. This module decides whether an operation may begin
-while the ledger cannot be written (`on_error`).
+A call only queues an entry; `group_writer` writes the entry to the disk. This module decides whether an operation may
+begin while the ledger cannot be written (`on_error`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from twinbus.ledger.segments import SegmentWriter
 _log = logging.getLogger("twinbus.ledger")
 
 FLUSH_SECONDS: Final = 30.0
-"""How long a flush waits for the disk by default."""
+"""Seconds that a flush waits for the disk by default."""
 
 
 class LedgerUnavailableError(OperatorError):
@@ -85,24 +85,24 @@ class Ledger:
         size: int | Sequence[int] = 0,
         destination: str | None = None,
     ) -> RunningOperation:
-        """Records that an operation begins. Call `end` of the returned object when the operation is over.
+        """Records that an operation begins. Call `end` of the returned object when the operation has ended.
 
-        `ids` are message ids; a single text is one id. `size` is the size of each message, or the total.
-        `destination` is the `namespace/entity` on the primary that the messages are meant for, if the operation is on
-        another entity. Raises LedgerUnavailableError if the operation must not begin, and TypeError if `ids` is not a
-        sequence.
+        `ids` are message ids; a single text is one id. `size` is a list of the sizes of the messages, or their sum.
+        `destination` is the entity on the primary that the messages are meant for, as `namespace/entity`, if the
+        operation is on another entity. Raises LedgerUnavailableError if the operation must not begin, and TypeError if
+        `ids` is not a sequence.
         """
         if isinstance(size, int):
             size = int(size)  # True would be written as a JSON boolean
         if not isinstance(ids, str):
-            ids = tuple(ids)  # the caller may change its list before the line is made
+            ids = tuple(ids)  # a copy, because the caller may change its list before the line is written
         return self.begin_as(operation_prefix(stage, namespace, entity, destination), ids, size)
 
     def begin_as(self, prefix: str, ids: str | Sequence[object], size: int | Sequence[int]) -> RunningOperation:
         """Does what `begin` does, for callers on a hot path.
 
-        `prefix` is what `operation_prefix` returned for the stage, namespace, entity and destination. `ids` and `size`
-        are kept as they are: the caller must not change them later.
+        `prefix` is the result of `operation_prefix` for the stage, namespace, entity and destination. `ids` and `size`
+        are not copied: the caller must not change these objects after the call.
         """
         if self.stops_on_error:
             self.check()
@@ -122,10 +122,10 @@ class Ledger:
         cause: str | None = None,
         failed: Sequence[object] = (),
     ) -> str:
-        """Records an operation that is over, and returns its operation id. Never raises LedgerUnavailableError.
+        """Records an operation that has ended, and returns its operation id. Never raises LedgerUnavailableError.
 
-        For receives, and for operations that are tried whether or not the ledger can be written. `result`, `cause` and
-        `failed` are those of `RunningOperation.end`.
+        For receives, and for operations that are also tried while the ledger cannot be written. `result`, `cause` and
+        `failed` are described at `RunningOperation.end`.
         """
         operation = Operation(
             at=int((time.time() - seconds) * 1000),
@@ -166,7 +166,10 @@ class Ledger:
         reason: str | None = None,
         op: str | None = None,
     ) -> None:
-        """Records a move of messages between two `namespace/entity`. `op` is the id of the operation that did it."""
+        """Records a move of messages from `source` to `destination`, both `namespace/entity`.
+
+        `op` is the id of the operation that moved the messages.
+        """
         self._writer.put(
             Movement(
                 at=_milliseconds(),
@@ -202,7 +205,7 @@ class Ledger:
     # --- durability --------------------------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = FLUSH_SECONDS) -> bool:
-        """Waits until everything recorded so far is on the disk. Returns False if it is not.
+        """Waits until all entries that were recorded before this call are on the disk. Returns False if this fails.
 
         If `on_error` is "stop", raises LedgerUnavailableError instead of returning False.
         """
@@ -233,23 +236,23 @@ class Ledger:
 
     @property
     def failure(self) -> str | None:
-        """Why the ledger cannot be written at the moment, or None."""
+        """Why the ledger cannot be written now; None if it can be written."""
         return self._writer.failure
 
     @property
     def missing(self) -> int:
-        """How many entries were never written. Gap entries in the ledger report them."""
+        """How many entries were never written. Gap entries in the ledger report this number."""
         return self._writer.missing
 
     @property
     def writer(self) -> str:
-        """The name of this writer. The names of its segments begin with it."""
+        """The name of this writer. The file names of its segments begin with this name."""
         return self._name
 
     def close(self, timeout: float | None = 10.0) -> None:
-        """Writes what is queued and seals the segment.
+        """Writes all queued entries and seals the segment.
 
-        If `on_error` is "stop", raises LedgerUnavailableError if not everything was written within `timeout`.
+        If `on_error` is "stop", raises LedgerUnavailableError if not all entries were written within `timeout` seconds.
         """
         if self._closed:
             return
@@ -264,7 +267,7 @@ class Ledger:
         self.close()
 
     def __del__(self) -> None:
-        # A ledger that was dropped without closing: its thread writes what is queued and ends.
+        # The ledger was not closed: its thread writes the queued entries and ends.
         if not getattr(self, "_closed", True):
             self._writer.finish()
 
@@ -291,7 +294,10 @@ class Ledger:
         )
 
     def _reopen_after_fork(self) -> None:
-        """Gives the child of a fork a writer of its own. Queued entries and operations in flight are the parent's."""
+        """Makes a new writer in the child process of a fork.
+
+        The parent process writes the queued entries and the operations in flight.
+        """
         self._writer.abandon()
         if not self._closed:
             self._open()

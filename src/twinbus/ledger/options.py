@@ -30,18 +30,20 @@ class LedgerOptions:
     """How a ledger is written. Raises LedgerOptionError for a value out of range."""
 
     on_error: Literal["go_on", "stop"] = "go_on"
-    """Whether operations go on or stop while the ledger cannot be written. Either way an error is logged."""
+    """What operations do while the ledger cannot be written: go on, or stop. In both cases an error is logged."""
     group_interval: timedelta = timedelta(seconds=1)
-    """How long entries gather before they are written and synced together (1 ms to 1 min), about 1000 at most."""
+    """The longest time that an entry waits until it is written and synced together with others (1 ms to 1 min). About
+    1000 waiting entries are written earlier."""
     segment_bytes: int = 64 * _MIB
-    """A segment is sealed when it reaches this size (at least 4096), …"""
+    """A segment is sealed when it reaches this size (at least 4096)."""
     segment_age: timedelta = timedelta(hours=1)
-    """… or this age (1 s to 7 days)."""
+    """A segment is sealed when it reaches this age (1 s to 7 days), also if it is smaller than `segment_bytes`."""
     budget_bytes: int = 8192 * _MIB
-    """Disk space for all segments of one role on one host (at least two segments). The oldest are removed beyond it."""
+    """Disk space for all segments of one role on one host (at least two segments). If they need more, the oldest
+    segments are removed."""
     buffer_bytes: int = 16 * _MIB
-    """Memory for entries while the ledger cannot be written (at least 4096). Entries beyond it are missing, and a gap
-    entry reports them."""
+    """Memory for entries while the ledger cannot be written (at least 4096). If the memory is full, further entries are
+    dropped, and a gap entry reports how many."""
 
     def __post_init__(self) -> None:
         _check("on_error", self.on_error, self.on_error in ("go_on", "stop"), "go_on or stop")

@@ -1,17 +1,17 @@
 """One operation in flight, from `Ledger.begin` to `end`, and the lines that it becomes.
 
-Theory of operation. A RunningOperation puts itself into the writer's queue. When the writer's thread takes the
-queue, most operations have ended: each becomes one `operation` line. An operation that is still in flight becomes an
-`intent` line now and an `outcome` line later.
+Theory of operation. A RunningOperation appends itself to the writer's queue. When the writer's thread takes all items
+of the queue, most operations have ended: each of these becomes one `operation` line. An operation that is still in
+flight becomes an `intent` line now, and an `outcome` line after it has ended.
 
 The caller's thread and the writer's thread share the operation without a lock, because a lock would cost more than the
 rest of the entry. Two rules make this safe:
 
-- The writer marks the operation as taken (`_state`), and only then reads the ending.
-- `end` stores the ending, and only then reads the mark. If the operation is marked, `end` queues it once more.
+- The writer first marks the operation as taken (`_state`), and then reads the ending.
+- `end` first stores the ending, and then reads the mark. If the operation is marked, `end` queues the operation again.
 
-So at least one of the two threads sees what the other did, and the ending is written. If both see it, the operation is
-queued although everything is written; `next_line` then returns nothing.
+So either the writer sees the ending, or `end` sees the mark, and the ending is written in both cases. If both happen,
+the operation is queued again although all its lines are written; `next_line` then returns "".
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from twinbus.ledger.json_lines import (
 
 NOTIFY_EVERY: Final = 256
 
-# What the writer's thread has done with an operation.
+# How far the writer's thread has processed an operation.
 _QUEUED, _TAKEN, _INTENT_WRITTEN, _ALL_WRITTEN = range(4)
 
 _Ending = tuple[str, str | None, Sequence[object]]
-"""Result, cause and failed ids, as `RunningOperation.end` takes them."""
+"""Result, cause and failed ids: the arguments of `RunningOperation.end`."""
 _OK_ENDING: Final[_Ending] = (OK, None, ())
 
 
 class OperationQueue(Protocol):
-    """The writer of operations, as an operation sees it.
+    """The attributes of the writer that an operation uses.
 
-    Code that appends to `queue` must then call `notify` if `is_asleep`, and at least at every NOTIFY_EVERY-th append.
+    After an append to `queue`, the caller must call `notify` if `is_asleep` is True, and at least after every
+    NOTIFY_EVERY-th append.
     """
 
     writer_id: str
@@ -56,7 +57,7 @@ class OperationQueue(Protocol):
 
 
 class RunningOperation:
-    """What `Ledger.begin` returns. Call `end` once. If `end` is never called, the outcome is recorded as unknown."""
+    """An operation in flight: the result of `Ledger.begin`. Call `end` once. Without `end`, the outcome is unknown."""
 
     __slots__ = ("_begun", "_ended", "_ending", "_ids", "_number", "_prefix", "_size", "_state", "_writer")
 
@@ -65,11 +66,11 @@ class RunningOperation:
     def __init__(
         self, writer: OperationQueue, prefix: str, ids: str | Sequence[object], size: int | Sequence[int]
     ) -> None:
-        """Begins the operation: takes the time and queues it.
+        """Begins the operation: stores the current time and appends the operation to the queue.
 
-        `prefix` is what `operation_prefix` returns; `ids` and `size` are those of `Ledger.begin`. This runs in every
-        send, where each call of a function costs about a microsecond: nothing of it is in the processor's caches. So
-        it appends to the queue itself.
+        `prefix` is the result of `operation_prefix`; `ids` and `size` are arguments of `Ledger.begin`. This code runs
+        in every send, where each function call costs about a microsecond, because its code is not in the processor's
+        caches. So this method appends to the queue without calling a function of the writer.
         """
         self._writer = writer
         self._number = number = next(writer.numbers)
@@ -91,22 +92,23 @@ class RunningOperation:
     def end(self, result: str = OK, *, cause: str | None = None, failed: Sequence[object] = ()) -> None:
         """Records how the operation ended. Calls after the first one have no effect.
 
-        `result` is "ok"; "unknown" if the operation may have happened, with the reason in `cause`; or the reason why it
-        did not happen. `failed`: the result concerns only these message ids, and the others succeeded.
+        `result` is "ok", or "unknown" if the operation may have happened (then `cause` is the reason), or the reason
+        why the operation did not happen. If `failed` is not empty, `result` is only for the message ids in `failed`,
+        and the operation succeeded for the other ids.
         """
         if self._ending is None:
             writer = self._writer
             self._ended = writer.now()
-            # From here on the writer may see the ending. The mark must be read after this line, not before.
+            # After this line the writer's thread may see the ending. `_state` must be read after it, not before.
             self._ending = _OK_ENDING if result is OK and not failed else (result, cause, failed)
             if self._state != _QUEUED:
                 writer.queue.append(self)
                 writer.notify()
 
     def next_line(self, clock_offset: float) -> str:
-        """Returns the line that is to be written now, or "". Called by the writer's thread only.
+        """Returns the next line of this operation, or "" if there is none. Only the writer's thread calls this.
 
-        `clock_offset` plus a time of the operation's clock is the time since the epoch.
+        A time of the operation's clock plus `clock_offset` is the time since the epoch.
         """
         if self._state == _QUEUED:
             self._state = _TAKEN  # before the ending is read
@@ -128,7 +130,8 @@ class RunningOperation:
             count, array = 1, quoted(id_text(ids))
         else:
             count, array = len(ids), quoted_ids(map(id_text, ids))
-        # The state advances after this: an operation whose ids or size cannot be encoded stays unwritten as a whole.
+        # `_state` changes only after this: if the ids or the size cannot be encoded, no line of the operation is
+        # written.
         units = billable_units(count, size)
         if ending is None:
             self._state = _INTENT_WRITTEN

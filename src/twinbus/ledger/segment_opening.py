@@ -1,6 +1,7 @@
-"""What happens when a writer opens a segment: its header, the disk budget, and segments whose writer is gone.
+"""What a writer does before it opens a segment: seal segments of dead writers, keep the disk budget, write a header.
 
-A `dropped` entry reports what was removed for the budget, so that a balance knows that entries are missing.
+If segments were removed for the disk budget, a `dropped` entry reports this, so that a balance shows that entries are
+missing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _CHUNK: Final = 64 * 1024
 
 
 class SegmentOpening:
-    """Makes the first lines of a writer's segments: call it with the number of the segment."""
+    """A function that returns the first lines of a segment. Its argument is the number of the segment."""
 
     def __init__(self, directory: Path, writer: str, role: Role, host: str, options: LedgerOptions) -> None:
         self._directory = directory
@@ -38,7 +39,8 @@ class SegmentOpening:
     def __call__(self, number: int) -> str:
         options, at = self._options, int(time.time() * 1000)
         if number != self._number:
-            # The same number again means that the segment could not be made: what was dropped for it is unreported.
+            # A new number. If the number is the same as before, the segment could not be made, and the `dropped` lines
+            # that were made for it are not written yet.
             self._number, self._dropped_lines = number, ""
         id_ = f"{self._writer.rpartition('-')[2]}-segment-{number}"
         seal_abandoned(self._directory, self._host, 2 * options.segment_age.total_seconds())
@@ -87,10 +89,10 @@ def keep_to_budget(directory: Path, group: str, budget: int, wanted: int, at: in
 
 
 def seal_abandoned(directory: Path, host: str, silent_seconds: float) -> None:
-    """Seals the open segments whose writer is gone.
+    """Seals the open segments whose writer has ended.
 
-    A segment of this host is abandoned if no process locks it. A lock of another host may not be visible here, so a
-    segment of another host must also have been silent for `silent_seconds`.
+    On this host, a writer has ended if no process locks its segment. The lock of a process on another host may not be
+    visible here, so a segment of another host must also have had no write for `silent_seconds`.
     """
     for segment in list_segments(directory):
         if not segment.is_open:

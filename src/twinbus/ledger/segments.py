@@ -1,12 +1,13 @@
 """The segment files of a ledger: their names, appending to them, and reading them.
 
-A segment that is being written is `<writer>-<number>.jsonl.open` and locked. A sealed segment is
-`<writer>-<number>.jsonl` and is never written again. A segment is sealed at a size, at an age, or when its writer
-closes. `segment_opening` makes the first lines of a segment and deals with segments of other writers.
+A segment that is being written has the name `<writer>-<number>.jsonl.open`, and is locked. A sealed segment has the
+name `<writer>-<number>.jsonl`, and is never written again. A segment is sealed when it reaches a size or an age, or
+when its writer closes. `segment_opening` makes the first lines of a segment, and seals or removes segments of other
+writers.
 
-A process does not notice when a file that it has open is removed or replaced: it writes and syncs without an error, but
-no reader ever sees the lines. So after each group the writer compares the file at the segment's path with the file that
-it has open (L7).
+If an open file is removed or replaced, its process gets no error: writes and syncs succeed, but no reader ever sees the
+lines. So after each group the writer checks that the file at the segment's path is the file that the writer has open
+(L7).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment file, and what its name says."""
+    """A segment file, and the parts of its name."""
 
     path: Path
     writer: str
@@ -70,8 +71,8 @@ def list_segments(directory: Path) -> Iterator[Segment]:
 class SegmentGoneError(OSError):
     """The open segment was removed or replaced, alone or with its folder.
 
-    `lines` is the number of its lines without the first one. They count as lost, although a folder that was renamed
-    still has them.
+    `lines` is the number of lines that were appended to the segment. These lines count as lost, even if the folder was
+    only renamed and still has the segment.
     """
 
     def __init__(self, path: Path, lines: int) -> None:
@@ -80,12 +81,12 @@ class SegmentGoneError(OSError):
 
 
 class SegmentWriter:
-    """Appends lines to the segments of one writer, and starts the next segment when one is full. For one thread.
+    """Appends lines to the segments of one writer, and starts the next segment when one is full. For one thread only.
 
-    `first_lines(n)` returns what segment number n begins with; it is called just before the segment is made.
+    `first_lines(n)` returns the first lines of segment number n, and is called just before the segment is made.
 
-    The first segment makes the folder if it does not exist. A folder that is gone later is not made again: if it was a
-    mounted volume, the segments would go to the disk below the mount point.
+    The first segment makes the folder if it does not exist. If the folder is removed after that, it is not made again:
+    if the folder was a mounted volume, the segments would be written to the disk below the mount point.
     """
 
     def __init__(
@@ -111,17 +112,19 @@ class SegmentWriter:
         return self._number
 
     def append(self, lines: bytes) -> None:
-        """Returns once the lines are on the disk. Raises OSError if they are not; then append them again.
+        """Appends lines, and returns when the lines are on the disk.
 
-        Raises SegmentGoneError if lines of earlier calls are lost too.
+        Raises OSError if the lines are not on the disk; the caller then has to append the same lines again. Raises
+        SegmentGoneError if lines of earlier calls are lost too.
         """
         if self._size >= self._most_bytes or self.seconds_left() <= 0:
             self.seal()
         self._write(self._file if self._file is not None else self._open(), lines)
         if not self._is_at(self._path):
-            # `seal` raises unless another writer took this one for dead and sealed the segment. A program that reads
-            # each sealed segment once may have read it already, so the lines go to the next segment as well. Readers
-            # ignore a line that comes twice.
+            # `seal` raises SegmentGoneError, except if another writer has sealed the segment because it took this
+            # writer for dead. A program that reads each sealed segment once may have read the segment before these
+            # lines were appended, so the lines are also written to the next segment. Readers ignore the second copy of
+            # a line.
             self.seal()
             self._write(self._open(), lines)
         self._size += len(lines)
@@ -147,7 +150,7 @@ class SegmentWriter:
         return self._most_seconds - (time.monotonic() - self._opened_at)
 
     def seal(self) -> None:
-        """Seals the open segment, if there is one. Raises SegmentGoneError if it is lost."""
+        """Seals the open segment, if there is one. Raises SegmentGoneError if the segment was removed or replaced."""
         file, self._file = self._file, None
         lines, self._size, self._lines = self._lines, 0, 0
         if file is None:
@@ -156,14 +159,17 @@ class SegmentWriter:
         try:
             if self._is_at(self._path):
                 self._path.rename(sealed)
-            elif not self._is_at(sealed):  # another writer may have sealed it
+            elif not self._is_at(sealed):  # if it is at `sealed`, another writer has sealed it
                 raise SegmentGoneError(self._path, lines)
             sync_folder(self._directory)
         finally:
             os.close(file)
 
     def abandon(self) -> None:
-        """Closes the file without sealing it. For the child of a fork: the segment is the parent's."""
+        """Closes the file without sealing the segment.
+
+        For the child process of a fork: the parent writes the segment.
+        """
         if self._file is not None:
             os.close(self._file)
         self._file = None
@@ -184,7 +190,7 @@ class SegmentWriter:
         hidden = path.with_name(f".{path.name}")
         file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            # Other processes see the segment only when it is locked and has its header.
+            # The rename comes after the lock and the header, so that other processes never see a segment without both.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_all(file, first)
             os.fsync(file)
@@ -202,16 +208,16 @@ class SegmentWriter:
         return file
 
     def _take_back(self, file: int) -> None:
-        """Removes a group that was written in part, and ends the segment.
+        """Removes a partly written group from the segment, and seals the segment.
 
-        After a failed sync nobody knows how much of the group is on the disk, and a second sync would not tell.
+        After a failed sync it is not known how much of the group is on the disk, and a second sync would not show it.
         """
         with contextlib.suppress(OSError):
             os.ftruncate(file, self._size)
         try:
             self.seal()
         except SegmentGoneError:
-            raise  # its lines must be counted as missing
+            raise  # the lines of the segment must be counted as missing
         except OSError:
             pass  # the caller raises the error of the write
 
@@ -224,7 +230,7 @@ def write_all(file: int, data: bytes) -> None:
 
 
 def sync_folder(directory: Path) -> None:
-    """Syncs a folder. A new or changed name in it survives a power loss only after this."""
+    """Syncs a folder. Without this sync, a new or changed file name in the folder may be lost at a power failure."""
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
@@ -247,7 +253,7 @@ class LedgerUnreadableError(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class LineProblem:
-    """A line, counted from 1, that is not an entry. Line 0: the file itself cannot be read."""
+    """A line that is not an entry. Lines are counted from 1; `line` is 0 if the file itself cannot be read."""
 
     file: Path
     line: int
@@ -260,10 +266,10 @@ class LineProblem:
 def read_ledger(
     directory: str | os.PathLike[str], problem: Callable[[LineProblem], None] | None = None
 ) -> Iterator[Entry]:
-    """Yields every entry of every segment, open ones too, segment by segment in the order of writing.
+    """Yields every entry of every segment, also of open segments, one segment after the other.
 
     Calls `problem` for each line that is not an entry; without `problem`, raises LedgerUnreadableError. Skips a last
-    line without a newline: a crash leaves one.
+    line without a newline: a crash may leave such an incomplete line.
     """
     for segment in list_segments(Path(directory)):
         yield from _read_segment(segment, problem or _raise)
@@ -274,7 +280,7 @@ def _read_segment(segment: Segment, problem: Callable[[LineProblem], None]) -> I
         path = segment.path
         file = path.open("rb")
     except FileNotFoundError:
-        # Sealed since it was listed, or removed to keep the disk budget.
+        # Since the listing the segment was sealed, or removed to keep the disk budget.
         path = segment.sealed_path
         try:
             file = path.open("rb")
