@@ -1,4 +1,4 @@
-"""Prices as data, the forecast of a scenario, the bill of what was used, and the comparison of both (M1–M4)."""
+"""Prices as data, the forecast of a cost, bills, and the comparison of forecast and actual cost (M1–M4)."""
 
 from twinbus.money.billing import Bill, BillLine, Usage, bill, unit_price
 from twinbus.money.forecast import CostPhase, Forecast, IdleReceives, StageUnits, forecast

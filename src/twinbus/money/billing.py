@@ -1,6 +1,6 @@
-"""Turns what was used into a bill (M2, M3): units through the price bands of a tier, bytes through those of bandwidth.
+"""Makes a bill of used units and bytes (M2, M3), with the price bands of a tier for units and of bandwidth for bytes.
 
-The forecast and the actual cost from a ledger both use this module, so that they are priced alike.
+The forecast and the actual cost of a ledger both use this module, so that both have the same prices.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from twinbus.money.prices import Prices, PriceScale
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What one stage used in one phase."""
+    """The operations, units and bytes of one stage in one phase."""
 
     stage: str
     operations: int
-    """One per message that was carried, and one per call that carried no message."""
+    """One operation per message, and one per call without a message."""
     units: int
     """Billable units of these operations (M2)."""
     bytes: int = 0
     phase: str = ""
     anyway: bool = False
-    """Whether the application would have used this without a pair, too."""
+    """Whether the application would need these operations without a pair, too."""
     why: str = ""
 
 
@@ -41,7 +41,7 @@ class BillLine:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """Priced usage. The lines have the order of the usage."""
+    """A bill: usage with costs. The lines have the same order as the usage from which the bill was made."""
 
     lines: tuple[BillLine, ...]
 
@@ -79,10 +79,10 @@ def bill(
     other_operations: int = 0,
     months: Decimal = Decimal(1),
 ) -> Bill:
-    """Returns the bill of what was used in `months` months.
+    """Returns the bill of the usage in `months` months.
 
-    The `other_operations` of each month fill the price bands first, then the phases in their order. All lines of a
-    phase pay the same price per unit: the mean of the bands that the phase fills.
+    The first units of a month's price bands go to the `other_operations` of the month, the next units to the phases in
+    their order. All lines of a phase have the same price per unit: the mean over the bands that the phase uses.
     """
     scale, zone = prices.tier(tier).operations, prices.zone(bandwidth)
     units_before, bytes_before = other_operations * months, Decimal(0)
@@ -109,7 +109,7 @@ def bill(
 def unit_price(
     units: int, prices: Prices, tier: str = "standard", *, other_operations: int = 0, months: Decimal = Decimal(1)
 ) -> Decimal:
-    """Returns the mean price of a unit, over all price bands that so many units fill."""
+    """Returns the mean price of a unit over all price bands that `units` units use."""
     return _mean_price(prices.tier(tier).operations, other_operations * months, Decimal(units), months)
 
 

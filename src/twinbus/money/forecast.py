@@ -1,6 +1,6 @@
-"""What a scenario costs (M4): operations, units, bytes and money by stage, idle, during outages and while draining.
+"""The cost of a scenario (M4): operations, units, bytes and money by stage and phase (idle, outage, drain).
 
-`outage_model` says what happens in an outage; this module counts the operations of it and prices them. It is pure.
+`outage_model` describes an outage; this module counts the operations of the outage and computes their cost. Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 from math import ceil
 from typing import Final
 
-from twinbus.ledger.entries import Stage, billable_units  # pure: the face also loads what writes to the disk
+from twinbus.ledger.entries import Stage, billable_units  # pure, unlike `twinbus.ledger`
 from twinbus.money.billing import Bill, Usage, bill
 from twinbus.money.outage_model import (
     DRAIN_EMPTY_RECEIVES,
@@ -29,7 +29,7 @@ from twinbus.money.prices import Prices, Tier
 from twinbus.money.scenario import OutageKind, PingKind, Scenario, ScenarioError, SyphonRuns
 
 ALIAS_BYTES: Final = 64
-"""About what the aliases of S7 add to the size of a message."""
+"""About the number of bytes that the aliases of S7 add to a message."""
 PING_BYTES: Final = 150
 _DAY, _HOUR = 86_400, 3600
 
@@ -44,7 +44,7 @@ class CostPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IdleReceives:
-    """Receives of the syphons in a time without messages (Y2)."""
+    """The number of receives of all syphons in an hour, a day and 30 days without messages (Y2)."""
 
     hour: float
     day: float
@@ -57,11 +57,11 @@ class StageUnits:
 
     stage: str
     clause: int
-    """As M1 counts them."""
+    """Units as clause M1 counts them."""
     billed: int
-    """As a client is charged today."""
+    """Units that the service charges today."""
     put_aside: int
-    """As a client is charged if a syphon received the message while the primary was away, and put it aside."""
+    """Units that the service charges today if a syphon received the message during the outage and put it aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,14 @@ class Forecast:
     outage: OutageModel
     idle: IdleReceives
     message_units: tuple[StageUnits, ...]
-    """What one diverted message costs, stage by stage."""
+    """The units of one diverted message, stage by stage."""
     bill: Bill
     """One line per phase and stage."""
     base_cost: Decimal
     connections: Decimal
     connections_cost: Decimal
     without_pair: Decimal
-    """Cost of the same traffic without outages on the primary alone, with its base."""
+    """Cost of the same messages without a pair and without outages: one namespace, with its base cost."""
 
     @property
     def cost(self) -> Decimal:
@@ -148,7 +148,7 @@ def _messages(scenario: Scenario, outage: OutageModel) -> float:
 
 
 def _traffic(scenario: Scenario, phase: CostPhase, messages: float) -> Iterator[Usage]:
-    """Yields what the application itself uses: its sends, and the receives of these messages."""
+    """Yields the usage of the application itself: its sends, and the receives of these messages."""
     yield _usage(phase, Stage.SEND_PRIMARY, messages, scenario.message_size, anyway=True, why="the application's sends")
     yield from _received(scenario, phase, messages)
 
@@ -163,7 +163,7 @@ def _received(scenario: Scenario, phase: CostPhase, messages: float) -> Iterator
 
 
 def _standing(scenario: Scenario, phase: CostPhase, seconds: float, used: float) -> Iterator[Usage]:
-    """Yields what standing syphons use on queues without messages. `used` queues have messages."""
+    """Yields the usage of standing syphons on queues without messages. `used` is the number of queues with messages."""
     if scenario.syphon is not SyphonRuns.STANDING or not scenario.syphons:
         return
     quiet = (scenario.backlog_queues - used) / scenario.backlog_queues
@@ -173,7 +173,7 @@ def _standing(scenario: Scenario, phase: CostPhase, seconds: float, used: float)
 
 
 def _counts(scenario: Scenario, seconds: float) -> float:
-    """Returns how often the display of a syphon counts the remaining messages while messages move."""
+    """Returns how often the displays of syphons count the remaining messages in `seconds` of moving messages."""
     every = scenario.count_interval.total_seconds()
     return scenario.syphons * seconds / every if every else 0
 
@@ -201,7 +201,7 @@ def _outage(scenario: Scenario, outage: OutageModel) -> Iterator[Usage]:
 
 
 def _standing_in_outage(scenario: Scenario, outage: OutageModel) -> Iterator[Usage]:
-    """Yields what standing syphons use in an outage: they put messages aside, and probe with growing pauses (Y5)."""
+    """Yields the usage of standing syphons in an outage: they put messages aside and probe with growing pauses (Y5)."""
     times, phase = scenario.outages, CostPhase.OUTAGE
     size, stored = scenario.message_size, scenario.message_size + ALIAS_BYTES
     used = queues_used(scenario.backlog_queues, scenario.entities * scenario.clients) if outage.diverted else 0
@@ -295,7 +295,7 @@ def _connections(
 ) -> tuple[Decimal, Decimal]:
     """Returns the mean number of connections, and their cost.
 
-    The service charges the peak of each hour. An outage raises the peak of one hour more than it lasts.
+    The service charges the peak of each hour. An outage of n hours can raise the peaks of n + 1 hours.
     """
     links = scenario.entities * (1 + max(scenario.subscriptions, 1))
     standing = 2 * scenario.syphons if scenario.syphon is SyphonRuns.STANDING else 0

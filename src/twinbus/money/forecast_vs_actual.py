@@ -1,6 +1,7 @@
-"""Compares a forecast with what a ledger recorded (M4), stage by stage, and explains each difference.
+"""Compares a forecast with the actual cost from a ledger (M4), stage by stage, and explains each difference.
 
-The parts of a difference add up to it. This module is pure; the pipeline reads the actual figures from a ledger.
+A difference is divided into parts, each with a reason; the sum of the parts is the difference. This module is pure;
+`twinbus.pipeline` reads the actual figures from a ledger.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
-from twinbus.ledger.entries import Stage  # pure: the face also loads what writes to the disk
+from twinbus.ledger.entries import Stage  # pure, unlike `twinbus.ledger`
 from twinbus.money.forecast import CostPhase, Forecast
 
 _RECEIVER_STAGES: Final = frozenset({Stage.RECEIVE_PRIMARY, Stage.COMPLETE_PRIMARY})
-"""Stages of the application's receivers. A ledger has them only if the receivers are a pair's, or from a meter."""
+"""Stages of the application's receivers. A ledger has these stages only if the receivers belong to a pair, or if a
+Twinbus namespace metered their operations."""
 EMPTY_PRIMARY: Final = "empty_receive_primary"
-"""Stage of the application's receives on the primary that found no message. The forecast does not have it."""
+"""Stage of the application's receives on the primary that returned no message.
+
+The forecast does not have this stage.
+"""
 _DIVERTED_STAGES: Final = frozenset(
     {
         Stage.SEND_BACKLOG,
@@ -67,7 +72,7 @@ _WHY_FEWER: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpending:
-    """What a ledger recorded for one stage."""
+    """The messages, units and cost of one stage, from a ledger."""
 
     stage: str
     messages: int
@@ -82,7 +87,7 @@ class StageSpending:
 
 @dataclass(frozen=True, slots=True)
 class DifferencePart:
-    """A part of a difference, and the reason for it."""
+    """A part of a difference: a number of units, and the reason."""
 
     why: str
     units: int
@@ -125,7 +130,7 @@ class Comparison:
 
 
 def compare(forecast: Forecast, spent: Sequence[StageSpending]) -> Comparison:
-    """Returns the comparison. It includes stages that only the forecast or only the ledger has."""
+    """Returns the comparison of all stages, also of stages that only the forecast or only the ledger has."""
     actual = {one.stage: one for one in spent}
     stages = dict.fromkeys([*(line.usage.stage for line in forecast.bill.lines), *actual])
     traffic = _Traffic.of(forecast, actual)
@@ -189,7 +194,7 @@ def _difference(forecast: Forecast, stage: str, spent: StageSpending | None, tra
 
 
 def _expects_failures(forecast: Forecast, stage: str) -> bool:
-    """Returns whether the forecast has failing calls of this stage."""
+    """Returns whether the forecast includes failed calls of this stage."""
     lines = forecast.bill.of(phase=CostPhase.OUTAGE, stage=stage).lines
     return any(not line.usage.anyway for line in lines) and stage in (
         Stage.PING,

@@ -1,6 +1,6 @@
-"""A model of one outage: when pings go out, how much is diverted, and what a syphon does meanwhile (G2, S3, Y5).
+"""A model of one outage: the pings, the diverted messages, and what a syphon does during the outage (G2, S3, Y5).
 
-The constants are intervals and counts of other rooms that cost operations. A test holds them equal to the originals.
+The constants are copies of intervals and counts in other packages of Twinbus. A test checks that both are equal.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from typing import Final
 from twinbus.money.scenario import OutageKind, Scenario, SyphonRuns
 
 SCAN_SECONDS: Final = 6 * 3600.0
-"""How often a standing pump peeks at its queue for messages that nobody remembers."""
+"""Seconds between two scans, in which a standing syphon peeks at a queue for deferred messages with unknown numbers."""
 PEEK_PAGE_SIZE: Final = 250
-"""Messages in one peek."""
+"""The most messages that one peek returns."""
 FIRST_PAUSE: Final = 1.0
 LONGEST_PAUSE: Final = 300.0
 """Y5: the pauses between a syphon's probes of a destination double, from the first to the longest."""
 PAUSE_SHARE: Final = 0.75
-"""Jitter shortens a pause by up to a half; this is the mean."""
+"""Jitter shortens a pause by up to a half. So on average a pause is this share of its full length."""
 DRAIN_EMPTY_RECEIVES: Final = 2
 DRAIN_PEEKS: Final = 1
 DRAIN_REQUESTS: Final = 2
-"""A drain lists the queues and counts their messages first. It ends each queue with these receives and peeks."""
+"""A drain begins with DRAIN_REQUESTS requests: a list of the queues, and a count of their messages. At the end of each
+queue it makes DRAIN_EMPTY_RECEIVES empty receives and DRAIN_PEEKS peeks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +35,16 @@ class OutageModel:
     """From the beginning of the outage until sends go to the primary again."""
     drain_seconds: float
     failed_sends: float
-    """Messages of sends that fail before the failover, counted for each try. Each client's first call per entity fails.
-    """
+    """Messages in sends that fail before the failover; a message counts once per try. At least the first call of each
+    client to each entity fails."""
     diverted: float
-    """Messages."""
+    """Number of diverted messages."""
     put_aside: float
-    """Diverted messages that a standing syphon receives while the primary is away, and puts aside."""
+    """Number of diverted messages that a standing syphon receives during the outage, and puts aside."""
     pings: int
-    """Per entity and client. The last one succeeds."""
+    """Number of pings per entity and client. The last ping succeeds."""
     probes: int
-    """Sends of a syphon that fail, per entity."""
+    """Number of probes of a syphon that fail, per entity."""
 
 
 def model_outage(scenario: Scenario) -> OutageModel:
@@ -73,7 +74,7 @@ def model_outage(scenario: Scenario) -> OutageModel:
 
 
 def _failed_probes(seconds: float) -> tuple[int, float]:
-    """Returns how many probes of a syphon fail while the primary is away so long, and when a probe succeeds."""
+    """Returns how many probes of a syphon fail in an outage of `seconds`, and the time of the first that succeeds."""
     at, pause, failed = 0.0, FIRST_PAUSE, 1
     while True:
         at += pause * PAUSE_SHARE
@@ -84,11 +85,11 @@ def _failed_probes(seconds: float) -> tuple[int, float]:
 
 
 def queues_used(queues: int, senders: int) -> float:
-    """Returns how many queues have a sender on average, if every sender picks one at random (S6)."""
+    """Returns how many queues have a sender on average, if every sender chooses a queue at random (S6)."""
     return queues * (1 - (1 - 1 / queues) ** senders)
 
 
 def backlog_checks(scenario: Scenario, seconds: float) -> int:
-    """Returns how often a client peeks at a backlog queue that it used, if the queue is empty after so long (Y1)."""
+    """Returns how often a client peeks at a backlog queue that it used, if the queue is empty after `seconds` (Y1)."""
     every = scenario.backlog_check_interval.total_seconds()
     return floor(seconds / every) + 1 if every and seconds else 0

@@ -1,6 +1,7 @@
-"""Prices as data (M3): a table with a date and an origin, read from TOML. Twinbus brings one; users may have their own.
+"""Prices as data (M3): a table with a date and an origin, read from TOML.
 
-This module checks a table and computes what an amount costs. No price is written in code.
+Twinbus contains a price table, and users may write their own. This module checks a table and computes the cost of an
+amount. No price is written in code.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class PricesError(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class PriceBand:
-    """A price for the part of a month's amount between the end of the band before and `up_to`."""
+    """The price for a part of the amount of one month: from the end of the previous band up to `up_to`."""
 
     up_to: Decimal | None
-    """None: no upper end."""
+    """The upper end of the band; None in the last band."""
     price: Decimal
 
 
@@ -37,11 +38,11 @@ class PriceScale:
     """Price bands of one quantity."""
 
     per: int
-    """The price of a band is for so many."""
+    """The number of units or bytes to which the price of a band applies, for example 1,000,000."""
     bands: tuple[PriceBand, ...]
 
     def cost(self, amount: Decimal, months: Decimal = Decimal(1)) -> Decimal:
-        """Returns the cost of an amount that is spread evenly over so many months (at least one)."""
+        """Returns the cost of an amount that is used evenly over `months` months. Less than one month counts as one."""
         months = max(months, Decimal(1))
         left, begin, total = amount / months, Decimal(0), Decimal(0)
         for band in self.bands:
@@ -66,13 +67,16 @@ class Tier:
     connections: PriceScale | None
     """None if connections are not charged."""
     connection_hours: int
-    """The sum of the hourly peaks is divided by this."""
+    """Connections are charged by the sum of the peaks of each hour, divided by this number."""
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """A price table: `Prices.default()` came with this version, `Prices.load(path)` is a user's own."""
+    """A price table.
+
+    `Prices.default()` is the table of this Twinbus version, `Prices.load(path)` the table of a user.
+    """
 
     date: date
     currency: str
@@ -92,7 +96,7 @@ class Prices:
 
     @classmethod
     def load(cls, path: Path | None) -> Self:
-        """Returns the table in a file; without a path, the default. Raises PricesError if it cannot be read or used."""
+        """Returns the table in a file; if `path` is None, the default. Raises PricesError if the file is not usable."""
         if path is None:
             return cls.default()
         try:
@@ -133,14 +137,14 @@ class Prices:
         return self.tiers[name]
 
     def zone(self, name: str) -> PriceScale | None:
-        """Returns the scale of a bandwidth; None for `none`."""
+        """Returns the price scale of a bandwidth by name; None for the name `none`."""
         if name != "none" and name not in self.bandwidth:
             raise PricesError(f"{self.file} has no bandwidth {name!r}", f"It has none, {', '.join(self.bandwidth)}.")
         return self.bandwidth.get(name)
 
 
 def default_price_text() -> str:
-    """Returns the text of the table that comes with Twinbus, as a start for a user's own."""
+    """Returns the text of the table that comes with Twinbus. A user can begin with a copy of this text."""
     return (files("twinbus.money") / "prices.toml").read_text(encoding="utf-8")
 
 
@@ -148,7 +152,7 @@ def default_price_text() -> str:
 
 
 class _Table:
-    """A table of a TOML file. Each read removes the key, so that `end` finds the keys that nobody read."""
+    """A table of a TOML file. Each read removes its key, so that `end` finds the keys that were not read."""
 
     def __init__(self, file: str, path: str, values: Any) -> None:
         self._file = file
@@ -217,7 +221,7 @@ class _Table:
         return list(self._values)
 
     def end(self) -> None:
-        """Raises PricesError if a key is left: a mistyped name would be a price that is not charged."""
+        """Raises PricesError if a key was not read: if a key is mistyped, its price would not be charged."""
         for key in self._values:
             raise PricesError(f"{self._file}: {self._at(key)} is not known", f"Leave it out. {_START}")
 

@@ -23,7 +23,7 @@ class ScenarioError(CallerError):
 class SyphonRuns(StrEnum):
     """When syphons run.
 
-    `standing`: all the time, also while the primary is away. `after`: as `twinbus syphon --drain` once it is back.
+    `standing`: all the time, also during outages. `after`: only after an outage, as `twinbus syphon --drain`.
     """
 
     STANDING = "standing"
@@ -33,7 +33,7 @@ class SyphonRuns(StrEnum):
 class OutageKind(StrEnum):
     """How the primary fails.
 
-    `answering`: calls reach the primary, fail there and are charged. `unreachable`: calls do not reach it.
+    `answering`: calls reach the primary, fail there and are charged. `unreachable`: calls do not reach the primary.
     """
 
     ANSWERING = "answering"
@@ -49,24 +49,24 @@ class PingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A period in the life of one pair. `rate` counts all clients and entities together."""
+    """The use of one pair in a period of time. `rate` is for all clients and entities together."""
 
     tier: str = "standard"
     messaging_units: int = 1
     """Messaging units of each of the two namespaces (premium)."""
     backlog_queues: int = 10
     entities: int = 1
-    """Entities that are sent to and fail over."""
+    """Number of entities to which messages are sent. All of them fail over in an outage."""
     subscriptions: int = 0
     """Subscriptions of each entity; 0 if the entities are queues."""
     clients: int = 1
-    """Processes with a pair. Each has a sender and a receiver for every entity."""
+    """Number of processes with a pair. Each process has a sender and a receiver for every entity."""
     rate: float = 10.0
     """Messages per second."""
     message_size: int = 1024
     """Bytes of a message, its properties included."""
     batch: int = 1
-    """Messages in one send call. A call that fails costs all of its messages."""
+    """Messages in one send call. A failed call is charged for all of its messages."""
     outage: timedelta = _HOUR
     """Length of one outage."""
     outages: int = 1
@@ -84,12 +84,12 @@ class Scenario:
     long_poll: timedelta = 900 * _SECOND
     """Length of a receive that finds no message (Y2)."""
     count_interval: timedelta = 10 * _SECOND
-    """How often a syphon's display counts the remaining messages; 0 if it never does, as inside a pair."""
+    """Time between two counts of the remaining messages for the display of a syphon; 0 for no display, as in a pair."""
     drain_rate: float = 1000.0
     """Messages per second that the syphons move."""
     period: timedelta = 30 * _DAY
     other_operations: int = 0
-    """Other operations per month of the same Azure subscription. They fill the price bands first."""
+    """Other operations per month of the same Azure subscription. They use the first units of the price bands."""
     bandwidth: str = "inter_region"
     """Name of a bandwidth scale in the price table, or `none`."""
     sent: int | None = None
