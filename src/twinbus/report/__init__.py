@@ -1,6 +1,6 @@
 """The page that a person reads after an outage: `twinbus report` (D5).
 
-A name of this face loads its module, and with it pyspark, at first use.
+The first use of a name below loads the module `page`.
 """
 
 from importlib import import_module

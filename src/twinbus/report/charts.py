@@ -1,6 +1,6 @@
-"""Charts that stretch to any width. Shapes are SVG without text; the text is HTML beside them, at its own size.
+"""Charts that can have any width. The shapes are SVG without text; texts are HTML elements, which do not change size.
 
-A bucket is one unit wide, and a value is the height of its bucket.
+In the SVG, each time bucket is one unit wide, and its height shows its value.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from twinbus.report.formatting import axis_label, axis_top, time_marks
 from twinbus.report.markup import Markup, element, join
 
 _HEIGHT: Final = 100
-# A value above zero is visible, however small it is beside the largest.
+# The least height of a value above zero, so that it is visible beside much larger values.
 _LEAST_HEIGHT: Final = 1.5
 _MARKS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ChartLayer:
-    """One series of values."""
+    """One series of values in a chart."""
 
     css: str
-    """Class of the style sheet: the colour."""
+    """CSS class, which sets the colour."""
     values: Sequence[float]
 
 
@@ -36,18 +36,21 @@ class TimeAxis:
     buckets: int
 
     def share(self, instant: int) -> float:
-        """Returns the position of a time in percent of the width. A time beyond an end is at that end."""
+        """Returns the position of a time in percent of the width: 0 before `first`, 100 after `last`."""
         return round(min(max((instant - self.first) / (self.last - self.first), 0), 1) * 100, 3)
 
     def marks(self) -> list[tuple[float, str]]:
-        """Returns position and text of the marks."""
+        """Returns position (in percent of the width) and text of each mark of the axis."""
         return [(self.share(instant), label) for instant, label in time_marks(self.first, self.last, _MARKS)]
 
 
 def plot(
     axis: TimeAxis, layers: Sequence[ChartLayer], shades: Sequence[tuple[int, int]], label: str, *, low: bool
 ) -> Markup:
-    """Returns a stacked chart of the layers, with the marks of both axes. `shades` are tinted times."""
+    """Returns a stacked chart of the layers, with the marks of both axes.
+
+    `shades` are spans of time that are tinted.
+    """
     totals = [sum(values) for values in zip(*(layer.values for layer in layers), strict=True)]
     top = axis_top(max(totals, default=0))
     tinted = [
@@ -79,7 +82,7 @@ def plot(
 
 
 def area(ground: Sequence[float], roof: Sequence[float], top: float) -> str:
-    """Returns an SVG path of steps: along the roof to the end, and back along the ground."""
+    """Returns an SVG path around the area between two lines of steps: along the roof, then back along the ground."""
     over = [_height(value, top, value > below) for value, below in zip(roof, ground, strict=True)]
     under = [min(_height(below, top, below > 0), high) for below, high in zip(ground, over, strict=True)]
     return f"M0 {_y(under[0])}{_steps(over)}{_steps_back(under)}Z"
@@ -121,7 +124,7 @@ def _line(x: float, y: float, width: float, height: float) -> Markup:
 
 
 def time_axis(axis: TimeAxis) -> Markup:
-    """Returns the texts under a chart. A small screen hides every other one."""
+    """Returns the texts under a chart. On a small screen, every second text is hidden."""
     found = [
         element("span", label, class_=f"mark {_side(share)}{' minor' if index % 2 else ''}", style=f"left:{share}%")
         for index, (share, label) in enumerate(axis.marks())
@@ -130,24 +133,24 @@ def time_axis(axis: TimeAxis) -> Markup:
 
 
 def _side(share: float) -> str:
-    """Returns the alignment of a text: one at an end stays inside the chart."""
+    """Returns the alignment of a text under a chart, chosen so that the text does not extend beyond the chart."""
     return "begin" if share < 4 else "end" if share > 96 else "middle"
 
 
 def bar(css: str, share: float) -> Markup:
-    """Returns a bar that fills this share of its space."""
+    """Returns a bar that fills the given share (0 to 1) of its width."""
     return element("div", element("div", class_=f"fill {css}", style=f"width:{share * 100:.2f}%"), class_="bar")
 
 
 def span_bar(axis: TimeAxis, css: str, start: int, end: int, tip: str) -> Markup:
-    """Returns a bar from one time to another."""
+    """Returns a bar on a time axis, from `start` to `end`. The mouse pointer shows the text `tip`."""
     left = axis.share(start)
     width = max(axis.share(end) - left, 0)
     return element("span", class_=f"span {css}", style=f"left:{left}%;width:{width:.3f}%", data_tip=tip)
 
 
 def legend(*entries: tuple[str, str]) -> Markup:
-    """Returns the legend: CSS classes and their meanings."""
+    """Returns a legend. Each entry is a CSS class, for the colour, and its meaning."""
     return element(
         "p",
         join(*(element("span", element("i", class_=f"swatch {css}"), label, class_="key") for css, label in entries)),

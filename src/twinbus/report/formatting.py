@@ -16,14 +16,14 @@ _SPANS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def number(value: int | float) -> str:
-    """Returns a whole number if the value is large, and three digits if it is small."""
+    """Returns a number as text: an integer or a value from 1000 on without decimals, other values with three digits."""
     if isinstance(value, int) or value == int(value) or abs(value) >= 1000:
         return f"{round(value):,}"
     return f"{value:.3g}"
 
 
 def axis_label(value: float) -> str:
-    """Returns a number for an axis: 1.5k, 2M."""
+    """Returns a number as a short text for an axis, such as 1.5k or 2M."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{letter}"
@@ -54,12 +54,18 @@ def money(amount: Decimal) -> str:
 
 
 def time_text(milliseconds: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """Returns a time as text. A ledger may hold any number: beyond the calendar, its first or last time is returned."""
+    """Returns a time as text.
+
+    For a number outside of the calendar (years 1 to 9999), returns its first or last time.
+    """
     return datetime.fromtimestamp(min(max(milliseconds, _FIRST_TIME), _LAST_TIME) / 1000, UTC).strftime(form)
 
 
 def axis_top(most: float) -> float:
-    """Returns the top of an axis: the smallest round number that is not below `most`. Half of it is round, too."""
+    """Returns the top of an axis: the smallest round number that is not below `most`.
+
+    Its half is a round number too.
+    """
     if most <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(most))
@@ -67,7 +73,10 @@ def axis_top(most: float) -> float:
 
 
 def time_marks(first: int, last: int, most: int) -> list[tuple[int, str]]:
-    """Returns at most `most` times for an axis, each with its text: the date at the start of a day, else the time."""
+    """Returns times for the marks of an axis, each with its text: the date at the start of a day, otherwise the time.
+
+    There are about `most` marks at most.
+    """
     years = math.ceil((last - first) / most / _YEAR) * _YEAR
     step = next((step for step in BUCKET_WIDTHS if (last - first) / step <= most), years)
     form = "%H:%M:%S" if step < _MINUTE else "%H:%M"
@@ -77,7 +86,7 @@ def time_marks(first: int, last: int, most: int) -> list[tuple[int, str]]:
 
 
 def rate_unit(most_a_second: float) -> tuple[str, float]:
-    """Returns the unit in which a rate is shown, and its length in seconds."""
+    """Returns the time unit in which a rate is shown, and the length of this unit in seconds."""
     for unit, seconds in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
         if most_a_second * seconds >= 1:
             return unit, seconds

@@ -1,6 +1,7 @@
-"""HTML and SVG elements and tables. Everything that is not `Markup` is escaped, in attributes too.
+"""HTML and SVG elements and tables. Every value that is not `Markup` is escaped, in attributes too.
 
-Invisible characters are shown as a mark: control characters, characters that change the writing direction, surrogates.
+Invisible characters (control characters, characters that change the writing direction, surrogates) are replaced by the
+character U+FFFD.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from twinbus.pipeline import RowValues, TopRows
 from twinbus.report.formatting import duration, number
 
 _INVISIBLE: Final = "\N{REPLACEMENT CHARACTER}"
-# A service limits the length of names and ids, but a ledger may hold anything.
+# Longer texts are cut. The service limits the length of names and ids, but a ledger may contain a text of any length.
 _MOST_CHARACTERS: Final = 300
 
 
@@ -39,7 +40,7 @@ def escaped(value: object) -> Markup:
 def element(tag: str, *children: object, **attributes: object) -> Markup:
     """Returns an element. `class_` and `aria_label` become `class` and `aria-label`.
 
-    An attribute that is None is left out; one that is True has no value.
+    If an attribute is None, it is not written. If it is True, its name is written without a value.
     """
     content = "".join(
         f" {name.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escaped(value)}"')
@@ -50,7 +51,7 @@ def element(tag: str, *children: object, **attributes: object) -> Markup:
 
 
 def join(*children: object) -> Markup:
-    """Returns the children one after the other."""
+    """Returns the children as markup, one after the other."""
     return Markup("".join(escaped(child) for child in children))
 
 
@@ -63,18 +64,18 @@ class TableColumn:
 
     title: str
     cell: Callable[[RowValues], object]
-    """Returns text or markup for a row."""
+    """Returns the content of the cell in a row, as text or markup."""
     css: str = ""
-    """Class of the style sheet, such as `name` or `number`."""
+    """CSS class of the column, such as `name` or `number`."""
 
 
 def number_column(title: str, name: str) -> TableColumn:
-    """Returns a column of numbers, from the value with this name."""
+    """Returns a column that shows the number `row[name]`."""
     return TableColumn(title, lambda row: number(row[name]), css="number")
 
 
 def duration_column(title: str, name: str) -> TableColumn:
-    """Returns a column of durations, from the seconds with this name."""
+    """Returns a column that shows the duration `row[name]`, which is in seconds."""
     return TableColumn(title, lambda row: duration(row[name]), css="number")
 
 
@@ -90,12 +91,12 @@ def table(
 
 
 def _cell(column: TableColumn, content: object) -> Markup:
-    # The class `nought` hides a zero on a card.
+    # The CSS class `nought` hides a zero if the row is shown as a card.
     classes = " ".join(filter(None, (column.css, "nought" if content == "0" else "")))
     return element("td", content, class_=classes or None, data_label=column.title)
 
 
 def more_note(shown: TopRows, where: str) -> Markup:
-    """Returns a note on how many rows are not shown and where they are; empty if all are shown."""
+    """Returns a note that says how many rows are not shown and where to find them; empty if all rows are shown."""
     rest = shown.total - len(shown.rows)
     return element("p", f"… and {number(rest)} more; {where}.", class_="note") if rest else Markup()

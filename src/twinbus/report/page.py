@@ -1,4 +1,4 @@
-"""The report as one HTML file that loads nothing, and writing it to disk.
+"""Makes the report as one HTML file, which loads no other files, and writes the file to disk.
 
 `render_page` reads no clock: the same data and the same `ReportInfo` give the same page.
 """
@@ -25,7 +25,7 @@ from twinbus.report.verdict import verdict_section
 
 @dataclass(frozen=True, slots=True)
 class ReportInfo:
-    """What the page says beside the data of the ledger."""
+    """What the page shows in addition to the data of the ledger."""
 
     title: str
     source: str
@@ -41,7 +41,7 @@ class ReportInfo:
 def render_page(data: ReportData, info: ReportInfo) -> str:
     """Returns the HTML document."""
     style, script = (files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    # The browser loads nothing and runs no other script, not even one that got past the escaping.
+    # With these rules the browser loads no files and runs no other script, even if a script were in the data unescaped.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     rules = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
     head = join(
@@ -84,7 +84,7 @@ def _footer(info: ReportInfo) -> Markup:
 
 
 def check_writable(path: Path) -> None:
-    """Raises OperatorError if a page cannot be written to this path. Call it before the work, not after it."""
+    """Raises OperatorError if a page cannot be written to this path. Call this before the report is computed."""
     if path.is_dir():
         raise OperatorError(f"{path} is a folder", "Name a file: -o report.html.")
     if not path.parent.is_dir():
@@ -94,7 +94,10 @@ def check_writable(path: Path) -> None:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Writes the page, whole or not at all. Replaces a file of this name; a process that reads it keeps the old one."""
+    """Writes the page to a file: either the whole page or nothing.
+
+    Replaces an existing file. A process that has the old file open can still read the old content.
+    """
     check_writable(path)
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:

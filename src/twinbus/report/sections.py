@@ -62,7 +62,7 @@ def _shares(spread: RowValues) -> Markup:
 
 
 def _histogram(counts: Sequence[int], total: int) -> Markup:
-    """Returns the classes from the first to the last that has messages."""
+    """Returns the histogram as a table: the latency classes from the first to the last class that has messages."""
     used = [index for index, count in enumerate(counts) if count]
     classes = [
         f"up to {duration(LATENCY_EDGES[0])}",

@@ -1,4 +1,4 @@
-"""The sections timeline and incidents: failovers per entity, message rates and backlog over time, and a table."""
+"""The sections timeline and incidents: charts of failovers, message rates and backlog, and a table of incidents."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def timeline_section(data: ReportData) -> Markup:
 
 
 def _ended(incident: RowValues, last: int) -> int:
-    """Returns the end of a failover, or the end of the chart if it has not ended."""
+    """Returns the end of a failover; the end of the chart if the failover has not ended."""
     return last if incident["restored"] is None else int(incident["restored"])
 
 
 def _merged(incidents: Sequence[RowValues], last: int) -> Iterator[tuple[int, int]]:
-    """Yields the times in which at least one entity was failed over."""
+    """Yields begin and end of each span of time in which at least one entity was failed over."""
     start = end = None
     for began, ended in sorted((one["began"], _ended(one, last)) for one in incidents if one["began"] is not None):
         if end is not None and began <= end:
@@ -71,7 +71,10 @@ def _merged(incidents: Sequence[RowValues], last: int) -> Iterator[tuple[int, in
 
 
 def _lanes(incidents: Sequence[RowValues], axis: TimeAxis) -> Markup | None:
-    """Returns one lane per entity: first those that are still failed over, then those with most diverted messages."""
+    """Returns the lanes of a chart, one per entity; None if there is no failover.
+
+    Entities that are still failed over come first, then those with the most diverted messages.
+    """
     begun = sorted(
         (one for one in incidents if one["began"] is not None), key=lambda one: (one["destination"], one["began"])
     )
@@ -117,7 +120,7 @@ def _bars(one: RowValues, axis: TimeAxis) -> Markup:
 
 
 def _restored(one: RowValues) -> tuple[str, str]:
-    """Returns the time until the restore, and when it was."""
+    """Returns two texts: how long it took until the restore, and the time of the restore."""
     if one["restored"] is None:
         return ("not yet" if one["began"] is not None else "–"), ""
     return f"after {duration(one['seconds_to_restore'])}", time_text(one["restored"])
@@ -185,7 +188,10 @@ def _titled(title: str, keys: Markup | str = "") -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """Messages per `unit` of time in each bucket. The unit makes the largest rate of a chart at least 1."""
+    """A series of rates: messages per `unit` of time in each bucket.
+
+    The unit is the shortest in which the largest rate of the chart is at least 1.
+    """
 
     title: str
     unit: str
@@ -224,7 +230,10 @@ def _panels(timeline: Timeline, axis: TimeAxis, shades: Sequence[tuple[int, int]
 
 
 def _numbers(timeline: Timeline) -> Markup:
-    """Returns the numbers of the charts as a table. page.js reads from it what it shows at the pointer."""
+    """Returns the numbers of the charts as a table.
+
+    page.js takes from this table the numbers that it shows beside the mouse pointer.
+    """
     rates = _rates(timeline)
     form = "%Y-%m-%d" if timeline.width % 86_400_000 == 0 else "%Y-%m-%d %H:%M:%S"
     values = zip(timeline.waiting, *(map(number, rate.values) for rate in rates.values()), strict=True)

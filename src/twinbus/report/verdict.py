@@ -1,4 +1,4 @@
-"""The first section of the report: the verdict on the balance, its sums, and the message ids if it does not add up."""
+"""The first section of the report: the verdict, the sums of the balance, and the ids of lost or doubtful messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from twinbus.pipeline import ReportData, TopRows
 from twinbus.report.formatting import number
 from twinbus.report.markup import Markup, TableColumn, element, join, more_note, table
 
-# The sum of these is `accepted` (docs/ledger.md). Each has a colour, a name and a meaning.
+# Parts of the balance, each with a colour, a name and a meaning. Their sum is `accepted` (docs/ledger.md).
 _PARTS: Final = {
     "delivered": ("primary", "delivered", "the primary has them"),
     "in_backlog": ("backlog", "in backlog", "safe on the secondary, not home yet"),
@@ -60,7 +60,7 @@ def _messages(count: int) -> str:
 
 
 def _balance(sums: Mapping[str, int]) -> Markup:
-    """Returns one bar for the accepted messages, divided by what became of them."""
+    """Returns one bar for all accepted messages, divided into the parts of the balance (delivered, lost and so on)."""
     shares = ", ".join(f"{number(sums[name])} {label}" for name, (_, label, _) in _PARTS.items() if sums[name])
     pieces = [
         element("span", class_=css, style=f"flex-grow:{sums[name]}", data_tip=f"{label} · {number(sums[name])}")
