@@ -1,7 +1,8 @@
 """Everything that runs on Spark. No other package of Twinbus imports pyspark (installed by the extra `twinbus[spark]`).
 
-The first use of a name below loads the module of that name, and pyspark. `twinbus.pipeline.session`,
-`twinbus.pipeline.servicebus` and `twinbus.pipeline.syphon_job` are not among these names: import them directly.
+The first use of a name below loads the module of that name; most of these modules load pyspark.
+`twinbus.pipeline.session`, `twinbus.pipeline.servicebus` and `twinbus.pipeline.syphon_job` are not among these names:
+import them directly.
 """
 
 from importlib import import_module
