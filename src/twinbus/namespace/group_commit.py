@@ -1,8 +1,8 @@
 """Group commit: collects writes in a group while the previous group is written to disk.
 
 The event loop adds writes to the open group. A writer thread commits one group at a time. When the commit is finished,
-the open group is closed and committed next. So many small decisions share one sync of the disk, and the slower the disk
-is, the larger the groups become.
+the open group is closed and committed next. In this way, many small decisions share one sync of the disk. The slower
+the disk is, the larger the groups become.
 
 Groups are numbered and finish in order. `when(group, call)` runs a call after that group is on disk. The runtime sends
 acknowledgements in such calls, which keeps the rule "persist, then acknowledge". A reader thread answers reads while

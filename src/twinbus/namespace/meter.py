@@ -1,4 +1,4 @@
-"""Everything that a namespace measures about itself (N5): operations, connections, commits, depth, memory.
+"""The measurements of a namespace (N5): operations, connections, commits, depth, memory.
 
     OperationMeter      counts operations by entity and kind. The engine decides what an operation is; the runtime
                         reports each operation. The class also has the gauge of connections and the histogram of
