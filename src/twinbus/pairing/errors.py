@@ -1,4 +1,4 @@
-"""The errors of a pair, in families by who acts next: the caller, time (retry), the operator.
+"""The errors of a pair, grouped by what resolves them: a change by the caller, a later retry, or the operator.
 
 This module loads no SDK. Errors that are types of azure-servicebus: `call_errors`; errors of a side: `pair_sides`.
 """

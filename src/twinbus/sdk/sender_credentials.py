@@ -118,7 +118,7 @@ class SenderCredential:
 
 
 class AioSenderCredential:
-    """The credential of one asyncio handler. At a deadline, cancelling the task ends the wait for a token."""
+    """The credential of one asyncio handler. It has no timeout: the caller cancels its task to end the wait."""
 
     def __init__(self, credential: Any) -> None:
         self.waiting = False

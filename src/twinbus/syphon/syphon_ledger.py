@@ -1,4 +1,4 @@
-"""Records the operations of a syphon in its ledger and its progress (M1): stages, ids, sizes, results.
+"""Records each operation of a syphon in two places: the syphon's ledger and its progress counters (M1).
 
 `SyphonLedger` writes the entries; without a ledger it only counts. `MeteredBacklog` is a backlog queue that records
 each of its billable requests, with duration and result. Neither of the two decides what happens to a message.

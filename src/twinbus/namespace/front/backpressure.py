@@ -188,7 +188,7 @@ class ConnectionOutput:
         return not self.is_full and self._deciding_bytes + self._unflushed_bytes < self._max_deciding
 
     def deciding(self, runtime: NamespaceRuntime, entity: Entity, portion: int) -> None:
-        """Add a portion that was granted to the engine to the deciding bytes, until the engine has used the portion."""
+        """Count bytes that the engine may use for deliveries, until the engine has decided about the entity."""
         self._deciding_bytes += portion
         runtime.after(entity, lambda: self._decided(portion))
 
