@@ -300,7 +300,7 @@ class SenderLink(LinkSession):
             raise self.error.copy(self.entity)
 
     def give_up(self, confirmation: SendConfirmation) -> None:
-        """Remove the deliveries of a call whose caller no longer waits. Those that are still in the outbox are not sent."""
+        """Remove the deliveries of a call whose caller no longer waits. Those still in the outbox are not sent."""
         self._in_flight = {number: entry for number, entry in self._in_flight.items() if entry[0] is not confirmation}
         self._outbox = deque(entry for entry in self._outbox if entry[2] is not confirmation)
 
