@@ -35,6 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
+@pytest.hookimpl(optionalhook=True)  # tests/pairing/mutation.py runs without xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     return SparkOnOneWorker(config, log)
 

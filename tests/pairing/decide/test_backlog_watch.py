@@ -142,6 +142,23 @@ def test_y1_the_page_grows_while_it_holds_only_deferred_messages_up_to_a_limit()
     assert state.queues[0].page_size == 256
 
 
+def test_y1_a_queue_that_was_empty_is_peeked_from_where_its_last_message_was() -> None:
+    state, _ = checked(DIVERTED, 300.0, oldest(10.0, 7))
+    state, _ = checked(state, 600.0, w.QueuePeeked("b0", None))
+    state = advance(state, w.MessageDiverted("b0"), 700.0).watch
+    assert advance(state, w.CheckDue(), 1000.0).effects == (w.PeekQueues((w.PeekPage("b0", 7, 1),)),)
+
+
+def test_y1_a_message_that_arrives_during_a_check_matters_for_that_check_only() -> None:
+    checking = after(DIVERTED, (300.0, w.CheckDue()), (301.0, w.MessageDiverted("b0"))).watch
+    state = after(checking, (302.0, w.PeekFailed("b0", FailureKind.TIMEOUT)), (302.0, w.CheckFinished())).watch
+    assert checked(state, 602.0, w.QueuePeeked("b0", None))[1] == []
+
+
+def test_y1_a_peek_at_an_unknown_queue_changes_nothing() -> None:
+    assert advance(DIVERTED, w.QueuePeeked("b9", None), 300.0) == WatchDecision(DIVERTED)
+
+
 @pytest.mark.parametrize("kind", sorted(CREDENTIAL_REFUSED))
 def test_y1_a_secondary_that_refuses_listen_is_reported_once_and_checked_no_more(kind: FailureKind) -> None:
     state, effects = checked(DIVERTED, 300.0, w.PeekFailed("b0", kind), w.PeekFailed("b1", kind))

@@ -272,6 +272,7 @@ def test_s10_a_handle_is_negative_and_fits_where_a_sequence_number_does(number: 
 
 def test_s10_a_handle_shows_what_it_is() -> None:
     assert repr(BacklogHandle(-7)) == "BacklogHandle(-7)"
+    assert BacklogHandle.of(0, "m") == -1
 
 
 def test_s10_cancelling_is_refused_when_a_driver_comes_to_it() -> None:
