@@ -62,7 +62,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class EncodedMessage(Protocol):
-    """The caller's object for one message: the caller makes it from the message's bytes and lock token."""
+    """Interface of the objects that the caller's factory makes, one per received message, from bytes and lock token."""
 
     handle: ServiceBusReceivedMessage
     """The SDK's object for the message, set by the receiver. `complete_message(handle)` settles the message."""

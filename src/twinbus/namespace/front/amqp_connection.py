@@ -170,7 +170,7 @@ class AmqpConnection:
         self._output.flush()
 
     def faults_changed(self) -> None:
-        """Continue operations whose black hole has ended."""
+        """Continue the operations that a `black-hole` fault held back, if that fault has ended."""
         self._faults.faults_changed()
 
     def _set_timer(self) -> None:

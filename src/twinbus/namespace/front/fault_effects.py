@@ -80,7 +80,7 @@ class FaultEffects:
             self._held.append((fault, proceed))
 
     def faults_changed(self) -> None:
-        """Continue the operations whose black hole has ended. Operations that a fault with a count hit are dropped."""
+        """Continue operations that an ended `black-hole` fault held back. Hits of a fault with a count are dropped."""
         held, self._held = self._held, []
         for fault, proceed in held:
             if not self._faults.is_over(fault):
