@@ -41,10 +41,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 class SparkOnOneWorker(LoadScopeScheduling):  # type: ignore[misc]  # as above
-    """Gives all tests with a Spark session to one worker, first of all; every other test to the next free worker.
+    """Gives all tests with a Spark session to one worker, first of all; the files of other tests to free workers.
 
-    One worker means one session: a second one costs a JVM and half a minute.
+    One worker means one session: a second one costs a JVM and half a minute. Tests of one file share servers, so they
+    stay together.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith(("tests/pipeline/", "tests/report/")) else nodeid
+        return "spark" if nodeid.startswith(("tests/pipeline/", "tests/report/")) else nodeid.partition("::")[0]

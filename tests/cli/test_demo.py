@@ -119,7 +119,7 @@ def test_a_message_that_vanishes_from_the_backlog_fails_the_demo_by_its_id(tmp_p
     assert code == NOT_PROVEN
     places = PLACES[id_.rpartition("-")[0]]
     assert any(f"{place} never received {id_}\n" in stdout for place in places)
-    assert "the ledger tells of 1 still in the backlog\n" in stdout
+    assert "the ledger has 1 still in the backlog\n" in stdout
     assert "Nothing lost" not in stdout
 
 

@@ -164,7 +164,12 @@ def clients(world: World) -> list[Any]:
 
 
 def open_sockets(port: int) -> int:
-    """Connections of this process to a port, as the kernel counts them."""
+    """Return how many connections this process has to a port, as the kernel counts them."""
+    return len(socket_inodes(port))
+
+
+def socket_inodes(port: int) -> set[str]:
+    """Return the inodes of this process's connections to a port."""
     wanted = f":{port:04X}"
     own = set()
     for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208 - links that vanish while they are listed
@@ -172,12 +177,13 @@ def open_sockets(port: int) -> int:
             own.add(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115 - no file is behind it
         except OSError:
             continue
-    found = 0
+    found = set()
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         with open(table, encoding="ascii") as lines:  # noqa: PTH123 - a table of the kernel's
             for line in list(lines)[1:]:
                 fields = line.split()
-                found += fields[2].endswith(wanted) and f"socket:[{fields[9]}]" in own
+                if fields[2].endswith(wanted) and f"socket:[{fields[9]}]" in own:
+                    found.add(fields[9])
     return found
 
 
