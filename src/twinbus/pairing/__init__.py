@@ -5,8 +5,8 @@
     aio/      the driver of `twinbus.aio`: tasks
     the rest  what both drivers share
 
-The names below are what other rooms use. Each loads its module on first access: `import twinbus` loads no SDK. Names
-that both drivers define are offered twice, those of asyncio with the prefix `Aio` or `aio_`.
+The names below are those that other rooms use. The first access to a name loads its module, so that `import twinbus`
+loads no SDK. Names that both drivers define are offered twice, those of asyncio with the prefix `Aio` or `aio_`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ __all__ = [
     "split_batch",
 ]
 
-# A name that differs from the one in its module follows a colon.
+# If a name is offered under another name, the offered name follows after a colon.
 _NAMES_BY_MODULE: Final = {
     "administration": "ALL_ENTITIES Administration AioAdministration management_credential management_failure",
     "aio.pair": (

@@ -8,11 +8,11 @@ a client and with a pair:
     schedule_messages           bad message: TypeError · timeout ≤ 0: ValueError · nothing to schedule: returns []
     cancel_scheduled_messages   timeout ≤ 0: ValueError · no numbers: returns
 
-Two checks are our own. TimeToLiveError, for a time to live that AMQP cannot carry, comes with the check of the message.
-ScheduledInBacklogError, for numbers that are handles of the backlog (S10), comes last.
+The SDK does not make the other two checks. The check of a message also raises TimeToLiveError, for a time to live that
+AMQP cannot carry. The last check raises ScheduledInBacklogError, for numbers that are handles of the backlog (S10).
 
-A message gets its id before the first attempt, so that every attempt, and every copy in the backlog, carries the same.
-The caller's objects are never changed: a message without an id is copied.
+A message gets its id before the first attempt, so that every attempt, and every copy in the backlog, carries the same
+id. The caller's objects are never changed: a message without an id is copied.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from twinbus.pairing.message_copies import id_of
 from twinbus.sdk import TransformingBatch, batch_messages, outgoing_message
 
 MAX_TIME_TO_LIVE: Final = 0xFFFF_FFFF
-"""In milliseconds: the header's ttl is a uint (AMQP 3.2.1)."""
-# Iterables that are one argument, not several messages.
+"""The longest time to live, in milliseconds: the header's ttl is a uint (AMQP 3.2.1)."""
+# Iterables that are one message or one batch, not several messages.
 _SINGLE: Final = (Mapping, ServiceBusMessageBatch, str, bytes)
 
 
 class CheckedMessages(NamedTuple):
-    """What to send, with ids, and the call's deadline on the monotonic clock, or None."""
+    """The messages to send, each with an id. `until` is the call's deadline on the monotonic clock, or None."""
 
     message: Any
     until: float | None
 
 
 class CheckedNumbers(NamedTuple):
-    """What to cancel, and the call's deadline on the monotonic clock, or None."""
+    """The sequence numbers to cancel. `until` is the call's deadline on the monotonic clock, or None."""
 
     numbers: list[int]
     until: float | None
@@ -66,7 +66,8 @@ def check_send(closed: bool, message: Any, timeout: float | None) -> CheckedMess
     if closed:
         raise closed_error()
     until = None if timeout is None else _deadline(timeout)
-    # First what nearly every message is: `isinstance` of an abstract class costs more than the rest.
+    # Nearly every message has this type. It is checked first, because `isinstance` of an abstract class takes longer
+    # than all the rest of this function.
     if type(message) is not ServiceBusMessage:
         if isinstance(message, Sized) and len(message) == 0:
             return None
@@ -89,7 +90,8 @@ def check_schedule(closed: bool, messages: Any, timeout: float | None) -> Checke
 def check_cancel(closed: bool, numbers: int | list[int], timeout: float | None) -> CheckedNumbers | None:
     """Check a call of cancel_scheduled_messages. Returns None if there is nothing to cancel.
 
-    Raises ScheduledInBacklogError for numbers that never were the primary's: handles of the backlog are negative.
+    Raises ScheduledInBacklogError if a number is negative: it is then a handle of the backlog, not a sequence number of
+    the primary.
     """
     if closed:
         raise closed_error()
@@ -114,9 +116,9 @@ def _is_empty(message: Any) -> bool:
 
 
 def identified(message: Any) -> Any:
-    """Return the argument of a send with an id for every message: a message, a batch, or a list of messages.
+    """Return the argument of a send (a message, a batch, or a list of messages) with an id for every message.
 
-    Raises TypeError for anything that is no message, TimeToLiveError for a time to live that AMQP cannot carry.
+    Raises TypeError for an object that is not a message, TimeToLiveError for a time to live that AMQP cannot carry.
     """
     if not isinstance(message, Iterable) or isinstance(message, _SINGLE):
         return _identified(message)
@@ -124,7 +126,7 @@ def identified(message: Any) -> Any:
 
 
 class IdentifiedBatch(TransformingBatch):
-    """A batch that gives an id to every message that is added without one."""
+    """A batch that gives an id to every message that has no id when it is added."""
 
     def transform(self, message: Any) -> Any:
         return _identified(message)
@@ -156,7 +158,7 @@ def _with_id(message: ServiceBusMessage) -> ServiceBusMessage:
 
 
 def _has_id(raw: AmqpAnnotatedMessage) -> bool:
-    """Return whether the message has an id, 0 and the empty text included. Raises TimeToLiveError."""
+    """Return whether the message has an id; 0 and the empty text are ids. Raises TimeToLiveError."""
     properties, header = raw.properties, raw.header
     if header is not None and header.time_to_live is not None and not 0 <= header.time_to_live <= MAX_TIME_TO_LIVE:
         raise TimeToLiveError(id_of(raw), header.time_to_live, MAX_TIME_TO_LIVE)
@@ -165,7 +167,7 @@ def _has_id(raw: AmqpAnnotatedMessage) -> bool:
 
 def _copy_with_id(raw: AmqpAnnotatedMessage) -> AmqpAnnotatedMessage:
     made = copy.copy(raw)
-    # A dictionary of its own: the SDK decodes bytes in it in place.
+    # The copy gets its own dictionary, because the SDK replaces bytes in the dictionary by text.
     made.application_properties = dict(raw.application_properties) if raw.application_properties else None
     given = dict(raw.properties.items()) if raw.properties else {}
     made.properties = AmqpMessageProperties(**{**given, "message_id": str(uuid4())})

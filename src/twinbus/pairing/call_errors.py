@@ -11,14 +11,17 @@ from twinbus.backlog import Endpoint
 
 
 class NoTurnError(OperationTimeoutError):
-    """Other calls of this process used the link for all of this call's time. No namespace got the call (S2, S6)."""
+    """Other calls of this process used the link for more than half of this call's time.
+
+    So the timeout does not count as a failure of the namespace (S2, S6).
+    """
 
     def __init__(self, link: str, seconds: float) -> None:
         super().__init__(message=f"other calls held the link to {link} for {seconds:g} s: send again, or share it less")
 
 
 def closed_error() -> ValueError:
-    """Return the error of a call on a closed sender, as the SDK's own sender raises it."""
+    """Return the error of a call on a closed sender. The SDK's own sender raises the same type."""
     return ValueError("The handler has already been shutdown. Please use the pair to create a new instance.")
 
 

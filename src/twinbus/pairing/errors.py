@@ -1,6 +1,7 @@
-"""The errors of a pair, grouped by what resolves them: a change by the caller, a later retry, or the operator.
+"""The errors of a pair. The base class says what resolves the error: the caller, another try, or the operator.
 
-This module loads no SDK. Errors that are types of azure-servicebus: `call_errors`; errors of a side: `pair_sides`.
+This module loads no SDK. The errors that are types of azure-servicebus are in `call_errors`. The errors of a side of
+the pair are in `pair_sides`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from twinbus.errors import CallerError, OperatorError, RetryError
 
 
 class TimeToLiveError(CallerError, ValueError):
-    """The time to live does not fit an AMQP header, so no namespace can take the message."""
+    """The time to live does not fit an AMQP header, so the message cannot be sent to any namespace."""
 
     def __init__(self, message_id: object, milliseconds: int, longest: int) -> None:
         days = longest // 86_400_000
@@ -35,7 +36,7 @@ class QueueCause(NamedTuple):
 
 
 class BacklogUnavailableError(RetryError):
-    """No backlog queue is left. The caller keeps the message (S6)."""
+    """No usable backlog queue is left for this call. The caller must keep the message and send it again (S6)."""
 
     def __init__(self, entity: str, causes: Sequence[QueueCause]) -> None:
         listed = "; ".join(f"{queue}: {kind}{f' ({detail})' if detail else ''}" for queue, kind, detail in causes)
@@ -57,7 +58,7 @@ class PrimaryUnusableError(OperatorError):
 
 
 class MessageTooLargeForBacklogError(CallerError, ValueError):
-    """The message fits the primary but not, with its aliases, the backlog queue (S9)."""
+    """The copy of a message for the backlog, with the properties that it adds, is too large for the queue (S9)."""
 
     def __init__(self, message_id: object, size: int, limit: int) -> None:
         super().__init__(
@@ -82,7 +83,7 @@ class PartialSendError(RetryError):
 
 
 class ScheduledInBacklogError(RetryError):
-    """A scheduled message waits in the backlog, where it cannot be cancelled reliably (S10)."""
+    """A scheduled message cannot be cancelled: it waits in the backlog, or its entity is failed over (S10)."""
 
     def __init__(self, handles: Sequence[int]) -> None:
         super().__init__(

@@ -1,6 +1,6 @@
 """The two sides of a pair, open, closed or faulted (C1), and which namespaces are paired in this process (P3).
 
-A side leaves the state OPEN once, and never returns. What ends with it belongs to the driver.
+A side leaves the state OPEN at most once, and never returns to it. The driver ends the links and timers of the side.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from twinbus.errors import CallerError, OperatorError
 T = TypeVar("T")
 
 OTHER_SIDE_SECONDS: Final = 5.0
-"""How long one side may stay open after the other closed or faulted, while the syphon runs (C2)."""
+"""Seconds that one side may stay open after the other side closed or faulted, while the syphon runs (C2)."""
 
 REFUSED_FOR_GOOD_SECONDS: Final = 600.0
-"""How long every backlog queue must refuse the secondary's credential before the secondary faults (C1).
+"""Seconds for which every backlog queue must refuse the secondary's credential before the secondary faults (C1).
 
-Long enough for a right that was just granted to take effect, and for a key to be changed.
+In this time a newly granted right takes effect, and an operator can replace a key.
 """
 
 
@@ -53,7 +53,7 @@ class PairFaultedError(OperatorError):
 
 
 class OtherSideLostError(OperatorError):
-    """The reason why a side faults that stayed open alone (C2)."""
+    """The reason why a side faults after the other side closed or faulted (C2). `lost` is the other side's name."""
 
     def __init__(self, lost: str, state: SideState) -> None:
         super().__init__(f"the {lost} is {state}, and this side was still open {OTHER_SIDE_SECONDS:g} s later")
@@ -61,7 +61,7 @@ class OtherSideLostError(OperatorError):
 
 
 class CredentialRefusedError(OperatorError):
-    """The reason why the secondary faults after its credential was refused for long (C1)."""
+    """The reason why the secondary faults if its credential was refused for REFUSED_FOR_GOOD_SECONDS (C1)."""
 
     def __init__(self, refusal: BaseException) -> None:
         super().__init__(
@@ -72,7 +72,7 @@ class CredentialRefusedError(OperatorError):
 
 
 class ClientLostError(OperatorError):
-    """The reason why a side faults whose client makes no sender any more (C1)."""
+    """The reason why a side faults when its client fails to make a sender (C1)."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(
@@ -83,14 +83,14 @@ class ClientLostError(OperatorError):
 
 
 class PairForkedError(CallerError):
-    """The parent of this process made the pair: its connections belong to the parent (S13)."""
+    """The parent of this process made the pair: the pair's connections belong to the parent (S13)."""
 
     def __init__(self) -> None:
         super().__init__("this pair belongs to the parent process; pair the namespaces again after the fork")
 
 
 class PairLoopError(CallerError):
-    """The pair was first used in another event loop, which has its timers and connections (S12, S13)."""
+    """The pair was first used in another event loop, which has the pair's timers and connections (S12, S13)."""
 
     def __init__(self) -> None:
         super().__init__("this pair belongs to another event loop; make one pair for each loop")
@@ -143,9 +143,9 @@ class Side:
         return True
 
     def remake(self, make: Callable[[], T]) -> T:
-        """Make a sender again that the client has made before. Faults the side if that fails.
+        """Return the sender that `make` makes, in place of an earlier sender. Faults the side if `make` fails.
 
-        Making a sender needs no namespace. If it fails, the client is broken, and so is the side (C1).
+        Making a sender needs no namespace. If `make` fails, the client cannot be used any more (C1).
         """
         try:
             return make()
@@ -154,7 +154,7 @@ class Side:
             raise self.refusal() from error
 
     def forked(self) -> None:
-        """Fault the side in the child of a fork, without a lock and without calling anybody."""
+        """Fault the side in the child of a fork, without a lock and without calling `on_change`."""
         self.cause = PairForkedError()
         self.state = SideState.FAULTED
 
@@ -178,8 +178,9 @@ class SideView:
 class CredentialRefusals:
     """Finds out whether the secondary's credential is refused for good (C1).
 
-    It is if every backlog queue in use has answered nothing but refusals, each for REFUSED_FOR_GOOD_SECONDS from its
-    first to its last. The primary has no such rule: there a refusal concerns the entity, and its messages divert (G4).
+    A credential is refused for good if every backlog queue in use has answered only with refusals, and at least
+    REFUSED_FOR_GOOD_SECONDS lie between the first and the last refusal of each queue. The primary has no such rule: a
+    refusal there concerns one entity, and the messages for this entity are diverted (G4).
     """
 
     def __init__(self) -> None:
@@ -187,14 +188,14 @@ class CredentialRefusals:
         """Time of the first and the last refusal, by queue."""
 
     def refused(self, queue: str, queues: Iterable[str], now: float) -> bool:
-        """Report a refusal. Returns whether it is for good. `queues` are all those in use."""
+        """Report a refusal by `queue`. Returns whether the credential is refused for good. `queues` are all in use."""
         first, _ = self.spans.get(queue, (now, now))
         self.spans[queue] = (first, now)
         spans = [self.spans.get(one) for one in queues]
         return all(span is not None and span[1] - span[0] >= REFUSED_FOR_GOOD_SECONDS for span in spans)
 
     def forget(self, queue: str) -> None:
-        """Report that a queue accepted a message, or failed in another way."""
+        """Report that a queue accepted a message, or failed for another reason than a refusal."""
         self.spans.pop(queue, None)
 
 

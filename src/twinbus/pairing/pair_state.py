@@ -1,7 +1,7 @@
-"""What a pair is, whichever driver runs it: two sides, entities, backlog queues, events, and a slot for a syphon.
+"""The part of a pair that is the same for both drivers: two sides, entities, backlog queues, events, and a syphon.
 
-All senders of a pair share its `PairState`. It opens no connection and starts no thread or task: the driver does.
-`PairInterface` holds the public methods of a pair that need no waiting; both drivers inherit them.
+All senders of a pair share its `PairState`. A `PairState` opens no connection and starts no thread or task: the driver
+does both. `PairInterface` holds the public methods of a pair that do not wait; the pairs of both drivers inherit them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ SessionsT = TypeVar("SessionsT")
 
 @dataclass(frozen=True, slots=True)
 class EntityState:
-    """One entity as `pair.entities()` shows it. `diverted` counts the messages of the present or last failover."""
+    """One entity, as `pair.entities()` returns it.
+
+    `diverted` is the number of messages diverted in the present failover, or in the last one.
+    """
 
     path: str
     state: EntityMode
@@ -75,22 +78,22 @@ class EntityState:
 
 
 class PairSyphon(Protocol):
-    """The syphon of a pair, if it has one. It starts and stops with the pair (C2).
+    """The syphon of a pair, if the pair has one. The syphon starts and stops with the pair (C2).
 
     No method may block: the pair calls them in its event loop, or in a worker thread.
     """
 
     @property
     def state(self) -> str:
-        """`running`, or anything else."""
+        """`running` while the syphon runs; any other text means that it does not."""
 
     def start(self) -> None: ...
 
     def stop(self) -> None:
-        """Signal the pumps to stop. Each ends at its next safe point. An error of this method is logged."""
+        """Signal the pumps to stop. Each pump ends at its next safe point. The pair logs an error of this method."""
 
     def ended(self) -> Awaitable[None] | None:
-        """Wait until the pumps have stopped, for a limited time. `stop` was called before. Awaited by asyncio pairs."""
+        """Wait until the pumps have stopped, for a limited time. Called after `stop`. Asyncio pairs await it."""
 
 
 class SenderSetup(NamedTuple):
@@ -107,7 +110,8 @@ class PairState:
     """The state of one pair.
 
     `on_side_left` is called once for each side that leaves the state OPEN. `peek` starts the peeks of a backlog check.
-    `react` runs what follows from a side's change, in a place where the driver's timers and tasks may be touched.
+    `react` calls the given function in a thread that may use the driver's timers and tasks. The function handles a
+    change of a side.
     """
 
     def __init__(
@@ -129,7 +133,7 @@ class PairState:
         self.name = options.primary_name or primary_name(self.primary.endpoint)
         self.queues = backlog_queue_paths(self.name, options.backlog_queue_count)
         self.ledger = open_ledger(options)
-        """The pair's syphon writes to it as well."""
+        """The ledger of the pair and of its syphon, or None."""
         self.primary_recorder = OperationRecorder(self.ledger, self.name)
         self.secondary_recorder = OperationRecorder(self.ledger, primary_name(self.secondary.endpoint))
         self.events = EventPublisher(self.name, threaded=threaded, ledger=self.ledger)
@@ -171,7 +175,7 @@ class PairState:
             release(self.primary.endpoint, self.secondary.endpoint)
 
     def start_syphon(self, make: SyphonFactory | None, clients: tuple[Any, Any], admin: Any) -> None:
-        """Start a syphon if `enable_syphon` is set. `make` comes from above: this room does not import syphons."""
+        """Start a syphon if `enable_syphon` is set. The caller gives `make`, because this room imports no syphons."""
         if self.options.enable_syphon:
             if make is None:
                 raise OptionError("enable_syphon", True, "false where no syphon is given")
@@ -181,7 +185,7 @@ class PairState:
     # --- entities and queues ---------------------------------------------------------------------------------------
 
     def sender_setup(self, path: str) -> SenderSetup:
-        """Return what one more sender of this entity needs. Raises the refusal of a primary that is not open."""
+        """Return what a new sender of the entity at `path` needs. Raises the refusal of a primary that is not open."""
         self.primary.refuse_unless_open()
         entity = self.entity(path)
         endpoint = self.primary.endpoint
@@ -198,7 +202,7 @@ class PairState:
         return SenderSetup(context, entity, self.primary, self.primary_recorder, self._retries)
 
     def entity(self, path: str) -> SharedEntity:
-        """Return the state of an entity, which all senders of it share."""
+        """Return the state of an entity, which all senders of this entity share."""
         key = _key(path)
         with self._making:
             found = self._entities.get(key)
@@ -209,7 +213,7 @@ class PairState:
         return found
 
     def provisioned(self, result: Provisioned) -> None:
-        """Apply what provisioning found, at first or later (P7, P8)."""
+        """Put the queues that provisioning found into the rotation, and take out those that failed (P7, P8)."""
         for queue in result.found:
             self.rotation.advance(rotation.QueueFound(queue))
         self.rotation.missing(result.failed)
@@ -223,7 +227,7 @@ class PairState:
         )
 
     def is_failed_over(self, path: str) -> bool:
-        """Return whether messages for the entity are diverted here."""
+        """Return whether the entity is failed over in this pair, so that the pair diverts its messages."""
         shared = self._entities.get(_key(path))
         return shared is not None and shared.entity.mode in (EntityMode.FAILED_OVER, EntityMode.UNUSABLE)
 
@@ -236,13 +240,13 @@ class PairState:
         self.entity(entity).advance(RestoreForced())
 
     def pings_with_message(self, sender: Any) -> bool:
-        """Return whether a ping on this open link sends a message, or only opens the link (G3)."""
+        """Return True if a ping on this open link sends a message, False if opening the link is the ping (G3)."""
         return self.options.ping == "message" or (self.options.ping == "auto" and hides_pings(sender))
 
     # --- what senders report ---------------------------------------------------------------------------------------
 
     def notice_closed_clients(self) -> None:
-        """Close the side of a client that its owner has closed (C1)."""
+        """Close every side whose client the application has closed (C1)."""
         for side, canary in self._canaries.items():
             if is_closed(canary):
                 side.leave(SideState.CLOSED)
@@ -255,7 +259,10 @@ class PairState:
                 raise side.refusal()
 
     def backlog_answered(self, queue: str, error: Exception | None = None) -> None:
-        """Report that a backlog queue accepted a message, or failed. Faults a secondary that refuses for good (C1)."""
+        """Report that a backlog queue accepted a message, or failed with `error`.
+
+        Faults the secondary if it refuses the credential for good (C1).
+        """
         if error is None and self.backlog_watch.watch.needs_event_for(queue):
             self.backlog_watch.advance(MessageDiverted(queue))
         if error is not None and failure_kind(error) in CREDENTIAL_REFUSED:
@@ -268,7 +275,7 @@ class PairState:
 
     @property
     def own_ledger(self) -> Ledger | None:
-        """The ledger that the pair must close, after the last event."""
+        """The ledger that the pair opened and must close after the last event. None if the application gave it."""
         return None if self.ledger is self.options.ledger else self.ledger
 
     @property
@@ -304,7 +311,7 @@ class PairState:
         self._on_side_left(side)
 
     def _stop_syphon(self, at: float) -> None:
-        """Stop the syphon of a closed pair. While one side is open, give that side 5 s (C2)."""
+        """Stop the syphon if neither side is open. If one is and the syphon runs, fault this side after 5 s (C2)."""
         if self.syphon is None:
             return
         try:
@@ -373,7 +380,7 @@ class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT]):
     def list_queue_sessions(
         self, queue_name: str, *, state_updated_after: datetime | None = None, timeout: float | None = None
     ) -> SessionsT:
-        """Session ids of a queue of the primary, as `ServiceBusClient.list_queue_sessions` returns them."""
+        """Return the session ids of a queue of the primary, as `ServiceBusClient.list_queue_sessions` does."""
         client: Any = self._primary_client
         sessions: SessionsT = client.list_queue_sessions(
             queue_name, state_updated_after=state_updated_after, timeout=timeout
@@ -388,7 +395,7 @@ class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT]):
         state_updated_after: datetime | None = None,
         timeout: float | None = None,
     ) -> SessionsT:
-        """Session ids of a subscription, as `ServiceBusClient.list_subscription_sessions` returns them."""
+        """Return the session ids of a subscription, as `ServiceBusClient.list_subscription_sessions` does."""
         client: Any = self._primary_client
         sessions: SessionsT = client.list_subscription_sessions(
             topic_name, subscription_name, state_updated_after=state_updated_after, timeout=timeout
@@ -402,7 +409,7 @@ class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT]):
         plain: ReceiverT = receiver
         return plain
 
-    # --- what it shows ---------------------------------------------------------------------------------------------
+    # --- state and events ------------------------------------------------------------------------------------------
 
     @property
     def fully_qualified_namespace(self) -> str:
@@ -422,11 +429,11 @@ class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT]):
         return self._state.entities()
 
     def on(self, event: str, callback: Callback) -> Callable[[], None]:
-        """Call `callback` at every `failover_engaged`, `restored`, … Returns a function that removes the callback."""
+        """Call `callback` at every event of this name, such as `restored`. Returns a function that removes it."""
         return self._state.events.on(event, callback)
 
     def emit(self, notice: Notice) -> None:
-        """Publish a notice of the pair's own (`shared_state.PairDriver`)."""
+        """Publish a notice about this pair (`shared_state.PairDriver`)."""
         self._state.events.emit(notice)
 
 

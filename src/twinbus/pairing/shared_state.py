@@ -1,9 +1,9 @@
 """What all senders of a pair share: its entities, its rotation of backlog queues, and its watch on the backlog.
 
-Each class here holds one immutable state. Readers read it without a lock. `advance` replaces it under a lock: it asks
-`decide` for the next state and for the effects, and gives the effects to the driver. Timers, pings and peeks belong to
-the driver, and must only be started here, because the lock is held. Notices are published after the lock is released: a
-callback may ask for the state, or block.
+Each class here holds one immutable state. Readers read the state without a lock. `advance` replaces the state under a
+lock: it asks `decide` for the next state and for the effects, and gives the effects to the driver. The driver runs
+timers, pings and peeks; `advance` only starts them and does not wait for them, because it holds the lock. Notices are
+published after the lock is released: a callback may ask for the state, or block.
 
 `now` is a monotonic clock and `chance` returns a number in [0, 1). Both can be replaced, for simulations.
 """
@@ -74,7 +74,7 @@ IsFailedOver = Callable[[str], bool]
 
 
 class DriverTimer(Protocol):
-    """Calls back once, at a time on the monotonic clock. Arming it again replaces the earlier time."""
+    """Calls a function once, at a time on the monotonic clock. Arming the timer again replaces the earlier time."""
 
     def arm(self, at: float) -> None: ...
 
@@ -82,7 +82,7 @@ class DriverTimer(Protocol):
 
 
 class PairDriver(Protocol):
-    """What the shared state needs of a driver. No method may block: a lock is held."""
+    """The methods of a driver that the shared state calls. None may block: the caller may hold the state's lock."""
 
     def timer(self, due: Callable[[], object]) -> DriverTimer: ...
 
@@ -111,12 +111,12 @@ class SharedEntity:
         self._chance = chance
         self._lock = threading.Lock()
         self.on_reroute: set[Callable[[], None]] = set()
-        """Called when calls take another route (S5), in the thread that changed it. A callback must not block."""
+        """Callbacks for a change of `entity.route` (S5), called in the thread that changed it. None may block."""
         self._failover_timer = driver.timer(lambda: self.advance(FailoverTimerFired()))
         self._ping_timer = driver.timer(lambda: self.advance(PingDue()))
 
     def advance(self, event: failover.Event) -> FailedCallEffect | None:
-        """Apply an event. Returns what to do with the failed call, if the event is a failed call."""
+        """Apply an event. If the event is a failed call, returns the effect that says what this call must do."""
         failed_call: FailedCallEffect | None = None
         notices: list[failover.FailoverNotice] = []
         with self._lock:
@@ -131,7 +131,7 @@ class SharedEntity:
                         notices.append(notice)
                     case _:
                         self._carry_out(effect)
-        # Waiting calls go first: a callback for a notice may take long.
+        # Waiting calls are woken before notices are published, because a callback for a notice may block.
         if decision.entity.route is not before:
             self.wake_waiting_calls()
         for notice in notices:
@@ -181,7 +181,7 @@ class SharedRotation:
         self._timer = driver.timer(lambda: self.advance(ProbationEnded()))
 
     def advance(self, event: rotation.Event) -> bool:
-        """Apply an event. Returns whether a failed send, if the event is one, should try another queue."""
+        """Apply an event. Returns True if the event is a failed send that should try another queue."""
         try_another = False
         notices: list[rotation.QueueLeft | rotation.QueueReturned] = []
         with self._lock:
@@ -215,7 +215,10 @@ class SharedRotation:
 
 
 class SharedBacklogWatch:
-    """The checks of one pair whether anybody empties its backlog (Y1). `peek` only starts the peeks of a check."""
+    """The checks of one pair whether a syphon empties its backlog (Y1).
+
+    `peek` starts the peeks of a check and does not wait for them.
+    """
 
     def __init__(
         self,
@@ -248,7 +251,7 @@ class SharedBacklogWatch:
                         self._peek(self, pages)
                     case RaiseAlert() | ReportNoListenRight():
                         to_publish.append(effect)
-        # After the lock is released: a log handler or a callback may block, or close the pair.
+        # Published after the lock is released: a log handler or a callback may block, or close the pair.
         for effect in to_publish:
             self._publish(effect, now)
 
@@ -291,7 +294,7 @@ def queue_peeked(queue: str, messages: Sequence[Any], is_failed_over: IsFailedOv
 
 
 def peek_failed(queue: str, error: Exception) -> PeekFailed:
-    """Log a failed peek and return its event."""
+    """Log a failed peek and return the event for it."""
     kind = failure_kind(error)
     _log.info("%s could not be peeked: %s", queue, kind)
     return PeekFailed(queue, kind)

@@ -1,20 +1,21 @@
-"""Decide whether anybody is bringing the backlog home (clause Y1).
+"""Decide whether any syphon moves the messages of the backlog to the primary (clause Y1).
 
-Why. A pair that diverts messages depends on some syphon, perhaps in another process, to move them to the primary
-later. If no syphon runs, the messages are safe but nobody ever receives them. The pair notices this by itself and
-raises an alert.
+Why. A pair that diverts messages depends on some syphon, perhaps in another process, to move the messages to the
+primary after the failover. If no syphon runs, the messages are safe but nobody ever receives them. The pair detects
+that messages wait and raises an alert.
 
 How. The pair remembers every backlog queue that it diverted a message to. Every `interval` seconds it peeks at the
 oldest active message of each such queue. Peeking locks nothing and removes nothing.
 
-    queue empty                    -> stop checking it until a message is diverted to it again
-    oldest message changed         -> somebody is moving messages; the waiting time restarts
+    queue empty                    -> stop checking the queue until the next message is diverted to it
+    oldest message changed         -> a syphon is moving messages; the waiting time restarts
     oldest message's entity is
-    still failed over              -> it cannot be delivered yet; the waiting time restarts
-    otherwise                      -> it waits; after `alert_after` seconds, raise the alert once
+    still failed over              -> the message cannot be delivered yet; the waiting time restarts
+    otherwise                      -> the message waits; after `alert_after` seconds, raise the alert once
 
-Messages that a syphon has deferred are not active. A peek that returns only deferred messages is continued behind them
-at the next check, with twice the page size, so that a long deferred prefix does not hide an active message for long.
+Messages that a syphon has deferred are not active. After a peek that returns only deferred messages, the next check
+peeks at the messages that follow, with twice the page size. So an active message behind many deferred ones is found
+after a number of checks that grows slowly.
 
 This module is pure: `advance` takes the state, an event and the time, and returns the next state and the effects.
 Peeking, timers, logging and locking belong to the driver. All times are seconds on a monotonic clock.
@@ -41,15 +42,15 @@ class QueueStatus:
     queue: str
     empty: bool = False
     diverted_during_check: bool = False
-    """A message arrived while a check was running, so an empty peek result is not conclusive."""
+    """A message arrived while a check was running, so an empty peek result does not prove that the queue is empty."""
     peek_from: int = 1
-    """Sequence number at which the next peek starts. Everything below it is deferred or gone."""
+    """Sequence number at which the next peek starts. All messages below this number are deferred or gone."""
     page_size: int = 1
     peeked: bool = False
     front_number: int | None = None
     """Sequence number of the oldest active message at the last peek."""
     waiting_since: float = 0.0
-    """Since when the message at `front_number` could have been delivered."""
+    """The time since which the message at `front_number` could have been delivered."""
     oldest_age: float = 0.0
     unattended: bool = False
     alerted: bool = False
@@ -58,7 +59,7 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class BacklogWatch:
-    """State of one pair's checks. Immutable: `advance` returns the next one. `interval` 0 disables all checks."""
+    """State of one pair's checks. Immutable: `advance` returns the next state. `interval` 0 disables all checks."""
 
     interval: float
     alert_after: float
@@ -67,7 +68,7 @@ class BacklogWatch:
     closed: bool = False
 
     def needs_event_for(self, queue: str) -> bool:
-        """Return whether `MessageDiverted` would change anything. Lets the send path skip a lock for most messages."""
+        """Return whether `MessageDiverted` would change the state. If not, a send need not take the state's lock."""
         if self.closed or not self.interval:
             return False
         return self.checking or all(status.queue != queue or status.empty for status in self.queues)
@@ -99,7 +100,10 @@ class OldestMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueuePeeked:
-    """A peek succeeded. `next_number` is set when the page held only deferred messages."""
+    """A peek succeeded. `oldest` is None if the page held no active message.
+
+    If the page held only deferred messages, `next_number` is the sequence number at which the next peek starts.
+    """
 
     queue: str
     oldest: OldestMessage | None
@@ -108,7 +112,7 @@ class QueuePeeked:
 
 @dataclass(frozen=True, slots=True)
 class PeekFailed:
-    """A peek failed. `kind` tells whether the next check may succeed."""
+    """A peek failed. After a `kind` that means a refused credential there are no more checks."""
 
     queue: str
     kind: FailureKind
@@ -127,13 +131,13 @@ Event = MessageDiverted | CheckDue | QueuePeeked | PeekFailed | CheckFinished | 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleCheck:
-    """Deliver `CheckDue` at this time. Replaces an earlier schedule."""
+    """Deliver `CheckDue` at the time `at`, and at no time that was set before."""
 
     at: float
 
 
 class PeekPage(NamedTuple):
-    """What to peek at: `size` messages of `queue` from sequence number `start`."""
+    """The messages to peek at: at most `size` messages of `queue` from sequence number `start` on."""
 
     queue: str
     start: int
@@ -149,7 +153,7 @@ class PeekQueues:
 
 @dataclass(frozen=True, slots=True)
 class ReportNoListenRight:
-    """Log once that the secondary's credential may not Listen. Checks end here."""
+    """Log that the secondary's credential has no Listen right. There are no more checks, so this is logged once."""
 
     queue: str
     kind: FailureKind
@@ -257,14 +261,14 @@ def _oldest_found(watch: BacklogWatch, status: QueueStatus, oldest: OldestMessag
 
 
 def _waiting_since(status: QueueStatus, oldest: OldestMessage, same_front: bool, now: float) -> float:
-    """Return since when the oldest message could have been delivered but was not."""
+    """Return the time since which the oldest message could have been delivered but was not."""
     if oldest.entity_failed_over:
-        return now  # Nobody could deliver it until now.
+        return now  # Nobody could deliver the message until now.
     if same_front:
         return status.waiting_since
     if status.peeked:
-        return now  # The message before it was taken: a syphon is at work.
-    return now - oldest.age  # First peek: it may have waited since it arrived.
+        return now  # The former oldest message is gone: a syphon is moving messages.
+    return now - oldest.age  # First peek: the message may have waited since it arrived.
 
 
 def _finish_check(watch: BacklogWatch, now: float) -> WatchDecision:

@@ -3,18 +3,18 @@
 An entity is in one mode. The mode says where a call that starts now goes:
 
     healthy       to the primary
-    failing       to the primary; the failover timer has run since the first failure that counts
+    failing       to the primary; the failover timer runs, which the first counting failure started
     failed_over   to the backlog; the primary gets only pings
-    unusable      as failed_over; the last ping found the entity gone, or the credential refused
-    closed        nowhere: the call raises the error of the pair's state
+    unusable      as failed_over; the last ping failed because the entity is gone or the credential is refused
+    closed        nowhere: the call raises the error that says why the pair is closed
 
-`TABLE` holds every decision as data: (mode, trigger) -> next mode and actions. A trigger is an event, classified as far
-as the table needs it: `PrimarySendFailed` becomes one of four triggers, depending on the kind of failure and on whether
-the failover timer is due. `advance` looks the trigger up, computes the next `Entity` and turns actions into effects.
-`failover_diagram` draws the table for docs/guides/failover-machine.md, and tests/pairing/mutation.py mutates it.
+`TABLE` holds every decision as data: (mode, trigger) -> next mode and actions. A trigger is the class of an event. For
+example, `PrimarySendFailed` becomes one of four triggers, depending on the kind of failure and on whether the failover
+timer is due. `advance` looks the trigger up, computes the next `Entity` and turns actions into effects.
+`failover_diagram` draws the table for docs/guides/failover-machine.md, and tests/pairing/mutation.py mutates the table.
 
-Each failover is an *episode* with a number. The result of a ping carries the episode it belongs to, so that a result
-that arrives late cannot restore a later failover.
+Each failover is an *episode* with a number. The result of a ping carries the number of the ping's episode, so that a
+late result of one episode cannot end the next episode.
 
 This module is pure. Messages, queues, clocks and locks belong to the driver. Times are seconds on a monotonic clock;
 `chance` is a number in [0, 1).
@@ -61,7 +61,7 @@ ROUTES: Final[Mapping[EntityMode, SendRoute]] = {
 
 
 class Trigger(StrEnum):
-    """An event, classified as far as the table needs it."""
+    """The class of an event. The table has one row for each trigger."""
 
     SENT = "a call succeeds"
     FAILED_COUNTING = "a call fails, counting"
@@ -109,7 +109,7 @@ _HEALTHY, _FAILING, _FAILED_OVER, _UNUSABLE, _CLOSED = EntityMode
 _T, _A = Trigger, Action
 _ENGAGE: Final = (_A.PUBLISH_ENGAGED, _A.ARM_PING)
 
-# For failed_over and unusable alike. They differ only in what a refused ping does.
+# The cells that failed_over and unusable share. The two modes differ only in what a refused ping does.
 _DIVERTING: Final = {
     _T.FAILED_COUNTING: (_A.DIVERT,),
     _T.FAILED_AT_ONCE: (_A.DIVERT,),
@@ -178,31 +178,31 @@ class PrimarySendSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class PrimarySendFailed:
-    """A call on the primary failed, after its retries. The effects tell what to do with the call."""
+    """A call on the primary failed, after its retries. The effects say whether the call raises or is diverted."""
 
     kind: FailureKind
 
 
 @dataclass(frozen=True, slots=True)
 class FailoverTimerFired:
-    """The failover timer fired. A timer that was disarmed too late does no harm."""
+    """The failover timer fired. If the timer was disarmed just before it fired, the event changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class PingDue:
-    """The ping timer fired. A timer that was stopped too late does no harm."""
+    """The ping timer fired. If the pings were stopped just before the timer fired, the event changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class PingSucceeded:
-    """A ping of this episode succeeded."""
+    """A ping succeeded. `episode` is the number of the failover for which it was sent."""
 
     episode: int
 
 
 @dataclass(frozen=True, slots=True)
 class PingFailed:
-    """A ping of this episode failed."""
+    """A ping failed. `episode` is the number of the failover for which it was sent."""
 
     episode: int
     kind: FailureKind
@@ -227,7 +227,7 @@ class RestoreForced:
 
 @dataclass(frozen=True, slots=True)
 class PairClosed:
-    """The pair, or the side that is needed, closed or faulted (C1). The driver knows the error for later calls."""
+    """The pair, or the side that calls need, closed or faulted (C1). The driver makes the error of the next calls."""
 
 
 Event = (
@@ -258,7 +258,7 @@ Cause = FailureKind | DrillCause
 
 @dataclass(frozen=True, slots=True)
 class ArmFailoverTimer:
-    """Deliver `FailoverTimerFired` at this time. Replaces an earlier timer."""
+    """Deliver `FailoverTimerFired` at the time `at`, and at no time that was set before."""
 
     at: float
 
@@ -270,14 +270,14 @@ class DisarmFailoverTimer:
 
 @dataclass(frozen=True, slots=True)
 class ArmPing:
-    """Deliver `PingDue` at this time. Replaces an earlier timer."""
+    """Deliver `PingDue` at the time `at`, and at no time that was set before."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class SendPing:
-    """Send a ping and always report `PingSucceeded` or `PingFailed`: no other ping is armed before."""
+    """Send a ping and always report `PingSucceeded` or `PingFailed`: the next ping is armed only after this report."""
 
     episode: int
 
@@ -294,7 +294,7 @@ class RaiseToCaller:
 
 @dataclass(frozen=True, slots=True)
 class SendToBacklog:
-    """Divert the failed call to the backlog. Its caller gets the result of that (S4, S5)."""
+    """Divert the failed call to the backlog. The caller gets the result of the diverted call (S4, S5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +317,10 @@ class FailoverEngaged:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """An entity returned to the primary, `forced` or by a ping. `outage` is in seconds since the failover."""
+    """An entity returned to the primary: by an operator if `forced`, otherwise because a ping succeeded.
+
+    `outage` is the time since the failover in seconds. `diverted` is the number of messages diverted in that time.
+    """
 
     name: ClassVar[str] = "restored"
     entity: str
@@ -330,7 +333,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class PrimaryUnusable:
-    """A ping found the entity gone from the primary, or the credential refused (G4)."""
+    """A ping failed because the entity is gone from the primary or the primary refused the credential (G4)."""
 
     name: ClassVar[str] = "primary_unusable"
     entity: str
@@ -380,9 +383,9 @@ class FailoverPolicy:
 class Entity:
     """The failover state of one entity. Immutable: a sender reads `route` without a lock.
 
-    `since` is when the mode began, and `engaged` when the failover did. `deadline` is when the failover timer fires;
-    while it is None, a success changes nothing. `episode` counts failovers, and `diverted` the messages of the present
-    or last one.
+    `since` is the time at which the mode began, and `engaged` the time at which the failover began. `deadline` is the
+    time at which the failover timer fires; while `deadline` is None, a success changes nothing. `episode` is the number
+    of failovers so far. `diverted` is the number of messages diverted in the present failover, or in the last one.
     """
 
     path: str
@@ -409,7 +412,7 @@ def route_of(mode: EntityMode, policy: FailoverPolicy) -> SendRoute:
 
 
 class FailoverDecision(NamedTuple):
-    """The next state, and what the driver must do, in this order, after it has replaced the old one."""
+    """The next state, and the effects. The driver first replaces the state, then carries out the effects in order."""
 
     entity: Entity
     effects: tuple[Effect, ...] = ()
@@ -485,8 +488,8 @@ def _entered(entity: Entity, mode: EntityMode, event: Event, now: float, chance:
             deadline = now + entity.policy.failover_interval
             return replace(entity, mode=mode, since=now, cause=event.kind, deadline=deadline)
         case EntityMode.FAILED_OVER:
-            # The first ping is due one interval after the failover (G2), and a little later: processes must not
-            # ping in step.
+            # The first ping is due one interval after the failover (G2), plus a random delay, so that processes do not
+            # all ping at the same time.
             wait = entity.policy.ping_interval * (1 + entity.policy.ping_jitter * chance)
             return replace(
                 entity,
@@ -527,7 +530,7 @@ def _cause_of(entity: Entity, event: Event) -> Cause:
     if entity.cause is None:
         assert isinstance(event, PrimarySendFailed)
         return event.kind
-    # The failure that started the timer, not the last one before it fired.
+    # The cause is the failure that started the timer, not the last failure before the timer fired.
     return entity.cause
 
 
@@ -543,7 +546,7 @@ def _effect(action: Action, before: Entity, after: Entity, event: Event, now: fl
             return DisarmFailoverTimer()
         case Action.ARM_PING:
             assert after.next_ping is not None
-            # A ping may take longer than the interval. Then the next one follows at once, never at the same time.
+            # A ping may take longer than the interval. Then the next ping starts when this ping has ended.
             return ArmPing(max(after.next_ping, now))
         case Action.PING:
             return SendPing(after.episode)

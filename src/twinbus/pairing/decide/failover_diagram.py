@@ -17,7 +17,7 @@ def diagram() -> str:
 
 
 def table() -> str:
-    """Return every cell as a Markdown table: the next mode, if it is another, and the actions."""
+    """Return every cell as a Markdown table: the next mode, if the mode changes, and the actions."""
     lines = [f"| | {' | '.join(EntityMode)} |", "| --- " * (len(EntityMode) + 1) + "|"]
     lines += [f"| {trigger} | {' | '.join(_cell(mode, trigger) for mode in EntityMode)} |" for trigger in Trigger]
     return "\n".join(lines) + "\n"

@@ -1,7 +1,8 @@
-"""Decide which backlog queues senders may use now: which leaves, which returns (S6, P7).
+"""Decide which backlog queues senders may use now, and when a queue leaves or returns (S6, P7).
 
-All senders of a pair share one `Rotation`. A queue that fails leaves for the `probation`
-time and then returns; a queue that was never found or created stays out until it is found.
+The queues that senders may use are *in the rotation*. All senders of a pair share one `Rotation`. A queue that fails
+leaves the rotation for the `probation` time and then returns. A queue that could be neither found nor created stays out
+until it is found.
 
 This module is pure. Sending, timers and the random number belong to the driver. Times are seconds on a monotonic clock.
 """
@@ -17,7 +18,7 @@ from twinbus.pairing.errors import QueueCause
 
 
 class Absence(NamedTuple):
-    """A queue outside the rotation. `until` is None if it was never found or created (P7)."""
+    """A queue outside the rotation. `until` is the time of its return; None if it was never found or created (P7)."""
 
     cause: QueueCause
     since: float
@@ -45,7 +46,7 @@ class Rotation:
 
     @property
     def causes(self) -> tuple[QueueCause, ...]:
-        """Why the other queues are absent, for BacklogUnavailableError."""
+        """Why the queues outside the rotation are absent, for BacklogUnavailableError."""
         return tuple(absence.cause for absence in self.absent)
 
 
@@ -54,7 +55,7 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class BacklogSendFailed:
-    """A queue did not accept a diverted message. The effects tell what to do with the message."""
+    """A queue did not accept a diverted message. The effects say whether to try another queue or to raise."""
 
     queue: str
     kind: FailureKind
@@ -63,19 +64,19 @@ class BacklogSendFailed:
 
 @dataclass(frozen=True, slots=True)
 class ProbationEnded:
-    """The time set by `ArmProbation` has come."""
+    """The time that `ArmProbation` set has come."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueFound:
-    """The queue was found or created, perhaps later than others (P8)."""
+    """The queue was found or created, when the pair was made or in the background after that (P8)."""
 
     queue: str
 
 
 @dataclass(frozen=True, slots=True)
 class QueueMissing:
-    """The queue was neither found nor created: it stays out until it is found (P7)."""
+    """The queue was neither found nor created: it stays outside the rotation until it is found (P7)."""
 
     queue: str
     kind: FailureKind
@@ -90,7 +91,7 @@ Event = BacklogSendFailed | ProbationEnded | QueueFound | QueueMissing
 
 @dataclass(frozen=True, slots=True)
 class TryAnother:
-    """Send the message to another queue, within the call's timeout. Without one: BacklogUnavailableError."""
+    """Send the message to another queue, within the call's timeout. If no queue is left: BacklogUnavailableError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +101,14 @@ class RaiseSendError:
 
 @dataclass(frozen=True, slots=True)
 class ArmProbation:
-    """Deliver `ProbationEnded` at this time. Replaces an earlier timer."""
+    """Deliver `ProbationEnded` at the time `at`, and at no time that was set before."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLeft:
-    """A queue left the rotation. `left` queues are still usable."""
+    """A queue left the rotation. `left` is the number of queues that are still usable."""
 
     name: ClassVar[str] = "backlog_queue_left"
     queue: str
@@ -136,7 +137,7 @@ Effect = TryAnother | RaiseSendError | ArmProbation | PublishQueueNotice
 
 
 class RotationDecision(NamedTuple):
-    """The next state, and what the driver must do after it has replaced the old one."""
+    """The next state, and the effects. The driver first replaces the state, then carries out the effects."""
 
     rotation: Rotation
     effects: tuple[Effect, ...] = ()
@@ -167,7 +168,7 @@ def advance(rotation: Rotation, event: Event, now: float) -> RotationDecision:
 
 def _leave(rotation: Rotation, cause: QueueCause, now: float, until: float | None) -> RotationDecision:
     if cause.queue not in rotation.usable:
-        # Another call found out first. Calls that were in progress then do not extend the probation.
+        # Another call has reported this queue. The failures of other calls in progress do not extend the probation.
         return RotationDecision(rotation)
     after = replace(rotation, absent=(*rotation.absent, Absence(cause, now, until)))
     left = PublishQueueNotice(QueueLeft(cause.queue, now, cause.kind, len(after.usable)))

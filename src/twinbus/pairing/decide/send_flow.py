@@ -12,13 +12,13 @@ the result back in, or throws the error in:
        +--- DivertTo(queue, diversion, seconds) ----->  one transfer to one backlog queue
 
 `divert` repeats `DivertTo` until every message is accepted. A queue that fails is reported to the rotation. Then the
-call tries another queue, each at most once, while time is left (S6).
+call tries another queue, while time is left. It tries each queue that fails only once (S6).
 
-The drivers do not use `call` for the usual send. They call the primary directly and start this generator only if that
-fails, with `failed` set, or if the entity is not on the primary.
+The drivers do not use `call` for the usual send. They call the primary directly. They start the generator `call` only
+if the direct call fails, with its error in `failed`, or if the entity's route is not the primary.
 
-This module is pure. Time, chance, ids and the SDK's error types come with the `SendContext`. Messages are opaque here:
-the link to a backlog queue makes the copies that fit its limits, and puts them into the `Diversion`.
+This module is pure. Time, chance, ids and the SDK's error types come with the `SendContext`. This module does not look
+into messages: the link to a backlog queue makes the copies that fit its limits, and puts them into the `Diversion`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from twinbus.pairing.errors import (
 )
 
 T = TypeVar("T")
-# A call without a timeout may spend at least this long in the backlog: others may be ahead of it on a link.
+# A call without a timeout may spend at least this time on the backlog, because it may wait for other calls on a link.
 _MIN_BACKLOG_SECONDS: Final = 60.0
 _MAX_DETAIL: Final = 200
 
@@ -59,13 +59,13 @@ _MAX_DETAIL: Final = 200
 
 
 class CallPrimary(NamedTuple):
-    """Call the primary. The attempt may take `seconds`, from when the driver has the turn on the link."""
+    """Call the primary. The attempt may take `seconds`, counted from the time when the driver may use the link."""
 
     seconds: float
 
 
 class DivertedTransfer(NamedTuple):
-    """One payload for a backlog queue. `positions` are those of its messages in the call."""
+    """One payload for a backlog queue. `positions` says which messages of the call it holds, counted from 0."""
 
     payload: Any
     positions: tuple[int, ...]
@@ -75,9 +75,9 @@ class DivertedTransfer(NamedTuple):
 class Diversion:
     """The messages of one call on their way to the backlog, in one or more transfers.
 
-    `message` is what the application gave to send; `scheduled` replaces the messages' own scheduled time. The first
-    link that sends it sets `ids`, of all messages, and `transfers`. Another link sends the same transfers: all backlog
-    queues of a pair have the same limits. `accepted` counts the transfers that a queue accepted.
+    `message` is the argument that the application gave to send; `scheduled` replaces the messages' own scheduled time.
+    The first link that sends the diversion sets `ids`, of all messages, and `transfers`. Another link sends the same
+    transfers: all backlog queues of a pair have the same limits. `accepted` is the number of accepted transfers.
     """
 
     message: Any
@@ -88,7 +88,7 @@ class Diversion:
     accepted: int = 0
 
     def accept_transfer(self) -> tuple[int, bool]:
-        """Mark the current transfer as accepted. Returns its number of messages, and whether it was the last."""
+        """Mark the current transfer as accepted. Returns its number of messages, and whether no transfer is left."""
         self.accepted += 1
         return len(self.transfers[self.accepted - 1].positions), self.accepted == len(self.transfers)
 
@@ -102,7 +102,7 @@ class Diversion:
 class DivertTo(NamedTuple):
     """Send the current transfer of a diversion to `queue`.
 
-    `seconds` is all the time that the call has left (S6). Waiting for a turn, opening the link and sending share it.
+    `seconds` is all the time that the call has left (S6): for waiting for the link, for opening it and for sending.
     """
 
     queue: str
@@ -115,18 +115,21 @@ SendSteps = Generator[SendStep, Any, T]
 
 
 class QueueLeftMeanwhileError(Exception):
-    """Thrown in by a driver: the queue left the rotation while the call waited for its turn on the link."""
+    """A driver throws this error into the generator: the queue left the rotation while the call waited for the link."""
 
 
 class FailedOverMeanwhileError(Exception):
-    """Thrown in by a driver: the entity failed over while the call waited for its turn, or for its next try."""
+    """A driver throws this error into the generator: the entity failed over while the call waited.
+
+    The call waited for the link to the primary, or for its next try.
+    """
 
 
-# --- what a call needs from outside ----------------------------------------------------------------------------------
+# --- what a call needs from its pair ---------------------------------------------------------------------------------
 
 
 class FlowErrors(NamedTuple):
-    """Makes the errors that must be types of azure-servicebus."""
+    """Functions that make the errors of azure-servicebus types, which this module does not import."""
 
     timed_out: Callable[[str], Exception]
     entity_missing: Callable[[str], Exception]
@@ -184,7 +187,7 @@ class FlowPair(Protocol):
 
 
 class SendContext:
-    """What one sender's calls decide with: its entity, its pair, and the backlog queue that it stays on (S6)."""
+    """What the calls of one sender need: its entity, its pair, and `queue`, its backlog queue until that fails (S6)."""
 
     def __init__(
         self,
@@ -209,9 +212,9 @@ class SendContext:
         self.queue: str | None = None
 
     def primary_seconds(self, until: float | None) -> float:
-        """Return how long an attempt on the primary may take. `until` is the caller's deadline, or None.
+        """Return how many seconds an attempt on the primary may take. `until` is the caller's deadline, or None.
 
-        If a failure of this attempt may divert the call, half of the remaining time is kept for the backlog (S4).
+        If a failure of this attempt may divert the call, half of the remaining time is reserved for the backlog (S4).
         """
         if until is None:
             return self.try_timeout
@@ -221,17 +224,17 @@ class SendContext:
         return min(self.try_timeout, left / 2 if may_divert else left)
 
     def backlog_deadline(self, until: float | None) -> float:
-        """Return the caller's deadline. Without one: try_timeout × (usable queues + 1), at least 60 s."""
+        """Return the caller's deadline. If it is None: now + try_timeout × (usable queues + 1), at least now + 60 s."""
         if until is not None:
             return until
         usable = self.pair.rotation.rotation.usable
         return self.now() + max(self.try_timeout * (len(usable) + 1), _MIN_BACKLOG_SECONDS)
 
     def pick_queue(self, failed: Mapping[str, QueueCause]) -> str:
-        """Return the queue for the next transfer, and stay on it. `failed` are the queues that failed in this call.
+        """Return the queue for the next transfer, and remember it for the sender's next transfers.
 
-        A queue of `failed` is not picked again, also if it returned to the rotation meanwhile. Raises the refusal of a
-        side that is not open, or BacklogUnavailableError.
+        `failed` are the queues that failed in this call. None of them is picked, even if it has returned to the
+        rotation. Raises the refusal of a side that is not open, or BacklogUnavailableError.
         """
         rotation = self.pair.rotation.rotation
         picked = choose_queue([queue for queue in rotation.usable if queue not in failed], self.queue, self.chance())
@@ -244,13 +247,13 @@ class SendContext:
 
 
 def choose_queue(usable: Sequence[str], current: str | None, chance: float) -> str | None:
-    """Return the queue for a sender that was on `current`: the same if it is usable. None if no queue is usable."""
+    """Return the queue for a sender: `current` if it is usable, otherwise a random one. None if no queue is usable."""
     if current in usable:
         return current
     return usable[int(chance * len(usable))] if usable else None
 
 
-# --- the primary, or else --------------------------------------------------------------------------------------------
+# --- the primary, or the backlog -------------------------------------------------------------------------------------
 
 
 def call(
@@ -259,9 +262,9 @@ def call(
     failed: Exception | None = None,
     until: float | None = None,
 ) -> SendSteps[T]:
-    """Return the steps of any call. `backlog` starts what the call does instead while the entity is failed over.
+    """Return the steps of any call. `backlog` returns the steps that replace the call while the entity is failed over.
 
-    `failed` is the error of an attempt that the driver made already. `until` is the caller's deadline, or None.
+    `failed` is the error of an attempt that the driver made before, or None. `until` is the caller's deadline, or None.
     """
     while failed is None:
         match context.shared.entity.route:
@@ -292,7 +295,7 @@ def _after_failure(context: SendContext, backlog: Callable[[], SendSteps[T]], fa
             try:
                 return (yield from backlog())
             except Exception as error:
-                # The traceback shows why the backlog did not accept the call and, behind it, why the primary had not.
+                # The traceback shows why the primary failed the call, and then why the backlog did not accept it.
                 error.__context__ = failed
                 raise
         case RaiseUnusable():
@@ -323,10 +326,10 @@ class RetryLimits(Protocol):
 def pause_before_retry(
     kind: FailureKind, retries: RetryLimits, tried: int, seconds_left: float, *, is_retryable: bool
 ) -> float | None:
-    """Return the pause before the next try, or None if the call makes no other. `is_retryable` is the SDK's opinion.
+    """Return the seconds before the next try, or None for no other try. `is_retryable` is the SDK's view of the error.
 
-    There is no other try if the pause would take all the time that is left. Unlike the SDK, the call does not retry a
-    token that was refused because the entity is missing: the SDK does not retry a link refused for that reason either.
+    There is no other try if the pause would take all the time that is left. If a token is refused because the entity is
+    missing, the SDK tries again; this function does not. The SDK itself does not retry a link refused for that reason.
     """
     if tried > retries.total or not is_retryable or kind is FailureKind.ENTITY_NOT_FOUND:
         return None
@@ -338,12 +341,12 @@ def pause_before_retry(
 
 
 def nothing() -> SendSteps[None]:
-    """Opening a sender: there is nothing to divert (S3)."""
+    """Return the steps of opening a sender while failed over: none, because there is nothing to divert (S3)."""
     yield from ()
 
 
 def instead(make: Callable[[], T]) -> SendSteps[T]:
-    """A call that needs no namespace, such as creating a batch (S3)."""
+    """Return the steps of a call that needs no namespace (S3): none. `make` makes the result, for instance a batch."""
     yield from ()
     return make()
 
@@ -354,22 +357,22 @@ def divert(context: SendContext, message: Any, until: float | None) -> SendSteps
 
 
 def schedule(context: SendContext, message: Any, scheduled: datetime, until: float | None) -> SendSteps[list[int]]:
-    """Divert messages that wait in the backlog until the syphon schedules them on the primary (S10)."""
+    """Divert messages that the syphon later schedules on the primary (S10). The result is one handle per message."""
     diversion = Diversion(message, context.path, scheduled)
     yield from _transfer_all(context, diversion, until)
     return [BacklogHandle.of(context.new_number(), message_id) for message_id in diversion.ids]
 
 
 def cannot_cancel(numbers: Sequence[int]) -> SendSteps[None]:
-    """Raise ScheduledInBacklogError: the primary, which could cancel, gets no calls now (S10)."""
+    """Raise ScheduledInBacklogError: only the primary can cancel, and a failed-over entity sends it no calls (S10)."""
     yield from ()
     raise ScheduledInBacklogError(numbers)
 
 
 class BacklogHandle(int):
-    """Stands for a message that was scheduled while the entity was failed over (S10).
+    """The number that the application gets for a message scheduled while the entity was failed over (S10).
 
-    It is negative, so it is never a sequence number of the primary.
+    The number is negative, so it is never a sequence number of the primary.
     """
 
     message_id: object
@@ -407,7 +410,10 @@ def _transfer_all(context: SendContext, diversion: Diversion, until: float | Non
 def _transfer(
     context: SendContext, diversion: Diversion, deadline: float, failed: dict[str, QueueCause]
 ) -> SendSteps[str]:
-    """Send one transfer to the sender's queue, or to others in turn, each once in a call (S6). Returns the queue."""
+    """Send one transfer to the sender's queue or, if this queue fails, to others (S6).
+
+    Returns the queue that accepted the transfer.
+    """
     while True:
         queue = context.pick_queue(failed)
         left = deadline - context.now()
@@ -429,7 +435,7 @@ def _transfer(
 def _queue_failed(
     context: SendContext, queue: str, error: Exception, deadline: float, failed: dict[str, QueueCause]
 ) -> None:
-    """Report the failure to the rotation. Returns if another queue is to be tried, and raises otherwise."""
+    """Report the failure to the rotation. Returns if the call should try another queue; otherwise raises the error."""
     kind = failure_kind(error)
     if kind is FailureKind.NO_TURN:
         # Nothing was sent to the queue: it stays in the rotation.
