@@ -1,10 +1,11 @@
 """Manage the secondary with the SDK's administration clients, sync and asyncio: provisioning and its errors.
 
-`provisioning` decides which requests are made. Every request ends within the time given here and is recorded.
+`provisioning` decides which requests are made. Every request ends within `seconds` and is recorded.
 
-A local namespace (on this machine) has a certificate that no public authority signed. It offers the certificate of its
-own authority beside its plain AMQP. `LocalAuthority` fetches that certificate, and the administration client trusts it
-for this one client. No other host is asked for one, and verification is never switched off.
+A local namespace (on this machine) has a certificate that no public authority signed. The namespace offers the
+certificate of its own authority on its plain AMQP port. `LocalAuthority` fetches that certificate, and only the
+administration client of this namespace trusts it. No remote host is asked for such a certificate, and certificates are
+always verified.
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ from twinbus.sdk import admin_credential
 
 T = TypeVar("T")
 
-# Requests for several queues run at the same time, so that ten silent ones cost one timeout.
+# Requests for several queues run at the same time, so that ten queues without an answer take the time of one timeout.
 _AT_ONCE: Final = 32
 _LONGEST_DETAIL: Final = 200
 ALL_ENTITIES: Final = "$Resources"
-"""The entity in the ledger of a request that lists all entities."""
+"""The name of the entity that the ledger shows for a request that lists all entities."""
 
 
 class Administration:
-    """The management of one secondary. `close` closes the client only if it is `owned`.
+    """The management of one secondary. `close` closes the SDK's client only if `owned` is true.
 
-    `recorder` records the requests; it may be replaced.
+    `recorder` records the requests. The caller may replace it.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Administration:
 
     @cached_property
     def client(self) -> ServiceBusAdministrationClient:
-        """The SDK's client. Made at the first use: provision="assume" never uses it (P8)."""
+        """The SDK's client. It is made at the first use, because provision="assume" never uses it (P8)."""
         return self._make()
 
     def provision(self, paths: Iterable[str], options: SendAvailabilityOptions) -> Provisioned:
@@ -101,7 +102,7 @@ class Administration:
         return self.run(_begin(paths, options))
 
     def provision_again(self, paths: Iterable[str]) -> Provisioned:
-        """Try the queues that failed once more, for on_secondary_down="background". Never raises."""
+        """Try once more to find or create queues that failed, for on_secondary_down="background". Never raises."""
         return self.run(provisioning_again(paths))
 
     def run(self, steps: ProvisioningSteps, pause: Callable[[float], None] = time.sleep) -> Provisioned:
@@ -167,7 +168,7 @@ class Administration:
 
 
 class AioAdministration:
-    """`Administration`, for asyncio."""
+    """The management of one secondary for asyncio. The methods are those of `Administration`."""
 
     def __init__(
         self,
@@ -207,7 +208,7 @@ class AioAdministration:
 
     @cached_property
     def client(self) -> AioServiceBusAdministrationClient:
-        """The SDK's client. Made at the first use: provision="assume" never uses it (P8)."""
+        """The SDK's client. It is made at the first use, because provision="assume" never uses it (P8)."""
         return self._make()
 
     async def provision(self, paths: Iterable[str], options: SendAvailabilityOptions) -> Provisioned:
@@ -215,7 +216,7 @@ class AioAdministration:
         return await self.run(_begin(paths, options))
 
     async def provision_again(self, paths: Iterable[str]) -> Provisioned:
-        """Try the queues that failed once more, for on_secondary_down="background". Never raises."""
+        """Try once more to find or create queues that failed, for on_secondary_down="background". Never raises."""
         return await self.run(provisioning_again(paths))
 
     async def run(
@@ -295,7 +296,7 @@ class AioAdministration:
 
 
 def _about(arguments: Sequence[object]) -> str:
-    """Return the entity of a request; a listing is about all."""
+    """Return the entity of a request, or ALL_ENTITIES for a request that lists entities."""
     return arguments[0] if arguments and isinstance(arguments[0], str) else ALL_ENTITIES
 
 
@@ -407,7 +408,7 @@ _MOST_BYTES: Final = 64 * 1024
 
 
 class LocalAuthority:
-    """The certificate file for `connection_verify=`. Fetched at the first use, removed on close."""
+    """The certificate file of a local namespace for `connection_verify=`. Fetched at first use, removed by `close`."""
 
     def __init__(self, namespace: str, seconds: float) -> None:
         self._host, self._port = split_namespace(namespace)
@@ -425,12 +426,13 @@ class LocalAuthority:
         """Return the path of the file, or None if the namespace offers no certificate. Blocks."""
         before = self._fetches
         with self._lock:
-            # A caller that waited for the fetch of another uses its result: ten queues ask a silent namespace once.
+            # A caller that waited while another caller fetched uses the result of that fetch: requests for ten queues
+            # fetch only once.
             if self._file is None and self.is_for and self._fetches == before:
                 self._fetches += 1
                 offered = fetch_authority(self._host, self._port, self._seconds)
                 if offered is not None:
-                    # Kept open: closing removes it.
+                    # The file stays open, because closing removes the file.
                     self._file = tempfile.NamedTemporaryFile(prefix="twinbus-ca-", suffix=".pem")  # noqa: SIM115
                     self._file.write(offered.encode("ascii"))
                     self._file.flush()

@@ -1,6 +1,6 @@
 """Run a drill (S11): fail one entity over and restore it on purpose, with messages before, during and after.
 
-The drill uses an ordinary pair of its own, so it shows exactly what applications would see.
+The drill makes an ordinary pair, so it shows exactly what applications would see.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from twinbus.pairing.events import Notice, facts
 from twinbus.pairing.options import SendAvailabilityOptions
 
 MARK: Final = "twinbus-drill"
-# At most this many messages of others are held while the drill looks for its own.
+# At most this number of other senders' messages are locked while the drill looks for its own messages.
 _MOST_HELD: Final = 500
 _PAGE: Final = 100
 
 
 class DrillMoment(NamedTuple):
-    """What happened, `after` seconds."""
+    """One event of a drill: `what` happened, `after` seconds from the start."""
 
     after: float
     what: str
@@ -35,7 +35,10 @@ class DrillMoment(NamedTuple):
 
 @dataclass(slots=True)
 class Drill:
-    """The course of a drill. `as_meant` is False if anything went otherwise than the clauses demand."""
+    """The events of a drill so far.
+
+    `as_meant` is False if a send failed, a message took the wrong route, or no ping restored the entity.
+    """
 
     entity: str
     token: str = field(default_factory=lambda: uuid4().hex)
@@ -44,7 +47,7 @@ class Drill:
 
 
 class _Log:
-    """Adds moments to the drill, and reports each."""
+    """Adds moments to the drill, and reports each moment with `tell`."""
 
     def __init__(self, drill: Drill, tell: Callable[[DrillMoment], None]) -> None:
         self.drill = drill
@@ -68,9 +71,9 @@ async def run_drill(
     leave: bool,
     tell: Callable[[DrillMoment], None],
 ) -> Drill:
-    """Run a drill. `tell` gets every moment. Raises what pairing raises; later errors become moments.
+    """Run a drill. `tell` is called with every moment. Raises the errors of pairing; failed sends become moments.
 
-    With `leave`, diverted messages stay in the backlog for a syphon; otherwise the drill takes its own back.
+    With `leave`, diverted messages stay in the backlog for a syphon; otherwise the drill removes its messages there.
     """
     log = _Log(Drill(entity), tell)
     async with pair_namespaces(primary, secondary, options=options) as pair:
@@ -111,7 +114,7 @@ async def _phases(
 
 
 async def _send(pair: Pair, sender: Any, messages: int, log: _Log, when: str, *, diverts: bool) -> None:
-    """Send messages one by one. The pair's own count tells where they went."""
+    """Send messages one by one. The pair's count of diverted messages shows how many went to the backlog."""
     before, failed = _diverted(pair), 0
     begun = time.monotonic()
     for number in range(messages):
@@ -178,7 +181,10 @@ async def _holds_ours(receiver: ServiceBusReceiver, token: str) -> bool:
 
 
 async def _take(receiver: ServiceBusReceiver, wanted: int, token: str) -> int:
-    """Complete the drill's own messages. Messages of others are held, so that they do not return, then abandoned."""
+    """Complete the drill's own messages. Returns their number.
+
+    Messages of other senders stay locked until the end, so that they are not received again, and are then abandoned.
+    """
     others: list[Any] = []
     taken = 0
     while taken < wanted and len(others) < _MOST_HELD:

@@ -1,6 +1,6 @@
-"""Publish what happens to a pair (S11): callbacks, log, Prometheus, OpenTelemetry and ledger, with one call each.
+"""Publish the events of a pair (S11) to callbacks, log, Prometheus, OpenTelemetry and ledger.
 
-An error here never reaches a send. The usual send calls nothing of this module.
+An error in this module never makes a send fail. A send to the primary that succeeds calls nothing of this module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from twinbus.pairing.telemetry import Telemetry
 _log = logging.getLogger("twinbus.pairing")
 
 ALL: Final = "*"
-# How long closing waits for callbacks that still run.
+# Seconds that closing waits for callbacks that still run.
 _CALLBACK_SECONDS: Final = 5.0
 _IDLE_SECONDS: Final = 1.0
 
@@ -38,7 +38,7 @@ _IDLE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BacklogDrained:
-    """The syphon has moved everything that was in a backlog queue."""
+    """The syphon has moved all messages that were in a backlog queue. `moved` is their number."""
 
     name: ClassVar[str] = "backlog_drained"
     queue: str
@@ -48,9 +48,9 @@ class BacklogDrained:
 
 @dataclass(frozen=True, slots=True)
 class BacklogUnattended:
-    """The oldest message of a backlog queue waits, its entity is not failed over, and nobody moves it (Y1).
+    """The oldest message of a backlog queue waits although its entity is not failed over: no syphon moves it (Y1).
 
-    `oldest` is its age in seconds.
+    `oldest` is the age of this message in seconds.
     """
 
     name: ClassVar[str] = "backlog_unattended"
@@ -132,8 +132,8 @@ class EventPublisher:
     """Publishes the events of one pair. `pair` is the primary's name.
 
     With `threaded`, callbacks run one after the other in a thread of their own, so that a callback that blocks, or that
-    uses the pair, delays no send. The thread ends when it has been idle for a while. Without, callbacks run in the
-    event loop and may be coroutine functions.
+    uses the pair, delays no send. The thread ends after a second without a callback. Without `threaded`, callbacks run
+    in the event loop and may be coroutine functions.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class EventPublisher:
         self._runner: _CallbackThread | _CallbackLoop = _CallbackThread(pair) if threaded else _CallbackLoop()
 
     def on(self, event: str, callback: Callback) -> Callable[[], None]:
-        """Call `callback` with the notice at every such event. Returns a function that removes the callback."""
+        """Call `callback` with the notice at every event of this name. Returns a function that removes the callback."""
         if event != ALL and event not in EVENTS:
             raise UnknownEventError(event)
         if not self._runner.takes_coroutines and inspect.iscoroutinefunction(callback):
@@ -179,7 +179,7 @@ class EventPublisher:
             self._runner.run(callback, notice)
 
     def diverted(self, entity: str, queue: str, messages: int, seconds: float) -> None:
-        """Count messages that a backlog queue accepted, within `seconds`. Never raises."""
+        """Count messages that a backlog queue accepted. `seconds` is the time that the send took. Never raises."""
         try:
             self._metrics.diverted(self._pair, entity, messages)
             self._telemetry.diverted(entity, queue, messages, seconds)
@@ -187,7 +187,7 @@ class EventPublisher:
             _log.exception("a diverted message was not counted")
 
     def pinged(self, entity: str, failure: FailureKind | None, seconds: float) -> None:
-        """Count a ping that ended. Never raises."""
+        """Count a ping that succeeded, or failed with `failure`. Never raises."""
         try:
             self._metrics.pinged(self._pair, entity, failure)
             self._telemetry.pinged(entity, failure, seconds)

@@ -1,7 +1,8 @@
 """Inspect a secondary and a primary for `twinbus doctor`: backlog queues (P6), and whether pings are hidden (G3).
 
-`inspect_backlog` compares the backlog queues with what they should be. `clean_extra` removes an empty extra queue, and
-is the only function here that removes anything but its own scratch queue. `check_pings` sends one ping.
+`inspect_backlog` compares the backlog queues with the properties that they should have. `clean_extra` removes an extra
+queue if it is empty. `check_pings` sends one ping, and removes the scratch queue that it made. No other function
+removes a queue.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from twinbus.pairing.administration import Administration, AioAdministration
 from twinbus.pairing.message_copies import ping_message
 from twinbus.pairing.provisioning import LONGEST, PROPERTIES
 
-# What P5 leaves at its default and a backlog queue cannot do without: a diverted message has no session id.
+# Properties that P5 leaves at the service's default. A backlog queue needs these values: for instance, a diverted
+# message has no session id.
 DEFAULTS: Final[Mapping[str, object]] = {
     "requires_session": False,
     "requires_duplicate_detection": False,
@@ -59,7 +61,7 @@ class PropertyDifference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """The number of messages in a queue. `other` are scheduled or in transfer."""
+    """The number of messages in a queue. `other` is the number of scheduled messages and of those in transfer."""
 
     active: int = 0
     dead_lettered: int = 0
@@ -72,7 +74,7 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class FoundQueue:
-    """A backlog queue of this primary, or of another primary (an orphan, as far as this pair knows)."""
+    """A backlog queue on the secondary, of this primary or of another primary (an *orphan* here)."""
 
     path: str
     depth: Depth
@@ -81,7 +83,11 @@ class FoundQueue:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What the secondary holds. Senders of this primary use `queues`; `extras` have an index beyond the count (P6)."""
+    """The backlog queues on the secondary. Senders of this primary use `queues`.
+
+    `extras` are queues of this primary whose index is not below the configured count (P6). `orphans` are queues of
+    other primaries.
+    """
 
     primary: str
     secondary: str
@@ -108,7 +114,7 @@ class Inspection:
 
 
 def inspect_backlog(administration: Administration, name: str, count: int) -> Inspection:
-    """Return what the secondary holds. Changes nothing. Raises the errors of the management API."""
+    """Return which backlog queues the secondary has. Changes nothing. Raises the errors of the management API."""
     client = administration.client
     settings = {str(queue.name): queue for queue in administration.request(client.list_queues)}
     figures = {str(queue.name): queue for queue in administration.request(client.list_queues_runtime_properties)}
@@ -129,7 +135,7 @@ def inspect_backlog(administration: Administration, name: str, count: int) -> In
 
 
 def orphans(name: str, paths: Iterable[str]) -> list[str]:
-    """Return the backlog queues of other primaries, which share this secondary or exist no more."""
+    """Return the backlog queues of other primaries. Another primary shares this secondary, or exists no more."""
     found = []
     for path in paths:
         owner, _, index = path.rpartition(f"/{TRANSFER_SEGMENT}/")
@@ -139,7 +145,7 @@ def orphans(name: str, paths: Iterable[str]) -> list[str]:
 
 
 def differences(queue: Any) -> tuple[PropertyDifference, ...]:
-    """Return the properties of a queue that are not as those of a backlog queue should be."""
+    """Return the properties of a queue that differ from those that a backlog queue should have."""
     wanted = {**PROPERTIES, **DEFAULTS}
     pairs = ((name, value, _plain(getattr(queue, name))) for name, value in wanted.items())
     return tuple(
@@ -178,7 +184,7 @@ class Cleaned(StrEnum):
 
 
 def clean_extra(administration: Administration, name: str, count: int, path: str) -> Cleaned:
-    """Remove one extra backlog queue if it is empty. Raises ValueError if `path` is none.
+    """Remove one extra backlog queue if it is empty. Raises ValueError if `path` is not an extra backlog queue.
 
     The queue is closed to sends before its depth is read, so no message can arrive between reading and removing. A
     queue that is not empty gets its former status back.

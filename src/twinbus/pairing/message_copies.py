@@ -1,9 +1,9 @@
 """Make the messages that a pair sends in the application's place: copies for the backlog (S7, S9), and pings (G1).
 
 A copy for the backlog carries the destination and the fields that the backlog queue must not see as application
-properties (`backlog.message_format`). It is larger than the original. A copy that the link does not take is compressed;
-if it still does not fit, MessageTooLargeForBacklogError says by how much. A batch is split into as few transfers as the
-link takes.
+properties (`backlog.message_format`). It is larger than the original. A copy that is too large for the link is
+compressed; if it is still too large, MessageTooLargeForBacklogError says by how many bytes. A batch is split into as
+few transfers as the limits of the link allow.
 
 The application's objects are never changed.
 """
@@ -35,7 +35,7 @@ from twinbus.sdk import (
 )
 
 BATCH_ENVELOPE_BYTES: Final = 1024
-"""What a batch takes beside its messages: the ids of the first message, each of at most 128 characters."""
+"""The bytes of a batch beside its messages: the ids of the first message, each of at most 128 characters."""
 
 _SCHEDULED_ENQUEUE_TIME: Final = b"x-opt-scheduled-enqueue-time"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -57,7 +57,7 @@ FitToLink = Callable[
 def fit_to_link(
     messages: tuple[AmqpAnnotatedMessage, ...], path: str, limits: LinkLimits, scheduled: datetime | None = None
 ) -> tuple[DivertedTransfer, ...]:
-    """Return copies of the messages for entity `path`, in as few transfers as a link with these limits takes.
+    """Return copies of the messages for entity `path`, in as few transfers as the limits of the link allow.
 
     `scheduled` replaces the messages' own scheduled time. Raises MessageTooLargeForBacklogError or AliasInUseError if
     one of the messages cannot be diverted.
@@ -76,7 +76,7 @@ def fit_to_link(
 def next_payload(diversion: Diversion, limits: LinkLimits, *, fit: FitToLink = fit_to_link) -> Payload:
     """Return the payload that a link with these limits sends next. Makes all copies at the first call.
 
-    Raises what `fit_to_link` raises.
+    Raises the errors that `fit_to_link` raises.
     """
     if not diversion.transfers:
         messages = tuple(amqp_messages(diversion.message))
@@ -87,7 +87,7 @@ def next_payload(diversion: Diversion, limits: LinkLimits, *, fit: FitToLink = f
 
 
 def id_of(message: AmqpAnnotatedMessage) -> object:
-    """Return the message id; one in bytes as text."""
+    """Return the message id. An id in bytes is returned as text."""
     found = message.properties.message_id if message.properties else None
     return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
 

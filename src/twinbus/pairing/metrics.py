@@ -1,7 +1,7 @@
 """The Prometheus metrics of pairs. Counters count notices; gauges read the pair's state when they are collected.
 
-All pairs of a process share one set of metrics per registry. The label `pair` tells them apart. Every metric is
-explained here.
+All pairs of a process share one set of metrics per registry. The label `pair` is the name of the pair. The text of
+every metric explains the metric.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PairMetrics(Collector):
 
     @classmethod
     def of(cls, registry: CollectorRegistry | None) -> PairMetrics:
-        """Return the metrics of the registry; without one, those of the process' own registry."""
+        """Return the metrics of `registry`; if it is None, the metrics of the default registry of the process."""
         wanted = REGISTRY if registry is None else registry
         with cls._making:
             if wanted not in cls._made:
@@ -100,7 +100,10 @@ class PairMetrics(Collector):
         rotation: Callable[[], Rotation],
         backlog: Callable[[], Iterable[QueueStatus]],
     ) -> Callable[[], None]:
-        """Show a pair in the gauges. Returns a function that removes it, unless the same pair was made again."""
+        """Show a pair in the gauges. Returns a function that removes the pair from the gauges.
+
+        The function does nothing if another pair of the same name has been shown since.
+        """
         watched = self._watched[pair] = _PairReaders(entities, rotation, backlog)
 
         def unwatch() -> None:

@@ -1,7 +1,7 @@
 """Decide how backlog queues are found or created: requests, retries and errors (P5–P8).
 
-`provisioning_steps` is a generator of requests to the secondary. `administration` carries them out and sends the
-results back in. No request changes or deletes a queue, and none goes to the primary.
+`provisioning_steps` is a generator of requests to the secondary. `administration` carries out the requests and sends
+their results into the generator. No request changes or deletes a queue, and no request goes to the primary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from twinbus.backlog import FailureKind
 from twinbus.errors import OperatorError
 from twinbus.pairing.errors import QueueCause
 
-# P5, by the names of the SDK's QueueProperties. The service's defaults hold for the rest.
+# The properties that P5 demands, by their names in the SDK's QueueProperties. All others have the service's defaults.
 LONGEST: Final = "P10675199DT2H48M5.4775807S"
 PROPERTIES: Final[Mapping[str, int | str | bool]] = {
     "max_size_in_megabytes": 5120,
@@ -27,9 +27,9 @@ PROPERTIES: Final[Mapping[str, int | str | bool]] = {
     "enable_batched_operations": True,
 }
 
-# Pauses between three tries (P7).
+# Pauses in seconds between three tries (P7).
 PAUSES: Final = (1.0, 3.0)
-# Pauses between tries in the background: growing, then constant (P8).
+# Pauses in seconds between tries in the background: growing, then constant (P8).
 BACKGROUND_PAUSES: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 REFUSED: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION})
 
@@ -39,21 +39,21 @@ REFUSED: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION
 
 @dataclass(frozen=True, slots=True)
 class GetQueues:
-    """Look each queue up. The result is FOUND, MISSING or a QueueFailure for each."""
+    """Look up each queue. The result is FOUND, MISSING or a QueueFailure for each queue."""
 
     paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CreateQueues:
-    """Create each queue with PROPERTIES. The result is CREATED, EXISTS or a QueueFailure for each."""
+    """Create each queue with PROPERTIES. The result is CREATED, EXISTS or a QueueFailure for each queue."""
 
     paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait this long. The result is empty."""
+    """Wait for `seconds`. The result is an empty mapping."""
 
     seconds: float
 
@@ -81,7 +81,10 @@ Outcomes = Mapping[str, QueueAnswer | QueueFailure]
 
 
 class Provisioned(NamedTuple):
-    """`found` includes the queues just `created`, in the order of the request. `failed` are the others (P7)."""
+    """The result of provisioning. `found` are the queues that exist now, in the order of the request.
+
+    `created` are those queues of `found` that did not exist before. `failed` are the queues not in `found` (P7).
+    """
 
     found: tuple[str, ...] = ()
     failed: tuple[QueueCause, ...] = ()
@@ -104,10 +107,10 @@ ProvisioningSteps = Generator[ProvisioningRequest, Outcomes, Provisioned]
 
 
 def provisioning_steps(paths: Iterable[str], *, assume: bool = False, background: bool = False) -> ProvisioningSteps:
-    """Return the steps of provisioning before a pair is ready (P1). Raises ProvisioningError if no queue is left.
+    """Return the steps of provisioning before a pair is ready (P1). Raises ProvisioningError if all queues failed.
 
     With `assume` there are no requests. With `background` there is one try, and only a secondary that refuses the
-    credential is an error: `provisioning_again` tries the rest.
+    credential is an error: `provisioning_again` tries the failed queues in the background.
     """
     wanted = tuple(dict.fromkeys(paths))
     if assume:
@@ -125,12 +128,12 @@ def provisioning_again(paths: Iterable[str]) -> ProvisioningSteps:
 
 
 def background_pause(tries: int) -> float:
-    """Return how long to wait after this many tries in the background."""
+    """Return the seconds to wait after try number `tries` in the background."""
     return BACKGROUND_PAUSES[min(tries, len(BACKGROUND_PAUSES)) - 1]
 
 
 def _tries(wanted: tuple[str, ...], pauses: Sequence[float]) -> ProvisioningSteps:
-    """Try all queues together: ten that fail pause as long as one."""
+    """Try all queues together: the queues that failed share one pause before their next try."""
     outcomes: dict[str, QueueAnswer | QueueFailure] = {}
     left = wanted
     for number in range(len(pauses) + 1):
@@ -149,12 +152,13 @@ def _tries(wanted: tuple[str, ...], pauses: Sequence[float]) -> ProvisioningStep
 
 
 def _once(paths: tuple[str, ...]) -> Generator[ProvisioningRequest, Outcomes, dict[str, QueueAnswer | QueueFailure]]:
-    """Look first, and create only what is missing (P6)."""
+    """Look up the queues, and create only those that are missing (P6)."""
     outcomes = dict((yield GetQueues(paths)))
     if missing := _with_answer(outcomes, QueueAnswer.MISSING):
         outcomes.update((yield CreateQueues(missing)))
     if existing := _with_answer(outcomes, QueueAnswer.EXISTS):
-        # Another pair created it first, which is fine (P7). But a topic of that name would swallow messages.
+        # If another pair created the queue at the same time, the queue can be used (P7). But if a topic has this name,
+        # messages sent to it would be lost.
         again = yield GetQueues(existing)
         for path in _with_answer(again, QueueAnswer.MISSING):
             outcomes[path] = QueueFailure(

@@ -1,4 +1,4 @@
-"""Receivers of a pair: the SDK's own on the primary, recorded in the ledger (M1), and quiet ones.
+"""Receivers of a pair: receivers of the SDK on the primary, recorded in the ledger (M1), and quiet receivers.
 
 A recorded receiver stays the SDK's object, sync or asyncio. Some of its methods are wrapped so that they record every
 receive, settlement, renewal and peek.
@@ -42,8 +42,8 @@ def record_receiver(receiver: Any, recorder: OperationRecorder, entity: str) -> 
 class ReceiverRecorder:
     """Records the operations of one receiver.
 
-    Credit that ends without a message is recorded as an empty receive (Y2). The SDK's credit outlives a call that
-    returned nothing; it ends with the link.
+    Link credit that ends without a message is recorded as an empty receive (Y2). If a call returns no message, the
+    SDK's credit stays on the link and ends when the link closes.
     """
 
     def __init__(self, receiver: Any, ledger: Ledger, namespace: str, entity: str) -> None:
@@ -86,7 +86,7 @@ class ReceiverRecorder:
         self._record(Stage.RECEIVE_PRIMARY, sizes, seconds, error)
 
     def _peeked(self, found: Any, error: BaseException | None, seconds: float) -> None:
-        # One operation, billed by all that it returned (M2).
+        # A peek is one operation, billed by the total size of the messages that it returned (M2).
         size = 0 if error is not None else sum(size_of(one.raw_amqp_message) for one in found)
         self._record(Stage.PEEK_PRIMARY, size, seconds, error)
 
@@ -101,7 +101,7 @@ class ReceiverRecorder:
 
 
 def _wrap(receiver: Any, name: str, on_end: OnEnd, on_start: Callable[[], None] = lambda: None) -> None:
-    """Replace a method of this one object by one that calls `on_start` before it and `on_end` after it."""
+    """Wrap the method `name` of this object: `on_start` is called before the method, and `on_end` after it."""
     method = getattr(receiver, name)
 
     async def aio_wrapped(*arguments: Any, **keywords: Any) -> Any:
@@ -133,9 +133,10 @@ def _wrap(receiver: Any, name: str, on_end: OnEnd, on_start: Callable[[], None] 
 
 
 def quiet_pause(error: Exception, max_wait_time: float | None) -> float:
-    """Return how long a quiet receiver waits after an error before it returns nothing, so that a loop does not spin.
+    """Return the seconds that a quiet receiver waits after an error before it returns no messages.
 
-    Raises the error if it is none of those that count towards failover (S2).
+    The wait slows down an application that receives in a loop. Raises the error if its kind does not count towards
+    failover (S2).
     """
     if failure_kind(error) not in COUNTING_FAILURES:
         raise error
@@ -143,7 +144,10 @@ def quiet_pause(error: Exception, max_wait_time: float | None) -> float:
 
 
 class QuietReceiver:
-    """A ServiceBusReceiver whose receiving calls return nothing while the primary is down. All else is the SDK's."""
+    """A ServiceBusReceiver whose receive and peek calls return no messages while the primary cannot be reached.
+
+    All other methods are those of the SDK's receiver.
+    """
 
     def __init__(self, receiver: ServiceBusReceiver) -> None:
         self._receiver = receiver
@@ -193,7 +197,10 @@ class QuietReceiver:
 
 
 class AioQuietReceiver:
-    """A ServiceBusReceiver whose receiving calls return nothing while the primary is down. All else is the SDK's."""
+    """A ServiceBusReceiver whose receive and peek calls return no messages while the primary cannot be reached.
+
+    All other methods are those of the SDK's receiver.
+    """
 
     def __init__(self, receiver: AioServiceBusReceiver) -> None:
         self._receiver = receiver

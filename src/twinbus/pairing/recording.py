@@ -1,7 +1,7 @@
 """Record a pair's operations in its ledger (M1, S8): every try, with stage, message ids, size and result.
 
-An operation starts on an open link: a link that could not be opened carried no operation. Without a ledger, a call runs
-as it is. Receivers are recorded in `receivers`.
+An operation starts on an open link: if a link cannot be opened, no operation is recorded. Without a ledger, nothing is
+recorded. The module `receivers` records the operations of receivers.
 """
 
 from __future__ import annotations
@@ -44,27 +44,30 @@ AioCall = Callable[[Any], Coroutine[Any, Any, T]]
 
 
 def open_ledger(options: SendAvailabilityOptions) -> Ledger | None:
-    """Return the ledger in the options, or open the pair's own in the directory in the options."""
+    """Return the Ledger that the options give, or open one in the directory that they give. None without either."""
     if options.ledger is None or isinstance(options.ledger, Ledger):
         return options.ledger
     return Ledger(options.ledger, Role.CLIENT, LedgerOptions(on_error=options.ledger_on_error))
 
 
 class OperationRecorder:
-    """Records a pair's operations on one namespace. `namespace` is its name in the ledger (P4)."""
+    """Records a pair's operations on one namespace. `namespace` is the name of the namespace in the ledger (P4)."""
 
     def __init__(self, ledger: Ledger | None, namespace: str) -> None:
         self.namespace = namespace
         self.ledger = ledger
 
     def prefix(self, stage: Stage, entity: str, destination: str | None = None) -> str:
-        """Return what operations of one kind have in common, for `recorded`. `destination` as in `Ledger.begin`."""
+        """Return the part of a ledger entry that all operations of one kind share. `recorded` takes this text.
+
+        `destination` has the same meaning as in `Ledger.begin`.
+        """
         return operation_prefix(stage, self.namespace, entity, destination)
 
     def recorded(self, prefix: str, message: Any, call: Call[T]) -> Call[T]:
-        """Return the call such that each try of it is recorded. `message` is what the call sends, or None.
+        """Return a call that does the same and records each try. `message` is the message that the call sends, or None.
 
-        Raises LedgerUnavailableError if the ledger cannot be written and must not be left out.
+        Raises LedgerUnavailableError if the ledger cannot be written and its `on_error` is "stop".
         """
         ledger = self.ledger
         if ledger is None:
@@ -73,7 +76,7 @@ class OperationRecorder:
         return partial(_record_try, ledger, prefix, message, call)
 
     def aio_recorded(self, prefix: str, message: Any, call: AioCall[T]) -> AioCall[T]:
-        """`recorded`, for asyncio. The call gets an open link."""
+        """Return a call that does the same and records each try, for asyncio. The link must be open before the call."""
         ledger = self.ledger
         if ledger is None:
             return call
@@ -82,7 +85,7 @@ class OperationRecorder:
 
     @contextlib.contextmanager
     def peek(self, queue: str) -> Iterator[list[Any]]:
-        """Record the peek at a backlog queue inside the `with` block (Y1). The block adds what it found to the list."""
+        """Record the peek at a backlog queue inside the `with` block (Y1). The block adds the messages to the list."""
         found: list[Any] = []
         started = time.monotonic()
         try:
@@ -96,7 +99,7 @@ class OperationRecorder:
         self, queue: str, found: list[Any], started: float, result: str = OK, cause: str | None = None
     ) -> None:
         if self.ledger is not None:
-            # One operation, billed by all that it returned (M2).
+            # A peek is one operation, billed by the total size of the messages that it returned (M2).
             size = sum(encoded_size(message.raw_amqp_message) for message in found)
             seconds = time.monotonic() - started
             self.ledger.done(
@@ -116,7 +119,7 @@ class OperationRecorder:
 
 
 NO_RECORDER: Final = OperationRecorder(None, "")
-"""Records nothing."""
+"""A recorder without a ledger, which records nothing."""
 
 
 def _record_try(ledger: Ledger, prefix: str, message: Any, call: Call[T], sender: Any, seconds: float | None) -> T:
@@ -159,7 +162,7 @@ def _end_failed(operation: RunningOperation, error: BaseException, *, at_deadlin
 def operation_result(error: BaseException, *, at_deadline: bool = False) -> tuple[str, str | None]:
     """Return result and cause of an operation that started on an open link and failed.
 
-    `at_deadline` tells whether our deadline ended it; an asyncio error tells that itself.
+    `at_deadline` says whether the pair's deadline ended the operation; an asyncio error carries this in its arguments.
     """
     if at_deadline or (isinstance(error, asyncio.CancelledError) and error.args == (CANCELLED_AT_DEADLINE,)):
         return result_of_failure(FailureKind.TIMEOUT, refused=False)
@@ -174,5 +177,5 @@ def _ids_and_sizes(message: Any) -> tuple[Sequence[object], Sequence[int]]:
 
 
 def size_of(raw: AmqpAnnotatedMessage) -> int:
-    """Return the size of a message in bytes, near enough to count its billing units (M2)."""
+    """Return the size of a message in bytes, exact enough to count its billing units (M2)."""
     return message_size(raw, UNIT_BYTES)

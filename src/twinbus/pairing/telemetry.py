@@ -1,7 +1,7 @@
 """Report a pair to OpenTelemetry, if its API is installed: diverted sends, pings and the pair's events.
 
-Names follow the messaging conventions where these have one, and start with `twinbus.` otherwise. The SDK itself reports
-ordinary sends.
+Names are those of OpenTelemetry's messaging conventions; a name that the conventions lack starts with `twinbus.`. The
+SDK itself reports ordinary sends.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class Telemetry:
         self._events = meter.create_counter("twinbus.events", "{event}", "Events of the pair by name")
 
     def notice(self, event: str, facts: Mapping[str, str | int | float | bool]) -> None:
-        """Count an event, and add it to the span of the call that caused it."""
+        """Count an event, and add it to the current span, which is that of the call that caused the event."""
         if self._api is None:
             return
         trace, _ = self._api
         attributes = {f"twinbus.{name}": value for name, value in facts.items()}
-        # A counter takes only attributes with few values.
+        # The counter gets only the attributes that have a small number of different values.
         counted = {"entity", "queue", "side", "cause", "kind"} & facts.keys()
         few = {f"twinbus.{name}": facts[name] for name in sorted(counted)}
         self._events.add(1, {"twinbus.pair": self._pair, "twinbus.event": event, **few})
         trace.get_current_span().add_event(f"twinbus.{event}", {"twinbus.pair": self._pair, **attributes})
 
     def diverted(self, entity: str, queue: str, messages: int, seconds: float) -> None:
-        """Add a span for the send to the backlog, under the caller's span."""
+        """Count diverted messages, and add a span for the send to the backlog as a child of the caller's span."""
         if self._api is None:
             return
         trace, tracer = self._api

@@ -1,7 +1,7 @@
 """Links to the backlog queues of an asyncio pair, shared by all its senders (S6).
 
-The SDK's sender takes one call at a time, so calls wait here for their turn on the link. A call may wait for all the
-time that it has left. The link makes the copies of a call's messages that fit its own limits.
+The SDK's sender runs one call at a time, so calls wait here until the link is free (their *turn*). A call may wait for
+all the time that it has left. The link makes copies of a call's messages that fit the limits of the link.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LinkCall = Callable[[Any, float], Coroutine[Any, Any, None]]
 
 
 class AioBacklogLink:
-    """The link to one backlog queue."""
+    """The link to one backlog queue. It opens at its first use, and again after it was dropped because of an error."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class AioBacklogLink:
         try:
             await self._timeouts.take_turn(self._turn, self._queue, seconds)
         except NoTurnError:
-            # A closed pair refuses the call with its own error (C3).
+            # After this error, a call on a closed pair raises PairClosedError or PairFaultedError (C3).
             if self._closed.is_set():
                 raise QueueLeftMeanwhileError from None
             raise
@@ -99,7 +99,7 @@ class AioBacklogLink:
             except Exception as error:
                 await self._timeouts.retry(error, partial(self._try_once, call), end, self._retries, self._pause)
         except BaseException:
-            # Also if the caller was cancelled: what is in flight on this link belongs to no call.
+            # The link is dropped also if the caller was cancelled, because no call waits for the answer on it any more.
             self._drop()
             raise
 
@@ -121,7 +121,7 @@ class AioBacklogLink:
         self._check_in_rotation()
 
     def _check_in_rotation(self) -> None:
-        # The call before this one found the queue dead: calls that waited behind it need not find out again.
+        # An earlier call failed on this queue: the calls that waited for the link do not try the queue again.
         if self._closed.is_set() or self._queue not in self._rotation.rotation.usable:
             raise QueueLeftMeanwhileError
 
@@ -132,7 +132,7 @@ class AioBacklogLink:
 
 
 class AioBacklogLinks:
-    """The links of a pair by queue. Each is made at its first use."""
+    """The links of a pair to its backlog queues, by queue. A link is made at its first use."""
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""Peeks at the backlog queues of an asyncio pair (Y1). `decide.backlog_watch` decides when, and what results mean."""
+"""Peeks at the backlog queues of an asyncio pair (Y1).
+
+`decide.backlog_watch` decides when to peek, and what follows from the messages that were found.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from twinbus.sdk import open_aio_link
 
 
 class AioBacklogPeeker:
-    """Peeks at one queue after the other, in one task. Each peek opens a link and closes it."""
+    """Peeks at one queue after the other, in one task. Each peek opens a link and closes this link."""
 
     def __init__(
         self,

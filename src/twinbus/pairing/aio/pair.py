@@ -1,8 +1,9 @@
-"""The asyncio pair: its loop, tasks, pings and closing. What a pair is: `pair_state`; what senders do: `sender`.
+"""The asyncio pair: its loop, tasks, pings and closing.
 
-A `Pair` is made without a loop and without network I/O, as the SDK's client is. The namespaces are paired (P1) by the
-first of `async with pair`, `await pair` and any call of one of its senders. All of them wait for the same task,
-`_pairing`:
+The state of a pair is in `pair_state`, its senders are in `sender`.
+
+A `Pair` is made without a loop and without network I/O, like the SDK's client. The namespaces are paired (P1) at the
+first use: `async with pair`, `await pair` or a call of one of its senders. All uses wait for the same task, `_pairing`:
 
     made    --first use-->  pairing  --queues found or created-->  paired
     pairing --it fails in a sender's call-->                       made: the next use tries again
@@ -10,8 +11,8 @@ first of `async with pair`, `await pair` and any call of one of its senders. All
               or the last waiter is one of these and is cancelled-->  closed
     any     --close-->      closed: senders, `await` and `async with` raise PairClosedError
 
-A pairing that a sender's call starts does not fail because the secondary cannot be reached (P8). It goes on when that
-call is cancelled, so that later calls find the namespaces paired.
+A pairing that a sender's call starts does not fail because the secondary cannot be reached (P8). The pairing continues
+if that call is cancelled, so that the next calls find the namespaces paired.
 
 The event loop that runs at the first use gets all tasks, timers and connections of the pair. Other loops are refused.
 
@@ -70,23 +71,23 @@ class PairSide(SideView):
         await self._pair._wait_until_ended()
 
     def fault(self, cause: BaseException) -> None:
-        """Fault the side at once, in any thread. What belongs to it ends in the background, in the pair's event loop.
+        """Fault the side. May be called in any thread. The side's links and tasks end afterwards, in the pair's loop.
 
-        If that loop was closed, or none has used the pair, `pair.close()` does the rest.
+        If the pair's loop was closed, or the pair has no loop yet, `pair.close()` ends them.
         """
         self._side.leave(SideState.FAULTED, cause)
 
 
 class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | AioQuietReceiver, AsyncItemPaged[str]]):
-    """Two namespaces as one. Made by `pair_namespaces` or `pair_connection_strings` of `twinbus.aio`.
+    """Two namespaces used as one. Made by `pair_namespaces` or `pair_connection_strings` of `twinbus.aio`.
 
-    Use it like the SDK's client: `async with pair: …`, or without entering it and `await pair.close()` at the end.
-    `pair = await pair_connection_strings(…)` pairs at once and returns the pair. Closing closes both sides; closing
-    again does nothing; a closed pair cannot be entered again: make another.
+    Use a pair like the SDK's client: with `async with pair: …`, or with `await pair.close()` at the end.
+    `pair = await pair_connection_strings(…)` pairs the namespaces and returns the pair. `close` closes both sides; a
+    second `close` does nothing. A closed pair cannot be entered again: make another pair.
 
-    A pair that was used has to be closed. One that is dropped without closing stays registered, and its primary cannot
-    be paired again in this process (P3). A pair belongs to the event loop that first uses it; in any other loop it
-    raises PairLoopError.
+    A pair that was used has to be closed. A pair that is dropped without closing stays registered, and its primary
+    cannot be paired again in this process (P3). A pair belongs to the event loop that first uses it; in any other loop
+    its calls raise PairLoopError.
     """
 
     def __init__(
@@ -135,9 +136,10 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
         return self._state.rotation.rotation.usable if self._paired else ()
 
     def force_failover(self, entity: str) -> None:
-        """Raises RuntimeError outside an event loop, PairLoopError in another loop than the pair's: it starts pings.
+        """Fail the entity over. A failover starts pings, so this must be called in the pair's event loop.
 
-        Raises NotPairedError before the namespaces are paired.
+        Raises RuntimeError outside an event loop, PairLoopError in another loop than the pair's, and NotPairedError
+        before the namespaces are paired.
         """
         asyncio.get_running_loop()
         self._state.primary.refuse_unless_open()
@@ -147,7 +149,10 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
         self._state.force_failover(entity)
 
     def force_restore(self, entity: str) -> None:
-        """Raises RuntimeError outside an event loop, PairLoopError in another loop than the pair's."""
+        """Return the entity to the primary.
+
+        Raises RuntimeError outside an event loop, PairLoopError in another loop than the pair's.
+        """
         self._timeouts.claim()
         self._state.force_restore(entity)
 
@@ -174,7 +179,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
         return await self._entered()
 
     async def _entered(self) -> Self:
-        """Pair the namespaces. If that fails, close the pair: the caller may have no reference to close."""
+        """Pair the namespaces. If the pairing fails, close the pair, because the caller may have no reference to it."""
         try:
             await self._until_paired()
         except PairLoopError:
@@ -244,7 +249,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
     # --- closing ---------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Close both sides and wait until nothing of the pair is left.
+        """Close both sides and wait until all tasks and connections of the pair have ended.
 
         Raises PairLoopError in another event loop while the pair's loop is open. After that loop was closed, any loop
         may close the pair; connections of the closed loop then end without notice to the namespaces.
@@ -268,7 +273,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
             # Both sides were faulted where no loop ran, so nothing has begun to end the pair.
             self._ending = asyncio.get_running_loop().create_task(self._end())
         if self._ending is not None:
-            # A caller that is cancelled stops waiting, but does not stop the end.
+            # If the caller is cancelled, it stops waiting, but the task `_ending` continues.
             await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
@@ -288,14 +293,14 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
         if self._timeouts.has_loop:
             await client.close()
             return
-        # Its connections belong to a loop that was closed: they may raise anything, or never answer.
+        # The client's connections belong to a loop that was closed: they may raise any error, or never answer.
         try:
             await asyncio.wait_for(client.close(), _LEFT_OVER_SECONDS)
         except Exception as error:
             _log.debug("a client of the closed event loop of %s could not be closed: %r", self._state.name, error)
 
     def _on_side_left(self, side: Side) -> None:
-        # With either side gone, nothing is diverted any more.
+        # If either side is closed or faulted, no message is diverted any more.
         self._peeker.stop()
         self._links.close()
         for task in (self._pairing, self._provisioning):
@@ -305,7 +310,8 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
             for sender in list(self._senders):
                 sender.release()
         if self._state.closed and self._ending is None and self._timeouts.has_loop:
-            # This runs in the pair's loop, whoever closed the sides (C3). Without a loop, `close` ends the pair.
+            # This runs in the pair's loop, also if another thread closed the sides (C3). Without a loop, `close` ends
+            # the pair.
             self._ending = asyncio.get_running_loop().create_task(self._end())
 
     # --- what the shared state needs of a driver -------------------------------------------------------------------
@@ -356,7 +362,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
     # --- backlog queues --------------------------------------------------------------------------------------------
 
     async def _provision(self, administration: AioAdministration, background: bool) -> None:
-        """Find or create the backlog queues (P1). With `background`, go on with those that failed (P8)."""
+        """Find or create the backlog queues (P1). With `background`, try failed queues again in the background (P8)."""
         how: Literal["background", "raise"] = "background" if background else "raise"
         done = await administration.provision(self._state.queues, replace(self.options, on_secondary_down=how))
         self._state.provisioned(done)
@@ -387,7 +393,7 @@ def pair_namespaces(
     options: SendAvailabilityOptions | None = None,
     syphon: SyphonFactory | None = None,
 ) -> Pair:
-    """Return a pair of two namespaces on clients the caller made (P1). The clients stay the caller's to close."""
+    """Return a pair of two namespaces on clients that the caller made (P1). The caller must close the clients."""
     return Pair(primary, secondary, options or SendAvailabilityOptions(), admin=secondary_admin, syphon=syphon)
 
 
@@ -399,6 +405,6 @@ def pair_connection_strings(
     syphon: SyphonFactory | None = None,
     **kwargs: Any,
 ) -> Pair:
-    """Return a pair made from two connection strings. Keywords go to both clients, which are the pair's own."""
+    """Return a pair made from two connection strings. Keywords go to both clients, which the pair makes and closes."""
     clients = [ServiceBusClient.from_connection_string(text, **kwargs) for text in (primary, secondary)]
     return Pair(clients[0], clients[1], options or SendAvailabilityOptions(), syphon=syphon, owns_clients=True)

@@ -1,7 +1,7 @@
 """One link of an asyncio sender to the primary, on which the calls of many tasks overlap (S13).
 
-A link that fails a call is *retired*: calls in progress on it go on to their own ends. Later calls get another link.
-A background task closes it after the last call has left.
+A link on which a call fails is *retired*: new calls get another link, and calls in progress on the retired link go on.
+A background task closes the retired link after its last call has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from twinbus.sdk import abort_connection, allow_concurrent_sends, keep_alive_of,
 
 
 class PrimaryLink:
-    """`calls` counts the calls in progress, and those that wait for it to open. A call adds one, and calls `leave`."""
+    """A link to the primary. `calls` is the number of calls in progress on it, or waiting for it to open.
+
+    A call adds 1 to `calls` when it starts, and calls `leave` when it ends.
+    """
 
     def __init__(self, sender: Any, timeouts: TaskTimeouts, episode: int) -> None:
         self.sender = sender
@@ -33,9 +36,9 @@ class PrimaryLink:
         self._empty = asyncio.Event()
 
     async def wait_until_open(self) -> None:
-        """Open the link, once for all calls. The opening goes on if the calls that wait for it give up."""
+        """Open the link, once for all calls. The opening continues even if the calls that wait for it are cancelled."""
         if self._opening is None:
-            # Counts as a call: a link that the SDK opens while it is being closed stays open.
+            # Opening counts as a call, so that the link is not closed during it: the SDK would leave such a link open.
             self.calls += 1
             self._opening = self._timeouts.start(self._open())
         await self._opened.wait()
@@ -48,13 +51,13 @@ class PrimaryLink:
             self._empty.set()
 
     def give_up(self) -> None:
-        """Retire the link because a call on it timed out or was cancelled. Does nothing while it is being opened."""
+        """Retire the link because a call on it timed out or was cancelled. Does nothing before the link is open."""
         if self.is_open:
             self._given_up = True
             self.retire()
 
     def retire(self) -> None:
-        """Take no other call. A background task closes the link after the last call has left."""
+        """Accept no new call. A background task closes the link after the last call has ended."""
         if not self.retired:
             self.retired = True
             if not self.calls:
@@ -102,7 +105,7 @@ class PrimaryLink:
             raise
         finally:
             if self._given_up:
-                # Not politely: nothing of a call that was given up may leave this process any more.
+                # Without closing frames, because no byte of a call that was given up may still be sent.
                 abort_connection(self.sender)
         await close_handler(self.sender)
 
@@ -116,7 +119,10 @@ class PrimaryLink:
 
 
 def _copy_error(error: Exception) -> Exception:
-    """Return a copy for one waiting call: raising an error changes it. The SDK's errors need more than `args`."""
+    """Return a copy of an error for one waiting call, because raising an error object changes this object.
+
+    The SDK's errors have attributes beside `args`, which are copied too.
+    """
     made = type(error).__new__(type(error), *error.args)
     made.__dict__.update(error.__dict__)
     return made

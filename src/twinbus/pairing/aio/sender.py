@@ -1,4 +1,4 @@
-"""The sender of an asyncio pair, with the interface of azure-servicebus. It carries out what `send_flow` decides."""
+"""The sender of an asyncio pair, with the interface of azure-servicebus. It carries out the steps of `send_flow`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from twinbus.sdk import empty_batch, supports_concurrent_sends
 
 T = TypeVar("T")
 Call = Callable[[ServiceBusSender], Coroutine[Any, Any, T]]
-"""An SDK call on an open link, without a timeout of the SDK: our deadline holds."""
+"""An SDK call on an open link, without a timeout of the SDK: `TaskTimeouts` ends the call at its deadline."""
 
 
 class PairedSender:
     """Sends to the primary, or to the backlog while the entity is failed over.
 
-    `timeout` bounds the whole call: the primary and the backlog (S6). Tasks may share a sender: their calls overlap on
-    the primary, and a call that is cancelled or times out takes nothing from the others (S13).
+    `timeout` is the limit of the whole call: the primary and the backlog (S6). Tasks may share a sender: their calls
+    overlap on the primary, and a call that is cancelled or times out does not end the other calls (S13).
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PairedSender:
     ) -> None:
         """`make` returns a new sender of the SDK, prepared for `timeouts`.
 
-        `until_paired` pairs the namespaces, or waits until they are paired. None if they are paired already.
+        `until_paired` pairs the namespaces, or waits until they are paired. It is None if they are paired already.
         """
         self._context, self._entity, self._primary, self._recorder, self._retries = setup
         self._make = make
@@ -71,7 +71,7 @@ class PairedSender:
 
     @property
     def client_identifier(self) -> str:
-        """The identifier given to `get_queue_sender`; without one, that of the present link."""
+        """The identifier given to `get_queue_sender`; if none was given, the identifier of the present link."""
         identifier: str = self._link.sender.client_identifier
         return identifier
 
@@ -124,7 +124,7 @@ class PairedSender:
         await self._call(cancel, partial(send_flow.cannot_cancel, numbers), until)
 
     async def close(self) -> None:
-        """Refuse later calls. A call of another task may end first, if it takes less than a second (S13)."""
+        """Refuse all calls from now on. A call in progress in another task has a second to end (S13)."""
         if not self._closed:
             self._timeouts.claim_to_close()
             self._closed = True
@@ -145,7 +145,7 @@ class PairedSender:
         await self.close()
 
     def __del__(self) -> None:
-        # A sender that was dropped without closing. No call is in progress: that would hold a reference.
+        # The sender was dropped without closing. No call is in progress: a call would hold a reference to the sender.
         with contextlib.suppress(Exception):
             is_in_use = not self._closed and self._entity.entity.route is not SendRoute.CLOSED
             if is_in_use and not sys.is_finalizing():
@@ -165,7 +165,7 @@ class PairedSender:
         entity = self._entity.entity
         failed: Exception | None = None
         if entity.route is SendRoute.PRIMARY:
-            # The usual case, without the generator: one SDK call under a deadline.
+            # The usual case does not use the generator of `send_flow`: it is one SDK call under a deadline.
             seconds = self._timeouts.try_timeout if until is None else self._context.primary_seconds(until)
             try:
                 result = await self._call_primary(call, time.monotonic() + seconds)
@@ -178,7 +178,7 @@ class PairedSender:
             else:
                 after = self._entity.entity
                 if after is not entity or after.deadline is not None:
-                    # The entity started to fail, or changed, during the call (S3, S5).
+                    # The entity started to fail, or changed its mode, during the call (S3, S5).
                     self._entity.succeeded()
                 return result
         return await self._carry_out(send_flow.call(self._context, backlog, failed, until), call)
@@ -215,7 +215,10 @@ class PairedSender:
         return self._on_link(call, end) if self._turn is None else self._in_turn(self._turn, call, end)
 
     async def _in_turn(self, turn: asyncio.Lock, call: Call[T], end: float) -> T:
-        """Call in turn, where calls cannot overlap. A turn that never came says nothing about the primary (S2)."""
+        """Call while no other call uses the link, where calls cannot overlap.
+
+        Raises NoTurnError if the link is not free in time. This error is not a failure of the primary (S2).
+        """
         await self._timeouts.take_turn(turn, self.entity_name, end - time.monotonic())
         try:
             return await self._on_link(call, end)
@@ -249,7 +252,7 @@ class PairedSender:
         if entity.route is not SendRoute.PRIMARY:
             raise FailedOverMeanwhileError
         if link.retired or entity.episode != link.episode:
-            # After a failover the old link may be dead without an error: start with a new one.
+            # After a failover the old link may be dead without an error: start with a new link.
             self._link = PrimaryLink(self._primary.remake(self._make), self._timeouts, entity.episode)
             self._retired_links.add(link)
             link.retire()
@@ -258,7 +261,7 @@ class PairedSender:
     async def _pause(self, seconds: float) -> None:
         """Wait between two tries. A failover, or closing the pair, ends the wait (S5, C3)."""
         if self._closed or self._entity.entity.route is not SendRoute.PRIMARY:
-            # The route changed during the try that failed. The next try raises the error for it.
+            # The sender was closed, or the route changed, during the failed try. The next try raises the error.
             return
         rerouted = asyncio.Event()
         self._entity.on_reroute.add(rerouted.set)
@@ -269,4 +272,4 @@ class PairedSender:
 
 
 async def _open_only(sender: ServiceBusSender) -> None:
-    """The call of entering a sender: the link is open, and nothing more is needed."""
+    """Do nothing: the call that enters a sender only needs an open link."""

@@ -1,13 +1,14 @@
 """Run SDK calls of an asyncio pair under a deadline (S12), and own the pair's tasks and its event loop.
 
-The SDK's own timeouts do not hold, and one cancellation does not always end an SDK call. The SDK awaits while it cleans
-up after a cancellation. Up to Python 3.11, `asyncio.wait_for`, which the SDK reads frames with, drops a cancellation
-that arrives together with the frame. So a call past its deadline is cancelled again every 0.1 s until it ends.
+The SDK's own timeouts are not reliable, and one cancellation does not always end an SDK call. The SDK awaits while it
+cleans up after a cancellation. Up to Python 3.11, `asyncio.wait_for`, which the SDK reads frames with, drops a
+cancellation that arrives together with the frame. So a call past its deadline is cancelled every 0.1 s until it ends.
 `cancel_until_done` does the same to a task that must end.
 
-One timer serves all calls of a pair. It is armed only if no earlier one is: a call that ends in time costs nothing.
+One timer serves all calls of a pair. A new call arms the timer only if the timer is not armed for an earlier time, so
+most calls arm no timer.
 
-A pair belongs to the event loop that runs at its first use. `claim` binds it and refuses every other loop.
+A pair belongs to the event loop that runs at its first use. `claim` binds the pair to it and refuses every other loop.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from twinbus.sdk import (
 )
 
 T = TypeVar("T")
-# Time between two cancellations of the same call. A loop that runs later than this is late.
+# Seconds between two cancellations of the same call. A loop is late if it runs a timer more than this time too late.
 _AGAIN_SECONDS: Final = 0.1
-# How long closing a link waits for the other end.
+# Seconds that closing a link waits for the namespace.
 _CLOSING_SECONDS: Final = 1.0
 LAST_CALL_SECONDS: Final = 1.0
-"""How long closing a sender or pair waits for calls in progress."""
+"""Seconds that closing a sender or pair waits for calls in progress."""
 
 
 # --- deadlines of calls ----------------------------------------------------------------------------------------------
@@ -73,9 +74,9 @@ class CallDeadlines:
         self._late = False
 
     async def bound(self, coroutine: Coroutine[Any, Any, T], seconds: float, handler: Any = None) -> T:
-        """Await a coroutine. Raises OperationTimeoutError past the deadline. `handler` is that of an SDK call.
+        """Await a coroutine. Raises OperationTimeoutError at the deadline. `handler` is the handler of an SDK call.
 
-        A cancellation by anybody else passes through.
+        If other code cancels the task, CancelledError is raised.
         """
         deadline = self.begin(time.monotonic() + seconds)
         try:
@@ -89,7 +90,7 @@ class CallDeadlines:
             self.end(deadline)
 
     def begin(self, at: float) -> CallDeadline:
-        """Start to watch the running task: cancel it again and again from `at` on. `end` must follow."""
+        """Set a deadline for the running task: it is cancelled every 0.1 s from `at` on, until `end` is called."""
         task = asyncio.current_task()
         assert task is not None
         deadline = CallDeadline(task, at)
@@ -99,7 +100,10 @@ class CallDeadlines:
         return deadline
 
     def error_of(self, deadline: CallDeadline, error: BaseException, handler: Any) -> BaseException:
-        """Return the error to raise for a call: OperationTimeoutError if a deadline ended it, ours or the SDK's."""
+        """Return the error to raise for a call that raised `error`.
+
+        It is an OperationTimeoutError if the call ended at its deadline or at a timeout of the SDK, otherwise `error`.
+        """
         waits_for_issuer = handler is not None and waits_for_token(handler)
         if not deadline.cancellations:
             return TokenTimeoutError() if waits_for_issuer and isinstance(error, OperationTimeoutError) else error
@@ -113,7 +117,7 @@ class CallDeadlines:
 
     def end(self, deadline: CallDeadline) -> None:
         self._calls.discard(deadline)
-        # Take our cancellations back however the call ended: a result that arrived in the last moment is valid.
+        # Take our cancellations back also if the call succeeded: a result that arrived during a cancellation is valid.
         for _ in range(deadline.cancellations):
             deadline.task.uncancel()
 
@@ -130,10 +134,10 @@ class CallDeadlines:
         self._timer = asyncio.get_running_loop().call_later(max(at - time.monotonic(), 0), self._fired)
 
     def _fired(self) -> None:
-        """Spare the calls once if the loop is late: answers that wait in the sockets are read first.
+        """Cancel the overdue calls; if the loop is late, 0.1 s later: first the loop reads answers from the sockets.
 
-        A blocked loop or a frozen process makes the timer late. A loop that is always late is spared only every second
-        time, so its deadlines hold too.
+        A blocked loop or a frozen process makes the timer late. If the loop is always late, only every second timer
+        waits, so the calls still end.
         """
         self._late = not self._late and time.monotonic() - self._due > _AGAIN_SECONDS
         self._cancel_overdue(spare=self._late)
@@ -157,7 +161,7 @@ class CallDeadlines:
 
 
 class TaskTimeouts(CallDeadlines):
-    """Runs SDK calls of one pair under a deadline. Owns the pair's tasks; `shut_down` ends them (C3)."""
+    """Runs SDK calls of one pair under a deadline. Owns the pair's tasks; `shut_down` ends these tasks (C3)."""
 
     def __init__(self, try_timeout: float) -> None:
         super().__init__()
@@ -166,10 +170,10 @@ class TaskTimeouts(CallDeadlines):
         self._process = os.getpid()
         self._claiming = threading.Lock()
         self.loop: asyncio.AbstractEventLoop | None = None
-        """The loop of the pair's tasks, timers and connections: the one that ran at the first use."""
+        """The loop of the pair's tasks, timers and connections: the loop that ran at the first use. None before."""
 
     def claim(self) -> None:
-        """Bind the pair to the running loop if it has none yet. Raises PairLoopError if it has another."""
+        """Bind the pair to the running loop if the pair has no loop yet. Raises PairLoopError in another loop."""
         loop = asyncio.get_running_loop()
         with self._claiming:
             if self.loop is None:
@@ -179,12 +183,12 @@ class TaskTimeouts(CallDeadlines):
             raise PairLoopError
 
     def claim_to_close(self) -> None:
-        """Like `claim`, except that any loop may close what a closed loop has left."""
+        """Like `claim`, except that any loop may close the pair after the pair's own loop was closed."""
         if self.loop is None or not self.loop.is_closed():
             self.claim()
 
     def in_loop(self, change: Callable[[], None]) -> None:
-        """Run `change` in the pair's loop: soon, if called in another thread or loop. At once, if there is no loop."""
+        """Run `change` in the pair's loop. Run it directly if the pair has no open loop, or if its loop calls this."""
         loop = self.loop
         if loop is None or loop.is_closed() or not self.ours or loop is _running_loop():
             change()
@@ -194,7 +198,7 @@ class TaskTimeouts(CallDeadlines):
         except RuntimeError:
             if not loop.is_closed():
                 raise
-            # The loop was closed meanwhile.
+            # The loop was closed after the check above.
             change()
 
     @property
@@ -208,7 +212,7 @@ class TaskTimeouts(CallDeadlines):
         return os.getpid() == self._process
 
     def adopt(self) -> None:
-        """Make this process the owner, and claim its loop. The child of a fork may use a pair that was never used."""
+        """Make this process the owner, and claim its running loop. The child of a fork may use an unused pair."""
         if not self.ours:
             self._process = os.getpid()
             self._claiming = threading.Lock()
@@ -257,15 +261,15 @@ class TaskTimeouts(CallDeadlines):
         return task
 
     def discard(self, handler: Any) -> None:
-        """End the connection of a handler at once. A task closes what is left of it."""
+        """End the connection of a handler, without closing frames. A task then closes the handler."""
         abort_connection(handler)
         if self.has_loop:
             self.start(close_handler(handler))
 
     def retire(self, handler: Any, turn: asyncio.Lock | None = None) -> None:
-        """Close a handler in a task, after the call that has the turn on it.
+        """Close a handler in a task, after the call that holds `turn`.
 
-        Never during the call: a link that the SDK opens while it is being closed stays open.
+        The handler is not closed during a call: if the SDK opens a link while the link is closed, the link stays open.
         """
         if self.has_loop:
             self.start(close_handler(handler) if turn is None else _close_after_turn(handler, turn))
@@ -273,7 +277,7 @@ class TaskTimeouts(CallDeadlines):
             abort_connection(handler)
 
     async def shut_down(self) -> None:
-        """End all tasks. Calls in progress may end by themselves for a while; then they are cancelled."""
+        """End all tasks. Calls in progress have a second to end; then they are cancelled."""
         if not self.has_loop:
             return
         for patience in (LAST_CALL_SECONDS, _CLOSING_SECONDS + 0.5):
@@ -290,7 +294,7 @@ class TaskTimeouts(CallDeadlines):
 
 
 class LoopTimer:
-    """Calls back in the loop that runs when it is armed (`shared_state.DriverTimer`)."""
+    """A timer that calls `due` in the loop in which it was armed (`shared_state.DriverTimer`)."""
 
     def __init__(self, due: Callable[[], object]) -> None:
         self._callback = due
@@ -318,13 +322,13 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def cancel(task: asyncio.Task[Any]) -> None:
-    """Cancel a task once. Does nothing if its loop was closed: the task never runs again."""
+    """Cancel a task once. Does nothing if the task's loop was closed: then the task never runs again."""
     if not task.get_loop().is_closed():
         task.cancel()
 
 
 def cancel_until_done(task: asyncio.Task[Any]) -> None:
-    """Cancel a task, and again every 0.1 s until it is done. For tasks whose clean-up awaits nothing.
+    """Cancel a task every 0.1 s until it is done. For tasks that do not await anything after a cancellation.
 
     One cancellation may get lost in the SDK, and the task would then wait for an answer until its deadline.
     """
@@ -345,14 +349,14 @@ async def _close_after_turn(handler: Any, turn: asyncio.Lock) -> None:
         async with asyncio.timeout(LAST_CALL_SECONDS), turn:
             pass
     if turn.locked():
-        # The call in progress takes too long: end its connection, so that it fails.
+        # The call in progress takes more than a second: end its connection, so that the call fails.
         abort_connection(handler)
     async with turn:
         await close_handler(handler)
 
 
 async def close_handler(handler: Any) -> None:
-    """Close a handler: politely if the other end answers within a second, at once otherwise."""
+    """Close a handler: with the AMQP closing frames, but after a second by ending the connection."""
     keep_alive = keep_alive_of(handler)
     if keep_alive is not None:
         keep_alive.cancel()
@@ -360,6 +364,6 @@ async def close_handler(handler: Any) -> None:
         with contextlib.suppress(Exception):
             await asyncio.wait_for(handler.close(), _CLOSING_SECONDS)
     finally:
-        # Also if closing was itself cancelled.
+        # This runs also if the closing was cancelled.
         with contextlib.suppress(Exception):
             abort_connection(handler)

@@ -1,7 +1,7 @@
 """Links to the backlog queues of a sync pair, shared by all its senders (S6).
 
-The SDK's sender takes one call at a time, so calls wait here for their turn on the link. A call may wait for all the
-time that it has left. The link makes the copies of a call's messages that fit its own limits.
+The SDK's sender runs one call at a time, so calls wait here until the link is free (their *turn*). A call may wait for
+all the time that it has left. The link makes copies of a call's messages that fit the limits of the link.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from twinbus.sdk import LinkLimits, link_limits, open_sync_link, retry_settings
 
 
 class BacklogLink:
-    """The link to one backlog queue."""
+    """The link to one backlog queue. It opens at its first use, and again after it was dropped because of an error."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class BacklogLink:
         """
         until = time.monotonic() + seconds
         if not self._turn.acquire(timeout=seconds):
-            # A closed pair refuses the call with its own error (C3).
+            # After this error, a call on a closed pair raises PairClosedError or PairFaultedError (C3).
             raise QueueLeftMeanwhileError if self._closed else NoTurnError(self._queue, seconds)
         try:
             if self._closed or self._queue not in self._rotation.rotation.usable:
-                # The call before this one found the queue dead: calls that waited behind it need not find out again.
+                # An earlier call failed on this queue: the calls that waited for the link do not try the queue again.
                 raise QueueLeftMeanwhileError
             if time.monotonic() >= until:
                 raise NoTurnError(self._queue, seconds)
@@ -82,7 +82,7 @@ class BacklogLink:
     def _send(self, diversion: Diversion, until: float, destination: str) -> None:
         sender, limits = self._sender, self._limits
         if sender is None or limits is None:
-            # `close` dropped the sender meanwhile.
+            # `close` dropped the sender after this call had its turn.
             raise QueueLeftMeanwhileError
         payload = next_payload(diversion, limits)
         prefix = self._recorder.prefix(Stage.SEND_BACKLOG, self._queue, destination)
@@ -111,7 +111,7 @@ class BacklogLink:
 
 
 class BacklogLinks:
-    """The links of a pair by queue. Each is made at its first use."""
+    """The links of a pair to its backlog queues, by queue. A link is made at its first use."""
 
     def __init__(
         self,

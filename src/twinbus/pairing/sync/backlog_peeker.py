@@ -1,4 +1,7 @@
-"""Peeks at the backlog queues of a sync pair (Y1). `decide.backlog_watch` decides when, and what the results mean."""
+"""Peeks at the backlog queues of a sync pair (Y1).
+
+`decide.backlog_watch` decides when to peek, and what follows from the messages that were found.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from twinbus.sdk import interrupt, open_sync_link, refuse_calls
 
 
 class BacklogPeeker:
-    """Peeks at one queue after the other, in a worker thread. Each peek opens a link and closes it."""
+    """Peeks at one queue after the other, in a worker thread. Each peek opens a link and closes this link."""
 
     def __init__(
         self,
@@ -34,7 +37,7 @@ class BacklogPeeker:
         self._timeouts.thread.soon(lambda: self._peek_all(watch, pages))
 
     def stop(self) -> None:
-        """Interrupt a peek in progress and start no other."""
+        """Interrupt a peek in progress and start no other peek."""
         self._stopped = True
         receiver = self._receiver
         if receiver is not None:

@@ -1,4 +1,7 @@
-"""The sync pair: its threads, timers, pings and closing. What a pair is: `pair_state`; what senders do: `sender`."""
+"""The sync pair: its threads, timers, pings and closing.
+
+The state of a pair is in `pair_state`, its senders are in `sender`.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ class PairSide(SideView):
 
 
 class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | QuietReceiver, ItemPaged[str]]):
-    """Two namespaces as one. Made by `pair_namespaces` or `pair_connection_strings`."""
+    """Two namespaces used as one. Made by `pair_namespaces` or `pair_connection_strings`."""
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
         self._links = BacklogLinks(secondary, self._state.secondary, self._state.rotation, self._timeouts, recorder)
         self.primary = PairSide(self, self._state.primary)
         self.secondary = PairSide(self, self._state.secondary)
-        # Last: a pair whose making failed must not be registered (P3).
+        # The pair is registered last, so that a pair whose `__init__` failed is not registered (P3).
         self._state.begin()
 
     @property
@@ -129,7 +132,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
             self._ended.wait(_END_SECONDS)
 
     def _on_side_left(self, side: Side) -> None:
-        # With either side gone, nothing is diverted any more.
+        # If either side is closed or faulted, no message is diverted any more.
         self._leaving.set()
         self._peeker.stop()
         self._links.close()
@@ -204,7 +207,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
     # --- backlog queues --------------------------------------------------------------------------------------------
 
     def _provision(self, administration: Administration) -> None:
-        """Find or create the backlog queues (P1). With `background`, go on with those that failed (P8)."""
+        """Find or create the backlog queues (P1). With `background`, try failed queues again in the background (P8)."""
         done = administration.provision(self._state.queues, self.options)
         self._state.provisioned(done)
         if done.failed and self.options.on_secondary_down == "background":
@@ -235,7 +238,7 @@ def pair_namespaces(
     options: SendAvailabilityOptions | None = None,
     syphon: SyphonFactory | None = None,
 ) -> Pair:
-    """Pair two namespaces on clients the caller made (P1). The clients stay the caller's to close."""
+    """Pair two namespaces on clients that the caller made (P1). The caller must close the clients."""
     return _paired(primary, secondary, secondary_admin, options or SendAvailabilityOptions(), syphon, False)
 
 
@@ -247,7 +250,7 @@ def pair_connection_strings(
     syphon: SyphonFactory | None = None,
     **kwargs: Any,
 ) -> Pair:
-    """Pair two namespaces by their connection strings. Keywords go to both clients, which are the pair's own."""
+    """Pair two namespaces by their connection strings. Keywords go to both clients, which the pair makes and closes."""
     clients = [ServiceBusClient.from_connection_string(text, **kwargs) for text in (primary, secondary)]
     return _paired(clients[0], clients[1], None, options or SendAvailabilityOptions(), syphon, True)
 

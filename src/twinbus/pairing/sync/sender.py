@@ -1,4 +1,4 @@
-"""The sender of a sync pair, with the interface of azure-servicebus. It carries out what `send_flow` decides."""
+"""The sender of a sync pair, with the interface of azure-servicebus. It carries out the steps of `send_flow`."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ T = TypeVar("T")
 class PairedSender:
     """Sends to the primary, or to the backlog while the entity is failed over.
 
-    `timeout` bounds the whole call: waiting for a turn, the primary and the backlog (S6). Threads may share a sender.
-    On the primary they take turns, because the SDK's sender takes one call at a time (S13).
+    `timeout` is the limit of the whole call: waiting for the link, the primary and the backlog (S6). Threads may share
+    a sender. On the primary their calls run one after the other, as calls on a sender of the SDK must (S13).
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PairedSender:
 
     @property
     def client_identifier(self) -> str:
-        """The identifier given to `get_queue_sender`; without one, that of the present link."""
+        """The identifier given to `get_queue_sender`; if none was given, the identifier of the present link."""
         return self._sender.client_identifier
 
     def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
@@ -124,13 +124,13 @@ class PairedSender:
         self._call(cancel, partial(send_flow.cannot_cancel, numbers), until)
 
     def close(self) -> None:
-        """Refuse later calls. A call of another thread may end first, if it takes less than a second (S13)."""
+        """Refuse all calls from now on. A call in progress in another thread has a second to end (S13)."""
         if not self._closed:
             self._closed = True
             self._timeouts.retire(lambda: self._sender, self._turn, self._entity)
 
     def release(self) -> None:
-        """Close the link in the background because the primary's side closed or faulted. The side refuses calls."""
+        """Close the link in the background because the primary's side closed or faulted. That side refuses calls."""
         if not self._closed:
             self._timeouts.retire(lambda: self._sender, self._turn, self._entity)
 
@@ -148,7 +148,7 @@ class PairedSender:
         with contextlib.suppress(Exception):
             is_in_use = not self._closed and self._entity.entity.route is not SendRoute.CLOSED
             if is_in_use and not sys.is_finalizing() and (keep_alive := keep_alive_of(self._sender)) is not None:
-                # No lock may be taken here: this very thread may hold it.
+                # No lock may be taken here: the thread that runs `__del__` may hold the lock.
                 keep_alive.cancel()
                 interrupt(self._sender)
 
@@ -158,7 +158,7 @@ class PairedSender:
         entity = self._entity.entity
         failed: Exception | None = None
         if entity.route is SendRoute.PRIMARY:
-            # The usual case, without the generator: one SDK call under a deadline.
+            # The usual case does not use the generator of `send_flow`: it is one SDK call under a deadline.
             try:
                 result = self._call_primary(call, until)
             except FailedOverMeanwhileError:
@@ -184,7 +184,7 @@ class PairedSender:
                         self._links[step.queue].send(step.diversion, step.seconds, self._destination)
                         result = None
                     else:
-                        # The seconds of the step are counted anew when this call has the turn.
+                        # `_call_primary` computes the seconds again after it has waited for the link.
                         result = self._call_primary(call, until)
                 except Exception as error:
                     if self._closed and isinstance(step, CallPrimary):
@@ -209,7 +209,7 @@ class PairedSender:
                 # The entity failed over while this call waited for its turn.
                 raise FailedOverMeanwhileError
             if entity.episode != self._episode:
-                # After a failover the old link may be dead without an error: start with a new one.
+                # After a failover the old link may be dead without an error: start with a new link.
                 self._episode = entity.episode
                 self._replace_sender()
             seconds = self._timeouts.try_timeout if until is None else self._context.primary_seconds(until)
@@ -221,22 +221,23 @@ class PairedSender:
                     raise NoTurnError(self.entity_name, seconds) from error
                 raise
             except Exception:
-                # The SDK has closed its link if it had to.
+                # If the error broke the link, the SDK has closed the link.
                 raise
             except BaseException:
-                # Perhaps interrupted in the middle of a frame: the link cannot be used again.
+                # The call was perhaps interrupted in the middle of a frame: the link cannot be used again.
                 self._replace_sender()
                 raise
         finally:
             self._turn.release()
 
     def _wait_for_turn(self, until: float | None) -> bool:
-        """Wait for the turn. Returns whether the wait took more than half of the call's time.
+        """Wait until the link is free. Returns whether the wait took more than half of the call's time.
 
-        Such a call is cut short: a timeout of it says nothing about the primary (S2). Raises NoTurnError.
+        If it did, a timeout of the call does not show that the primary failed (S2). Raises NoTurnError if the link was
+        not free in time.
         """
         if until is None:
-            # Longer than the attempt before this one can take; after that the entity may have failed over.
+            # Longer than one attempt of another call can take. After that attempt the entity may have failed over.
             seconds = 2 * self._timeouts.try_timeout
             if not self._turn.acquire(timeout=seconds):
                 raise NoTurnError(self.entity_name, seconds)
@@ -251,7 +252,7 @@ class PairedSender:
         return left < seconds / 2
 
     def _succeeded_late(self) -> None:
-        """Report a success after the entity started to fail, or changed, during the call (S3, S5, C3)."""
+        """Report the success of a call during which the entity started to fail, or changed its mode (S3, S5, C3)."""
         self._entity.succeeded()
         if self._entity.entity.route is SendRoute.CLOSED:
             self.release()

@@ -1,10 +1,10 @@
-"""The one thread of a sync pair that watches the clock: deadlines of calls (S12), and timers (S3).
+"""The thread of a sync pair that waits for deadlines of calls (S12) and for timers (S3). A pair has one such thread.
 
-A call that ends in time takes no lock and does not wake the thread: `run` adds it to a set, and removes it at the end.
-The thread sleeps until the earliest time that it knows. All deadlines of a pair are equally long, so a new call hardly
-ever has to wake it.
+A call that ends in time takes no lock and does not wake the thread: `run` adds the call to a set, and removes it at the
+end. The thread sleeps until the earliest deadline or timer. Most calls of a pair have the same time limit, so that a
+new call rarely has the earliest deadline and rarely has to wake the thread.
 
-The thread itself runs nothing that may block: workers run what is due.
+The thread itself runs nothing that may block: worker threads run the callbacks of timers.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ from twinbus.sdk import interrupt_at_deadline, timeout_error
 
 T = TypeVar("T")
 Call = Callable[[Any, float | None], T]
-"""An SDK call on a handler. The timeout is None on an open link: our deadline holds there, the SDK's costs 10 µs."""
+"""An SDK call on a handler, with a timeout in seconds.
 
-# The SDK may open another socket while one is shut down: until its call ends, each is shut down in turn.
+The timeout is None on an open link: the timeout thread ends the call there, and a timeout of the SDK would take 10 µs.
+"""
+
+# The SDK may open another socket after one was shut down: every 0.1 s the present socket is shut down, until the call
+# ends.
 _AGAIN_SECONDS: Final = 0.1
 # If the process can have no more threads, a job is tried again after this time.
 _NO_THREAD_SECONDS: Final = 1.0
 
 
 class TimedCall:
-    """One call in progress on a handler of the SDK. `expired` tells whether its deadline has passed."""
+    """One call in progress on a handler of the SDK. `at` is its deadline; `expired` is True after the deadline."""
 
     __slots__ = ("at", "expired", "handler")
 
@@ -40,7 +44,7 @@ class TimedCall:
 
 
 class ThreadTimer:
-    """Calls back in a worker thread (`shared_state.DriverTimer`)."""
+    """A timer that calls `due` in a worker thread (`shared_state.DriverTimer`)."""
 
     def __init__(self, thread: TimeoutThread, due: Callable[[], object]) -> None:
         self._thread = thread
@@ -54,9 +58,10 @@ class ThreadTimer:
 
 
 class TimeoutThread:
-    """Starts its thread when a call or timer needs it; the thread ends when nothing is left to watch.
+    """Interrupts calls at their deadlines and runs timers, with one thread.
 
-    `run_in_worker` starts a job in a worker thread, or raises RuntimeError if there can be none.
+    The thread starts when a call or timer needs it, and ends when no call and no timer is left. `run_in_worker` starts
+    a job in a worker thread, or raises RuntimeError if the process can have no more threads.
     """
 
     def __init__(self, name: str, run_in_worker: Callable[[Callable[[], object]], None]) -> None:
@@ -74,7 +79,7 @@ class TimeoutThread:
     def run(self, handler: Any, call: Call[T], at: float) -> T:
         """Run an SDK call in the caller's thread, on an open link. Interrupt its handler at the time `at`.
 
-        Raises OperationTimeoutError if the call was interrupted, and RuntimeError if no thread can watch it.
+        Raises OperationTimeoutError if the call was interrupted, and RuntimeError if no thread can be started.
         """
         timed = TimedCall(handler, at)
         self._calls.add(timed)
@@ -97,8 +102,8 @@ class TimeoutThread:
                 return
             self._timers[timer] = at
         if at < self._wakes_at:
-            # The caller holds the lock of a shared state and must get no error. Without a thread the timer stays armed,
-            # and the next call or timer starts one.
+            # The caller holds the lock of a shared state and must get no error. If no thread can be started, the timer
+            # stays armed, and the next call or timer tries to start the thread.
             with contextlib.suppress(RuntimeError):
                 self._wake()
 
@@ -107,14 +112,14 @@ class TimeoutThread:
             self._timers.pop(timer, None)
 
     def soon(self, job: Callable[[], object]) -> None:
-        """Run a job in a worker: now, or as soon as a thread can be started. Never raises for lack of a thread."""
+        """Run a job in a worker. If no thread can be started, try again every second. Never raises for this reason."""
         try:
             self._run_in_worker(job)
         except RuntimeError:
             self.arm(ThreadTimer(self, job), time.monotonic() + _NO_THREAD_SECONDS)
 
     def stop(self) -> None:
-        """Drop all timers. Calls in progress still end at their deadlines; then the thread ends."""
+        """Drop all timers. Calls in progress still end at their deadlines; then the thread ends. Waits at most 1 s."""
         with self._changed:
             self._stopped = True
             self._timers.clear()
@@ -139,8 +144,9 @@ class TimeoutThread:
             with self._changed:
                 due = self._take_due_timers(time.monotonic())
                 if not due:
-                    # `run` takes no lock. A call that it adds before the second line is counted there. A call that it
-                    # adds after the first line compares itself with infinity, and wakes this thread.
+                    # `run` takes no lock. If `run` adds a call before the second line, `_earliest` includes the call.
+                    # If `run` adds a call after the first line, it compares the deadline with infinity, and wakes this
+                    # thread.
                     self._wakes_at = math.inf
                     self._wakes_at = self._earliest()
                     if self._wakes_at == math.inf:
@@ -156,7 +162,7 @@ class TimeoutThread:
                     self._put_back(timer, time.monotonic() + _NO_THREAD_SECONDS)
 
     def _put_back(self, timer: ThreadTimer, at: float) -> None:
-        """Arm a timer again, unless somebody else has armed it meanwhile."""
+        """Arm a timer that could not be run, if it was not armed again since it became due."""
         with self._changed:
             if not self._stopped:
                 self._timers.setdefault(timer, at)

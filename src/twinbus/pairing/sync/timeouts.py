@@ -1,12 +1,13 @@
-"""Run SDK calls of a sync pair under a deadline (S12), and own the threads that this needs.
+"""Run SDK calls of a sync pair under a deadline (S12), and own the threads for these calls.
 
-The SDK's own timeouts do not hold: it blocks in name resolution, in connecting, in a credential, in a socket. There are
-two ways to call it:
+The SDK's own timeouts are not reliable: the SDK may block for longer in name resolution, in connecting, in a
+credential, or in a socket. There are two ways to call the SDK:
 
     on an open link        In the caller's thread. The timeout thread shuts the socket at the deadline, and the call
-                           fails at once.
-    to open a link,        In a worker thread, because shutting a socket ends none of the rest. The caller waits for the
-    and for every retry    worker until the deadline and then leaves it behind; the worker ends by itself.
+                           fails immediately.
+    to open a link,        In a worker thread, because shutting a socket does not end name resolution, connecting or a
+    and for every retry    credential. The caller waits for the worker until the deadline. A worker that is not done
+                           then ends without a caller when the SDK returns.
 
 A handler whose call was interrupted must not be used again: discard it.
 """
@@ -49,9 +50,9 @@ T = TypeVar("T")
 _log = logging.getLogger("twinbus.pairing")
 
 _NO_RETRIES: Final = RetrySettings(0, 0.0, 0.0, True)
-# How long ending the pair waits for worker threads.
+# Seconds that ending the pair waits for worker threads.
 _WORKERS_SECONDS: Final = 2.5
-# How long closing a sender waits for the call in progress on it, and closing a link for the other end.
+# Seconds that closing a sender waits for the call in progress, and that closing a link waits for the namespace.
 _LAST_CALL_SECONDS: Final = 1.0
 _CLOSING_SECONDS: Final = 1.0
 _IDLE_SECONDS: Final = 2.0
@@ -59,7 +60,7 @@ _MIN_TIMEOUT_SECONDS: Final = 0.001
 
 
 class ThreadTimeouts:
-    """Runs SDK calls of one pair under a deadline. Owns the pair's threads; `end` ends them (C3)."""
+    """Runs SDK calls of one pair under a deadline. Owns the pair's threads; `end` ends these threads (C3)."""
 
     def __init__(self, name: str, try_timeout: float) -> None:
         self.try_timeout = try_timeout
@@ -81,10 +82,10 @@ class ThreadTimeouts:
     def call(
         self, handler: Any, call: Call[T], seconds: float, retries: RetrySettings, entity: SharedEntity | None = None
     ) -> T:
-        """Run `call` with its retries within `seconds`. Raises OperationTimeoutError past the deadline.
+        """Run `call` with its retries within `seconds`. Raises OperationTimeoutError at the deadline.
 
-        For a call on the primary `entity` is given: after a failover there is no other try, and the call raises
-        FailedOverMeanwhileError (S5).
+        For a call on the primary `entity` is given: if the entity fails over before a retry, there is no retry, and the
+        call raises FailedOverMeanwhileError (S5).
         """
         until = time.monotonic() + seconds
         pause: float | None = None
@@ -105,14 +106,17 @@ class ThreadTimeouts:
         return self.call(handler, call, self.try_timeout, _NO_RETRIES)
 
     def discard(self, handler: Any) -> None:
-        """Interrupt a handler at once. A worker closes what is left of it."""
+        """Shut the socket of a handler, which ends a call in progress. A worker then closes the handler."""
         if self.ours:
             refuse_calls(handler)
             interrupt(handler)
             self.thread.soon(lambda: self.close_handler(handler))
 
     def retire(self, current: Callable[[], Any], turn: threading.Lock, entity: SharedEntity) -> None:
-        """Close a sender's handler in a worker, after the call that has the turn on it. `current` returns it."""
+        """Close the handler that `current` returns, in a worker.
+
+        The worker waits for the call that holds `turn`, at most for a second, and then interrupts this call.
+        """
         if self.ours:
             self.thread.soon(lambda: self._retire(current, turn, entity))
 
@@ -129,7 +133,7 @@ class ThreadTimeouts:
                 turn.release()
 
     def close_handler(self, handler: Any) -> None:
-        """Close a handler in this thread: politely if the other end answers within a second, at once otherwise."""
+        """Close a handler in this thread: with the AMQP closing frames, but after a second by shutting the socket."""
         keep_alive = keep_alive_of(handler)
         if keep_alive is not None:
             keep_alive.cancel()
@@ -139,13 +143,13 @@ class ThreadTimeouts:
             interrupt(handler)
 
     def end(self) -> None:
-        """End all threads, and wait for them for a while."""
+        """End all threads, and wait for them, at most for 3.5 s."""
         self.workers.stop(_WORKERS_SECONDS)
         self.thread.stop()
 
 
 class BackgroundCall:
-    """A call, or its retries, in a worker thread: try after try until the deadline, or until the caller leaves it."""
+    """A call, or its retries, in a worker thread. Tries end at the deadline, or when the caller stops waiting."""
 
     def __init__(
         self,
@@ -157,7 +161,7 @@ class BackgroundCall:
         pause: float | None,
         entity: SharedEntity | None,
     ) -> None:
-        """`pause` is set if a first try failed already: the pause before the next."""
+        """`pause` is the seconds before the next try if the first try was made and failed; otherwise None."""
         self._timeouts = timeouts
         self._handler = handler
         self._call = call
@@ -172,14 +176,14 @@ class BackgroundCall:
         self._error: BaseException | None = None
 
     def result(self, seconds: float) -> Any:
-        """Wait in the caller's thread for the result. At the deadline, or if the wait is interrupted, abandon it."""
+        """Wait in the caller's thread for the result. At the deadline, or if interrupted, abandon the call."""
         try:
             in_time = self._done.wait(max(self._until - time.monotonic(), 0))
         except BaseException:
             self._abandon()
             raise
         if not in_time:
-            # Before `_abandon`, which ends a wait for a token: the error says whether that is what was missing.
+            # Made before `_abandon`, which ends a wait for a token: the error says whether the call waited for a token.
             error = timeout_error(self._handler, f"not answered within {seconds:g} s")
             self._abandon()
             raise error
@@ -188,7 +192,7 @@ class BackgroundCall:
         return self._result
 
     def run(self) -> None:
-        """Run in the worker thread."""
+        """Make the call and its retries, in the worker thread."""
         if self._entity is not None:
             self._entity.on_reroute.add(self._woken.set)
         try:
@@ -221,7 +225,7 @@ class BackgroundCall:
                     raise
 
     def _wait(self, pause: float) -> None:
-        """Wait before the next try. A failover ends the wait, so that the call diverts at once (S5)."""
+        """Wait before the next try. A failover ends the wait, so that the call diverts without delay (S5)."""
         end = time.monotonic() + pause
         while self._may_retry() and (left := end - time.monotonic()) > 0:
             self._woken.wait(left)
@@ -229,7 +233,7 @@ class BackgroundCall:
         if self._abandoned:
             raise OperationTimeoutError(message="left behind")
         if not self._may_retry():
-            # A closed sender ends here too. The sender that was closed raises its own error instead of this one.
+            # The handler of a closed sender gets here too. Its PairedSender raises ValueError instead of this error.
             raise FailedOverMeanwhileError
 
     def _may_retry(self) -> bool:
@@ -245,7 +249,7 @@ def _pause_before_retry(error: Exception, retries: RetrySettings, tried: int, un
 class Workers:
     """Threads for jobs that may hang: opening a link, retrying, pinging, closing.
 
-    A thread is reused, ends by itself when it has been idle for a while, and never keeps the process from ending.
+    A thread is reused, ends after two seconds without a job, and never keeps the process from ending.
     """
 
     def __init__(self, name: str) -> None:
@@ -257,7 +261,7 @@ class Workers:
         self._stopped = False
 
     def run(self, job: Callable[[], object]) -> None:
-        """Run a job in an idle or new thread, at once. Raises RuntimeError if the process can have no more threads."""
+        """Start a job in an idle or new thread. Raises RuntimeError if the process can have no more threads."""
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -269,7 +273,7 @@ class Workers:
         self._jobs.put(job)
 
     def stop(self, seconds: float) -> None:
-        """End every thread after its present job. Waits for them, at most for `seconds`."""
+        """End every thread after its present job. Waits for the threads, at most for `seconds`."""
         with self._lock:
             self._stopped = True
             threads = list(self._threads)
@@ -305,5 +309,5 @@ class Workers:
             if self._idle:
                 self._idle -= 1
                 return None
-        # `run` counted on this thread just before its wait ended, so a job is on its way.
+        # `run` gave a job to this idle thread just before the wait of the thread ended, so a job arrives in the queue.
         return self._jobs.get()
