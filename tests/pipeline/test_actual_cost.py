@@ -154,6 +154,7 @@ def test_m4_an_earlier_forecast_is_compared_and_the_traffic_explains_the_differe
     assert stages["send_backlog"]["actual_cost"] == pytest.approx(float(cost), rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_m4_a_window_without_operations_is_an_error_that_says_so(tables: Path) -> None:
     nothing = run("cost", "actual", str(tables), "--until", "2026-01-01")
     assert nothing.exit_code == 1

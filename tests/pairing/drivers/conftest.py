@@ -136,9 +136,12 @@ class World:
         raise AssertionError(f"{message_id} is in no backlog queue")
 
     async def held(self, entity: str) -> list[ReceivedMessage]:
-        """What an entity of the primary holds."""
+        """Return all messages that an entity of the primary holds."""
         async with connect(self.primary.connection_string, timeout=10) as bus, await bus.receiver(entity) as receiver:
-            return await receiver.peek(count=200)
+            found: list[ReceivedMessage] = []
+            while page := await receiver.peek(1 + max((one.sequence_number or 0 for one in found), default=0), 200):
+                found += page
+            return found
 
     async def until(self, holds: Callable[[], bool], seconds: float = SOON) -> None:
         async with asyncio.timeout(seconds):
