@@ -17,6 +17,7 @@ PURE = (
     "pairing/decide",
     "syphon/plan",
     "ledger/balance",
+    "ledger/verdict",
     "money/billing",
     "money/outage_model",
     "money/forecast",

@@ -40,6 +40,7 @@ from twinbus.ledger.segments import (
     list_segments,
     read_ledger,
 )
+from twinbus.ledger.verdict import Judgement, Verdict, judge_ledger
 
 __all__ = [
     "ENTRY_KINDS",
@@ -58,6 +59,7 @@ __all__ = [
     "Fact",
     "Gap",
     "Intent",
+    "Judgement",
     "Ledger",
     "LedgerOptionError",
     "LedgerOptions",
@@ -75,11 +77,13 @@ __all__ = [
     "SegmentHeader",
     "Stage",
     "State",
+    "Verdict",
     "balance",
     "billable_units",
     "decode_entry",
     "encode_entry",
     "id_text",
+    "judge_ledger",
     "list_segments",
     "operation_prefix",
     "read_ledger",
