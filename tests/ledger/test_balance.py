@@ -143,6 +143,47 @@ COMPLETE, RESUBMIT = Stage.COMPLETE_BACKLOG, Stage.RESUBMIT_BACKLOG
         ),
         pytest.param([operation(DIVERT, "a"), movement(Move.KEPT, "a")], {"accepted": 1, "in_backlog": 1}, id="kept"),
         pytest.param(
+            [operation(DIVERT, "a"), movement(Move.LOST, "a")],
+            {"accepted": 1, "lost": 1},
+            id="an audit did not find it",
+        ),
+        pytest.param(
+            [operation(DIVERT, "a"), movement(Move.DEAD_LETTERED, "a"), movement(Move.LOST, "a")],
+            {"accepted": 1, "lost": 1},
+            id="an audit did not find it among the dead letters",
+        ),
+        pytest.param(
+            [operation(DIVERT, "a"), operation(DIVERT, "a"), movement(Move.LOST, "a")],
+            {"accepted": 2, "in_backlog": 1, "lost": 1},
+            id="an audit found one of two copies",
+        ),
+        pytest.param(
+            [operation(SEND, "a", result="unknown"), operation(DIVERT, "a"), movement(Move.LOST, "a")],
+            {"accepted": 1, "unknown": 1},
+            id="an audit did not find it, but an earlier send may have arrived",
+        ),
+        pytest.param(
+            [operation(DIVERT, "a"), movement(Move.LOST, "a"), movement(Move.REAPPEARED, "a")],
+            {"accepted": 1, "in_backlog": 1},
+            id="a later audit saw it",
+        ),
+        pytest.param(
+            [operation(DIVERT, "a"), movement(Move.LOST, "a"), operation(RETURN, "a"), operation(COMPLETE, "a")],
+            {"accepted": 1, "delivered": 1},
+            id="delivered after all",
+        ),
+        pytest.param(
+            [operation(DIVERT, "a"), operation(COMPLETE, "a", result="unknown"), movement(Move.FOUND, "a")],
+            {"accepted": 1, "in_backlog": 1},
+            id="unknown, and an audit saw it",
+        ),
+        pytest.param(
+            [operation(DIVERT, "a"), movement(Move.FOUND, "a"), operation(COMPLETE, "a")],
+            {"accepted": 1, "lost": 1},
+            id="found, and completed undelivered",
+        ),
+        pytest.param([movement(Move.FOUND, "a")], {"unconfirmed": 1}, id="an audit saw what nobody reported safe"),
+        pytest.param(
             [operation(SEND, "a", "b", "c", result="unknown", failed=("b",))],
             {"accepted": 2, "delivered": 2, "unconfirmed": 1},
             id="failed in part",

@@ -40,29 +40,31 @@ with each as (
         count(*) filter (result = 'unknown' and stage in ('send_backlog', 'resubmit_backlog')) as maybe_stored,
         count(*) filter (result = 'ok' and stage = 'complete_backlog') as removed,
         count(*) filter (result = 'unknown' and stage = 'complete_backlog') as maybe_removed,
-        0 as dead, 0 as doubted, 0 as redirected
+        0 as dead, 0 as doubted, 0 as redirected, 0 as found
     from judged where result in ('ok', 'unknown') group by all
 ), moved as (
     select lower(destination) as destination, unnest(ids) as id, lower(source) as source, move
     from entries where kind = 'movement' and move <> 'kept'
 ), moves as (
     select destination, id, count(*) filter (move = 'redirected') as accepted, 0 as delivered, 0 as maybe_delivered,
-        count(*) filter (move = 'redirected') as stored, 0 as maybe_stored, 0 as removed, 0 as maybe_removed,
+        count(*) filter (move = 'redirected') as stored, 0 as maybe_stored,
+        count(*) filter (move = 'lost') - count(*) filter (move = 'reappeared') as removed, 0 as maybe_removed,
         count(*) filter (move = 'dead_lettered') - count(*) filter (move = 'resubmitted') as dead,
-        count(*) filter (move = 'possible_duplicate') as doubted, count(*) filter (move = 'redirected') as redirected
+        count(*) filter (move = 'possible_duplicate') as doubted, count(*) filter (move = 'redirected') as redirected,
+        count(*) filter (move = 'found') as found
     from moved group by all
     union all
-    select source, id, -count(*), 0, 0, -count(*), 0, 0, 0, -count(*), 0, 0
+    select source, id, -count(*), 0, 0, -count(*), 0, 0, 0, -count(*), 0, 0, 0
     from moved where move = 'redirected' group by all
 ), sums as (
     select destination, id, sum(accepted) as a, sum(redirected) as redirected, sum(delivered) as d,
         sum(maybe_delivered) as md, sum(stored) as s, sum(maybe_stored) as ms, sum(removed) as r,
-        sum(maybe_removed) as mr, sum(dead) as dead, sum(doubted) as doubted
+        sum(maybe_removed) as mr, sum(dead) as dead, sum(doubted) as doubted, sum(found) as f
     from (select * from effects union all select * from moves) group by all
 ), resolved as (
     {resolved}
 ), bounds as (
-    select *, greatest(0, s - r - mr) as held, greatest(0, s + ms - r) as hoped,
+    select *, greatest(0, s - r - mr, least(f, s + ms - r)) as held, greatest(0, s + ms - r) as hoped,
         greatest(0, n - d - md - greatest(0, s + ms - r)) as lost, greatest(0, d - greatest(n, 1)) as duplicated
     from resolved
 ), verdicts as (
@@ -70,7 +72,7 @@ with each as (
         duplicated, n - least(n, d) - greatest(0, n - d - held) as there, greatest(0, dead) as dead,
         greatest(greatest(0, d + md - greatest(n, 1)) - duplicated, if(duplicated > 0, 0, least(1, doubted)))
             as possibly_duplicated,
-        if(n = 0 and d + md + hoped > 0, 1, 0) as unconfirmed
+        if(n = 0 and d + md + hoped + f > 0, 1, 0) as unconfirmed
     from bounds
 )
 select count(*) as messages, sum(accepted) as accepted, sum(delivered) as delivered,

@@ -70,6 +70,7 @@ class _MessageSums:
     dead_lettered: int = 0
     doubted: int = 0
     redirected: int = 0
+    found: int = 0
 
     def add(self, effect: _StageEffect, result: str) -> None:
         if result == OK:
@@ -190,6 +191,12 @@ def _move(sums: dict[MessageKey, _MessageSums], entry: Movement) -> None:
                 sum_.redirected += 1
             case Move.POSSIBLE_DUPLICATE:
                 sum_.doubted += 1
+            case Move.FOUND:
+                sum_.found += 1
+            case Move.LOST:
+                sum_.removed += 1
+            case Move.REAPPEARED:
+                sum_.removed -= 1
             case Move.KEPT:
                 pass
 
@@ -215,6 +222,7 @@ def _judge(result: Balance, message: MessageKey, sums: _MessageSums) -> None:
     # Copies in the backlog: `held` in the worst case, `hoped` in the best case of the operations of unknown outcome.
     held = max(0, sums.stored - sums.removed - sums.maybe_removed)
     hoped = max(0, sums.stored + sums.maybe_stored - sums.removed)
+    held = max(held, min(hoped, sums.found))  # an audit saw these copies, so these are certain
     lost = max(0, accepted - sums.delivered - sums.maybe_delivered - hoped)
     unknown = max(0, accepted - sums.delivered - held) - lost
     delivered = min(accepted, sums.delivered)
@@ -232,7 +240,7 @@ def _judge(result: Balance, message: MessageKey, sums: _MessageSums) -> None:
         (result.lost, lost),
         (result.duplicated, duplicated),
         (result.possibly_duplicated, max(possibly, min(1, sums.doubted) if not duplicated else 0)),
-        (result.unconfirmed, int(not accepted and (sums.delivered + sums.maybe_delivered + hoped) > 0)),
+        (result.unconfirmed, int(not accepted and (sums.delivered + sums.maybe_delivered + hoped + sums.found) > 0)),
     )
     for counter, count in counts:
         if count:

@@ -86,6 +86,12 @@ class Move(StrEnum):
     REDIRECTED = "redirected"
     POSSIBLE_DUPLICATE = "possible_duplicate"
     KEPT = "kept"
+    FOUND = "found"
+    """An audit saw the message in the backlog, although its place was unknown or nobody had reported it safe (L3)."""
+    LOST = "lost"
+    """An audit did not find the message where the ledger has it, and no entry explains this (L3)."""
+    REAPPEARED = "reappeared"
+    """An audit saw the message in the backlog after an earlier audit had recorded it as lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ SUMS: Final = (
     "dead_lettered",
     "doubted",
     "redirected",
+    "found",
 )
 TALLIES: Final = (
     "destination string, id string, "
@@ -67,6 +68,9 @@ _MOVED: Final[Mapping[str, Mapping[str, int]]] = {
     Move.REDIRECTED: {"accepted": 1, "stored": 1, "redirected": 1},
     _AWAY: {"accepted": -1, "stored": -1, "dead_lettered": -1},
     Move.POSSIBLE_DUPLICATE: {"doubted": 1},
+    Move.FOUND: {"found": 1},
+    Move.LOST: {"removed": 1},
+    Move.REAPPEARED: {"removed": -1},
 }
 _DONE: Final = {
     str(stage): {name: 1 for name, adds in effect._asdict().items() if adds} for stage, effect in STAGE_EFFECTS.items()
@@ -147,7 +151,8 @@ def _adds(name: str) -> Column:
 def merge(tallies: DataFrame) -> DataFrame:
     """Returns one row per message. Tallies may be merged in several steps: the result is the same as with one merge."""
     return tallies.groupBy("destination", "id").agg(
-        *(F.sum(name).cast("int").alias(name) for name in SUMS),
+        # Tallies of an older version lack the newer sums: these are null.
+        *(F.coalesce(F.sum(name), F.lit(0)).cast("int").alias(name) for name in SUMS),
         F.min("first_accepted").alias("first_accepted"),
         F.max("last_accepted").alias("last_accepted"),
         F.max("last").alias("last"),
@@ -216,11 +221,13 @@ def _verdict() -> dict[str, Column]:
     expected = F.greatest(col("accepted"), F.lit(1))
     possibly = at_least_0(col("delivered") + col("maybe_delivered") - expected) - col("duplicated")
     doubted = F.when(col("duplicated") == 0, F.least(F.lit(1), col("doubted"))).otherwise(0)
-    there_is = col("delivered") + col("maybe_delivered") + col("hoped") > 0
+    there_is = col("delivered") + col("maybe_delivered") + col("hoped") + col("found") > 0
     return {
         "accepted": at_least_0(col("accepted")),
-        "held": at_least_0(col("stored") - col("removed") - col("maybe_removed")),
         "hoped": at_least_0(col("stored") + col("maybe_stored") - col("removed")),
+        "held": F.greatest(
+            at_least_0(col("stored") - col("removed") - col("maybe_removed")), F.least(col("hoped"), col("found"))
+        ),
         "lost": at_least_0(col("accepted") - col("delivered") - col("maybe_delivered") - col("hoped")),
         "unknown": at_least_0(col("accepted") - col("delivered") - col("held")) - col("lost"),
         "is_delivered": F.least(col("accepted"), col("delivered")),
