@@ -26,7 +26,9 @@ from twinbus.backlog import backlog_queue_path
 from twinbus.cli.connections import backlog_name
 from twinbus.cli.demo import NOT_PROVEN
 from twinbus.cli.demo.application import BACKLOG_QUEUES, ENTITIES, PLACES, Records
+from twinbus.cli.demo.finale import print_results
 from twinbus.cli.demo.screen import draw_screen
+from twinbus.cli.demo.script import DemoResult
 from twinbus.cli.demo.snapshot import EntitySnapshot, FlowCounts, SecondCounts, Snapshot
 from twinbus.cli.demo.verdict import judge
 from twinbus.connect import connect
@@ -282,3 +284,17 @@ def test_the_draw_screen_shows_states_rates_depth_and_pings() -> None:
     text = "\n".join(drawn(80))
     for shown in ("DOWN", "● failed over", "500/s", "20,367 waiting", "123✕ 3✓"):
         assert shown in text
+
+
+def test_the_results_are_indented_on_every_line_of_an_80_column_screen() -> None:
+    steps = ("start", "healthy", "outage", "restore", "drain", "receive", "ledger", "report")
+    sums = {**CLEAN, "accepted": 1_234_567, "possibly_duplicated": 3}
+    found = DemoResult(kept(), sums, None, None, None, dict.fromkeys(steps, 123.4))
+    console = Console(width=80, file=io.StringIO(), record=True)
+    print_results(console, found, judge(kept(), CLEAN), None, None)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    starts = tuple(f"{label:8} " for label in ("ledger", "took", ""))
+    after_verdict = lines[next(n for n, line in enumerate(lines) if line.startswith("✓")) + 1 :]
+    assert any(line.startswith("took") for line in after_verdict)
+    assert all(line.startswith(("  ", *starts)) for line in after_verdict if line)

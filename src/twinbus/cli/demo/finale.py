@@ -62,7 +62,12 @@ def _reconciliation(console: Console, found: DemoResult, proof: DemoVerdict) -> 
 
 
 def _note(console: Console, text: str) -> None:
-    console.print(Padding(Text(text, style="dim"), (0, 0, 0, 2)))
+    _indented(console, Text(text, style="dim"))
+
+
+def _indented(console: Console, text: Text) -> None:
+    """Print a text with two spaces before each line, also before the lines into which a small screen breaks it."""
+    console.print(Padding(text, (0, 0, 0, 2)))
 
 
 def _incidents(console: Console, incidents: Sequence[dict[str, Any]]) -> None:
@@ -139,9 +144,12 @@ def _verdict(console: Console, found: DemoResult, proof: DemoVerdict) -> None:
             console.print(f"  {escape(problem)}", soft_wrap=True)
         return
     console.print(f"[bold {PRIMARY}]✓ Nothing lost, nothing duplicated.[/]")
-    console.print(
-        f"  {proof.accepted:,} messages sent, {proof.diverted:,} of them diverted, {len(found.kept.errors)} errors "
-        "in the application; receivers have each once."
+    _indented(
+        console,
+        Text(
+            f"{proof.accepted:,} messages sent, {proof.diverted:,} of them diverted, {len(found.kept.errors)} errors "
+            "in the application. Receivers have each message once."
+        ),
     )
 
 
@@ -149,6 +157,11 @@ def _where(console: Console, found: DemoResult, keep: Path | None, page: Path | 
     console.print()
     for label, text in _places(found, keep, page):
         console.print(f"[dim]{label:8}[/] {escape(text)}", soft_wrap=True)
+    took = ", ".join(f"{name} {seconds:g}\N{NO-BREAK SPACE}s" for name, seconds in found.took.items())
+    line = Table.grid(padding=(0, 1, 0, 0))
+    line.add_column(width=8)
+    line.add_row(Text("took", style="dim"), Text(took))
+    console.print(line)
 
 
 def _places(found: DemoResult, keep: Path | None, page: Path | None) -> Iterator[tuple[str, str]]:
@@ -159,7 +172,6 @@ def _places(found: DemoResult, keep: Path | None, page: Path | None) -> Iterator
     else:
         yield "ledger", str(keep.absolute() / LEDGER)
         yield "", f"a report of it, which needs twinbus[spark]: twinbus report {keep / LEDGER} -o report.html"
-    yield "took", ", ".join(f"{name} {seconds:g} s" for name, seconds in found.took.items())
 
 
 def summary(
