@@ -1,4 +1,4 @@
-"""`python -m twinbus`: the command line, where its script is not on the path."""
+"""`python -m twinbus` runs the command line, also where the script `twinbus` is not on the PATH."""
 
 from twinbus.cli.main import app
 

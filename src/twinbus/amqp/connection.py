@@ -88,7 +88,7 @@ class Connection:
         self.limits = limits_before or limits
         self.remote: Open | None = None  # the peer's open
         self.remote_max_frame_size = MIN_MAX_FRAME_SIZE
-        self.out: list[bytes] = []  # frames to send once open was sent
+        self.out: list[bytes] = []  # frames that wait until open was sent
         self.replenish_due: list[Session] = []  # sessions whose incoming window is renewed with the next output
         self.link_count = 0
         self.attach_bytes = 0
@@ -315,7 +315,7 @@ class Connection:
 
     @property
     def until_authenticated(self) -> str:
-        """The end of an error's sentence about a limit that applies before authentication; "" after authentication."""
+        """The words to add to an error about a limit before authentication; "" after authentication."""
         return "" if self.is_authenticated else " until a token was accepted"
 
     # --- frames

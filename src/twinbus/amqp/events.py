@@ -1,4 +1,4 @@
-"""Events: each tells the application one thing that the peer did. `Connection.receive` returns them in order."""
+"""Events: each event reports one action of the peer. `Connection.receive` returns the events in order."""
 
 from __future__ import annotations
 

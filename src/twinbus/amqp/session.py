@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from twinbus.amqp.link import Link
 
 
-# The outgoing window that we announce: no limit for the peer to know. The application limits how many transfers wait.
+# The outgoing window that we announce. It is so large that it is no limit: the application limits how many transfers
+# wait.
 OUTGOING_WINDOW = 0x7FFFFFFF
 
 

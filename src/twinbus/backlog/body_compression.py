@@ -24,7 +24,7 @@ def compress_body(sections: bytes) -> bytes:
 def decompress_body(content: bytes, algorithm: str, limit: int) -> bytes:
     """Return the original body sections.
 
-    AliasError for an unknown algorithm, damaged content, or body sections of more than `limit` bytes.
+    Raises AliasError for an unknown algorithm, damaged content, or body sections of more than `limit` bytes.
     """
     if algorithm != DEFLATE:
         raise AliasError(COMPRESSION_PROPERTY, f"is {algorithm!r}, not {DEFLATE!r}")

@@ -134,7 +134,7 @@ REFUSED_FAILURES: Final = frozenset(
 def counting_kinds(failover_on: Iterable[str] = ()) -> frozenset[FailureKind]:
     """Return the kinds that count towards failover: COUNTING_FAILURES, changed by the entries of `failover_on`.
 
-    An entry `kind` adds a kind, `-kind` removes a kind. ValueError for an unknown kind.
+    An entry `kind` adds a kind, `-kind` removes a kind. Raises ValueError for an unknown kind.
     """
     kinds = set(COUNTING_FAILURES)
     for entry in failover_on:

@@ -87,7 +87,7 @@ class RestoredMessage(NamedTuple):
 
 
 def divert(message: MessageFields, path: str, compression: str | None = None) -> MessageFields:
-    """Return the fields of the copy for the backlog. AliasInUseError if the message uses a reserved property."""
+    """Return the fields of the copy for the backlog. Raises AliasInUseError if the message uses a reserved property."""
     properties = message.application_properties
     if taken := [name for name in RESERVED_PROPERTIES if name in properties or name.encode() in properties]:
         raise AliasInUseError(taken)
@@ -109,7 +109,7 @@ def divert(message: MessageFields, path: str, compression: str | None = None) ->
 
 
 def restore(message: MessageFields) -> RestoredMessage:
-    """Undo `divert`. AliasError if the path is missing or an alias has a wrong type (Y6).
+    """Undo `divert`. Raises AliasError if the path is missing or an alias has a wrong type (Y6).
 
     Values must have AMQP types. If an SDK decodes strings or timestamps into other types, its caller converts them.
     """

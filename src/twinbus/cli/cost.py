@@ -112,8 +112,8 @@ def actual(
 ) -> None:
     """Show what a period did cost beside the forecast for it, line by line.
 
-    Traffic and outages come from the ledger, unless you give options: with those of an earlier forecast, the
-    differences are from that forecast.
+    Traffic and outages come from the ledger. Options replace them: give the options of an earlier forecast to
+    compare with that forecast.
 
     The window is extended to whole days.
 

@@ -65,7 +65,7 @@ def set_fault(
 ) -> None:
     """Set a fault.
 
-    Without --entity and --link it affects the whole namespace. A crash without --on happens at once.
+    Without --entity and --link it affects the whole namespace. A crash without --on ends the server immediately.
 
     Examples:
       twinbus fault set black-hole --duration 30                           # half a minute of silence

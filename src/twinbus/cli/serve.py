@@ -98,7 +98,7 @@ def serve(
 ) -> None:
     """Start local namespaces that the official SDKs use unchanged.
 
-    Runs until SIGTERM or Ctrl-C; a second signal ends at once. Acknowledged messages are on disk.
+    Runs until SIGTERM or Ctrl-C; a second signal ends it immediately. Acknowledged messages are on disk.
 
     Examples:
       twinbus serve --queue orders --topic events/audit  # primary on 5672, secondary on 5673

@@ -97,13 +97,13 @@ def syphon(
 ) -> None:
     """Move the backlog to the entities it was meant for.
 
-    Runs until it is stopped. Several may run at once, on one machine or many.
+    Runs until it is stopped. Several may run at the same time, on one machine or many.
 
     SIGUSR1 pauses, SIGUSR2 resumes.
 
-    SIGTERM and Ctrl-C finish what is in flight; a second one ends at once.
+    SIGTERM and Ctrl-C finish what is in flight; a second signal ends the process immediately.
 
-    Exit code: 0 if stopped or all was moved, 1 if it could not work, 128 + signal if ended at once.
+    Exit code: 0 if stopped or all was moved, 1 if it could not work, 128 + signal after a second signal.
 
     With --drain: 3 if messages are left dead-lettered, kept or put aside.
 

@@ -41,7 +41,7 @@ def to_millis(instant: datetime) -> int:
 
 
 def to_datetime(millis: int) -> datetime:
-    """Return the instant as a datetime; the largest datetime for any instant after it, as of a lock without end."""
+    """Return the instant as a datetime, but at most the largest datetime: a lock without end is later than that."""
     try:
         return _EPOCH + timedelta(milliseconds=millis)
     except OverflowError:

@@ -77,7 +77,7 @@ _LOCKED_UNTIL: Final = "com.microsoft:locked-until-utc"
 
 
 class ReceiveMode(Enum):
-    """PEEK_LOCK: a message is locked until it is settled. RECEIVE_AND_DELETE: the service deletes what it delivers."""
+    """PEEK_LOCK: a message is locked until it is settled. RECEIVE_AND_DELETE: delivery deletes the message."""
 
     PEEK_LOCK = "peek-lock"
     RECEIVE_AND_DELETE = "receive-and-delete"

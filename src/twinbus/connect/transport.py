@@ -218,8 +218,8 @@ class AmqpTransport(asyncio.Protocol):
     def _timer_due(self) -> None:
         self._timer = None
         for event in self.core.handle_timer(self.loop.time()):
-            # A timer of the core ended the connection, not the peer. The condition does not choose the error's class:
-            # the peer was slow or silent.
+            # A timer of the core ended the connection, because the peer was slow or silent. So the error is always a
+            # ServiceBusConnectionError, whatever the condition is.
             reason = event.error.description if isinstance(event, ConnectionClosed) and event.error else None
             self._fail(ServiceBusConnectionError(f"{self.peer}: {reason or 'the peer is gone'}"))
         self._flush()

@@ -292,7 +292,10 @@ class GroupWriter:
         self._reported_in_segment += gap.count
 
     def _record_loss(self, error: SegmentGoneError) -> None:
-        """Counts the entries of a lost segment as missing, and again those that its gap entries reported."""
+        """Counts the entries of a lost segment as missing.
+
+        Missing entries that only gap entries of this segment reported are counted again: no gap entry reports them now.
+        """
         again = self._reported_in_segment if self._reporting_segment == self._segments.opened else 0
         self._reported_in_segment = 0
         self.missing -= again

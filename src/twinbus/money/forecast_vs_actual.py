@@ -139,7 +139,7 @@ def compare(forecast: Forecast, spent: Sequence[StageSpending]) -> Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """Diverted messages in the forecast, and how many more messages were diverted and sent than in the forecast."""
+    """How many messages the forecast diverts, and how many more were diverted, and sent, than in the forecast."""
 
     diverted: float
     more_diverted: float

@@ -137,7 +137,7 @@ class Prices:
         return self.tiers[name]
 
     def zone(self, name: str) -> PriceScale | None:
-        """Returns the price scale of a bandwidth by name; None for the name `none`."""
+        """Returns the bandwidth prices with this name; None for the name `none`."""
         if name != "none" and name not in self.bandwidth:
             raise PricesError(f"{self.file} has no bandwidth {name!r}", f"It has none, {', '.join(self.bandwidth)}.")
         return self.bandwidth.get(name)

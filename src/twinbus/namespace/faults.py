@@ -91,7 +91,7 @@ class FaultSpecError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault. If `entity` or `link` is None, the fault hits all of them. `duration` and `delay` are in seconds."""
+    """One fault. None for `entity` or `link` means all entities or all links. `duration` and `delay` are in seconds."""
 
     id: str
     kind: FaultKind

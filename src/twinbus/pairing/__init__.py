@@ -5,8 +5,8 @@
     aio/      the driver of `twinbus.aio`: tasks
     the rest  what both drivers share
 
-The names below are those that other rooms use. The first access to a name loads its module, so that `import twinbus`
-loads no SDK. Names that both drivers define are offered twice, those of asyncio with the prefix `Aio` or `aio_`.
+Other rooms use the names below. The first access to a name loads its module, so that `import twinbus` loads no SDK. If
+both drivers define a name, the name of the asyncio driver has the prefix `Aio` or `aio_` here.
 """
 
 from __future__ import annotations

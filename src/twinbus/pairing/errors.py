@@ -49,7 +49,7 @@ class BacklogUnavailableError(RetryError):
 
 
 class PrimaryUnusableError(OperatorError):
-    """The entity is gone from the primary, or its credential is refused, and `on_unusable` is "raise" (G4)."""
+    """The entity is gone from the primary, or the primary refuses the credential, and `on_unusable` is "raise" (G4)."""
 
     def __init__(self, entity: str, cause: FailureKind) -> None:
         super().__init__(f"{entity} on the primary is unusable: {cause}", "Create the entity or mend the credential.")
@@ -58,7 +58,7 @@ class PrimaryUnusableError(OperatorError):
 
 
 class MessageTooLargeForBacklogError(CallerError, ValueError):
-    """The copy of a message for the backlog, with the properties that it adds, is too large for the queue (S9)."""
+    """The copy of a message for the backlog, which has more properties than the message, is too large (S9)."""
 
     def __init__(self, message_id: object, size: int, limit: int) -> None:
         super().__init__(

@@ -68,7 +68,7 @@ class SendAvailabilityOptions:
     failover_on: Collection[str] = ()
     """Kinds of failure that count as well; a kind with `-` before it does not count (S2)."""
     on_unusable: Literal["divert", "raise"] = "divert"
-    """What sends do while the entity is gone from the primary, or its credential is refused (G4)."""
+    """What sends do while the entity is gone from the primary, or the primary refuses the credential (G4)."""
     ping: Literal["auto", "message", "link"] = "auto"
     """`link` only opens a sender link. `auto` is `message` if the service hides pings, otherwise `link` (G3)."""
     provision: Literal["create", "assume"] = "create"

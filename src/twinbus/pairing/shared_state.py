@@ -1,9 +1,9 @@
 """What all senders of a pair share: its entities, its rotation of backlog queues, and its watch on the backlog.
 
 Each class here holds one immutable state. Readers read the state without a lock. `advance` replaces the state under a
-lock: it asks `decide` for the next state and for the effects, and gives the effects to the driver. The driver runs
+lock: it gets the next state and the effects from `decide`, and gives the effects to the driver. The driver runs
 timers, pings and peeks; `advance` only starts them and does not wait for them, because it holds the lock. Notices are
-published after the lock is released: a callback may ask for the state, or block.
+published after the lock is released: a callback may use the pair, or block.
 
 `now` is a monotonic clock and `chance` returns a number in [0, 1). Both can be replaced, for simulations.
 """

@@ -22,7 +22,7 @@ RESULT: Final = TALLIES
 
 
 def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
-    """Returns one row per operation with any result: a refused operation is charged, too."""
+    """Returns one row per operation, whatever its result is: a refused operation is charged, too."""
     result = F.col("result")
     refused = (result != OK) & (result != UNKNOWN) & (F.coalesce(F.size("failed"), F.lit(0)) <= 0)
     return operations.select(

@@ -27,7 +27,7 @@ _PROCESS: Final = ("destination", "writer", "episode")
 
 
 def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
-    """Returns the diversions and returns of messages, and each failover and restore that a process recorded."""
+    """Returns one row for each diverted message, each returned message, and each failover and restore of a process."""
     messages = latency.tally(operations, entries)
     for name, kind in {"event": "string", "at": "long", "episode": "long", "cause": "string"}.items():
         messages = messages.withColumn(name, F.lit(None).cast(kind))

@@ -1,8 +1,9 @@
 """The jobs on a ledger's tables, and the two ways to run a job: over the whole history, or with each ingested batch.
 
-Theory of operation. A job turns rows into tallies, merges the tallies by key, and summarizes the merged tallies into
-its result. Tallies may be merged in several steps: the result is the same as with one merge of all tallies. *Following*
-a job uses this: the ingest computes the tallies of each batch, stores them in a table and commits them with the batch.
+Theory of operation. A *tally* is a row with counts or sums that a job makes from ledger entries. A job turns entries
+into tallies, merges the tallies by key, and summarizes the merged tallies into its result. Tallies may be merged in
+several steps: the result is the same as with one merge of all tallies. *Following* a job uses this: the ingest
+computes the tallies of each batch, stores them in a table and commits them with the batch.
 The result of a followed job is computed from the stored tallies, without reading the history again. If a job was not
 followed for some batches, its stored tallies are useless, and following it again starts with the whole history.
 

@@ -64,7 +64,7 @@ def time_text(milliseconds: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
 def axis_top(most: float) -> float:
     """Returns the top of an axis: the smallest round number that is not below `most`.
 
-    Its half is a round number too.
+    Half of it is a round number too.
     """
     if most <= 0:
         return 1.0

@@ -71,7 +71,7 @@ def _merged(incidents: Sequence[RowValues], last: int) -> Iterator[tuple[int, in
 
 
 def _lanes(incidents: Sequence[RowValues], axis: TimeAxis) -> Markup | None:
-    """Returns the lanes of a chart, one per entity; None if there is no failover.
+    """Returns a chart with one row of bars for each entity; None if there is no failover.
 
     Entities that are still failed over come first, then those with the most diverted messages.
     """

@@ -111,7 +111,7 @@ class EncodedReceiver(Generic[M]):
         return [one.encoded for one in await self.sdk.receive_messages(max_message_count=count, max_wait_time=wait)]
 
     async def receive_deferred(self, numbers: Sequence[int], seconds: float) -> list[M]:
-        """Return the deferred messages with these sequence numbers. MessageNotFoundError if a message is missing."""
+        """Return the deferred messages with these numbers. Raises MessageNotFoundError if a message is missing."""
         transport = self.sdk._amqp_transport
         body = {
             "sequence-numbers": transport.AMQP_ARRAY_VALUE([transport.AMQP_LONG_VALUE(number) for number in numbers]),
@@ -131,7 +131,7 @@ class EncodedReceiver(Generic[M]):
         return [bytes(entry[b"message"]) for entry in entries]
 
     async def renew_locks(self, messages: Sequence[M], seconds: float) -> None:
-        """Renew the locks of all messages in one request. MessageLockLostError if a lock is lost."""
+        """Renew the locks of all messages in one request. Raises MessageLockLostError if a lock is lost."""
         tokens = (message.handle.lock_token for message in messages)
         answer = await self.sdk._renew_locks(*tokens, timeout=seconds)
         for message, expiry in zip(messages, answer[b"expirations"], strict=True):
@@ -261,7 +261,7 @@ def lossless_message(raw: bytes) -> Message | None:
 
 
 def _sdk_message(sections: Sections) -> Message:
-    """Return the SDK's object for the sections. KeyError if a value has a type that the SDK does not have."""
+    """Return the SDK's object for the sections. Raises KeyError if a value has a type that the SDK does not have."""
     kind = sections.body_kind
     header, properties = sections.header, sections.properties
     fields = {name: getattr(properties, name) for name in Properties._fields}

@@ -81,7 +81,7 @@ def _raw(message: Any) -> AmqpAnnotatedMessage:
 
 
 def new_batch(raws: Iterable[AmqpAnnotatedMessage], limits: LinkLimits) -> ServiceBusMessageBatch:
-    """Return a batch for a link with these limits. MessageSizeExceededError if the messages do not fit."""
+    """Return a batch for a link with these limits. Raises MessageSizeExceededError if the messages do not fit."""
     batch = ServiceBusMessageBatch(max_size_in_bytes=limits.batch, amqp_transport=limits.transport)
     for raw in raws:
         batch.add_message(raw)

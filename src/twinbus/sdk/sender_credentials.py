@@ -27,7 +27,7 @@ class TokenUnavailableError(Exception):
 
 
 class TokenTimeoutError(OperationTimeoutError):
-    """The issuer of a credential's tokens did not answer in time, so the namespace was not asked (S2)."""
+    """The issuer of a credential's tokens did not answer in time, so nothing was sent to the namespace (S2)."""
 
     def __init__(self) -> None:
         super().__init__(message="the credential's issuer gave no token in time: the namespace was not asked")
@@ -98,7 +98,7 @@ class SenderCredential:
         return getattr(self._issuer.credential, name)
 
     def get_token(self, *scopes: str) -> Any:
-        """Return a token. TokenTimeoutError after `give_up`, TokenUnavailableError if the network failed."""
+        """Return a token. Raises TokenTimeoutError after `give_up`, TokenUnavailableError if the network failed."""
         self.waiting = True
         given_up = self._given_up = Future()
         request = self._issuer.request(scopes)
@@ -128,7 +128,7 @@ class AioSenderCredential:
         return getattr(self._credential, name)
 
     async def get_token(self, *scopes: str) -> Any:
-        """Return a token. TokenUnavailableError if the network failed."""
+        """Return a token. Raises TokenUnavailableError if the network failed."""
         # If the wait is cancelled, this remains true: `timeout_error` then names the issuer.
         self.waiting = True
         try:

@@ -169,7 +169,7 @@ class SyphonContext:
             await sender.destination.close()
 
     def add_listener(self, call: Callable[[], None]) -> None:
-        """Have `call` called whenever a destination becomes ready or is put aside, a probe ends, or a pump breaks."""
+        """From now on, call `call` when a destination becomes ready or is put aside, a probe ends or a pump breaks."""
         self._listeners.append(call)
 
     def notify_listeners(self) -> None:

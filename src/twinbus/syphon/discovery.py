@@ -47,8 +47,8 @@ class Discovery(Protocol):
 class RemainingMessages:
     """The number of messages that are still in the backlog. `last` is the last answer of the secondary.
 
-    The secondary is asked at most every 10 seconds, and only if messages were moved since the last question. So a
-    syphon without messages costs only its long polls (Y2).
+    A request is sent at most every 10 seconds, and only if messages were moved since the last request. So a syphon
+    without messages costs only its long polls (Y2).
     """
 
     def __init__(self, discovery: Discovery) -> None:
@@ -142,7 +142,7 @@ def _record_further_pages(
 
 
 class SearchedDiscovery:
-    """Searches the queues without the Manage right.
+    """Finds the queues without the Manage right.
 
     A queue exists if a receiver can connect to the queue. Connecting is not charged (Y2).
     """
@@ -190,9 +190,9 @@ class SearchedDiscovery:
 
 
 class ListedOrSearchedDiscovery:
-    """Lists the queues once if the credential has the right, and after that searches them by connecting.
+    """Lists the queues once if the credential has the Manage right. After that, finds queues by connecting to them.
 
-    Searching is not charged, so a syphon without messages costs only its receives (Y2).
+    Connecting is not charged, so a syphon without messages costs only its receives (Y2).
     """
 
     def __init__(self, listed: Discovery, searched: SearchedDiscovery) -> None:

@@ -248,6 +248,6 @@ class Syphon:
     async def count_remaining(self) -> int | None:
         """Return the number of messages in the backlog; None if it is not known. `progress` then shows this number too.
 
-        Asks the secondary only if messages were moved since the last question.
+        Sends a request only if messages were moved since the last request.
         """
         return await self._remaining.count(self._counts.total, self._context.now())

@@ -131,7 +131,7 @@ def _deliver_from_memory(state: ReceiveState, lane: DeliveryLane, now: int, deci
 
 
 def _drain(state: ReceiveState, lane: DeliveryLane, decision: EngineDecision) -> None:
-    """End the credit of the receivers that asked for drain: no row is available for them."""
+    """End the credit of the receivers that requested a drain: no row is available for them."""
     for receiver in [receiver for receiver in lane.waiting if receiver.drain]:
         receiver.delivered = receiver.credit_limit
         end_credit(state, receiver, decision)

@@ -1,8 +1,8 @@
 """Duplicate detection: which message ids a queue or topic has seen within its time window.
 
 The store has every id of the window. The newest ids are in memory too, up to a number that all entities share
-(`SeenIdBudget`). All ids that were seen since the instant `_covered_since` are in memory. The store is asked only if
-the window begins before this instant.
+(`SeenIdBudget`). All ids that were seen since the instant `_covered_since` are in memory. The store is read only if the
+window begins before this instant.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SeenIdBudget:
         self._holders: OrderedDict[SeenIds, None] = OrderedDict()
 
     def add_one(self, holder: SeenIds) -> None:
-        """Count one more id of the holder. Above the limit, the holder used longest ago drops its oldest ids."""
+        """Count one more id. Above the limit, the holder without a new id for the longest time drops its oldest ids."""
         self.used += 1
         self._holders[holder] = None
         self._holders.move_to_end(holder)
@@ -61,7 +61,7 @@ class SeenIds:
         """The instant at which the newest id was stored. The store may have this id after memory has dropped it."""
         self.purge_at: int | None = None if new else 0
         self.loaded: set[str] | None = None
-        """During a transaction, the ids of its messages that were seen before: `duplicates` does not ask the store."""
+        """During a transaction, the ids of its messages that were seen before: `duplicates` does not read the store."""
 
     def duplicates(self, messages: Iterable[RoutingFields], now: int) -> Generator[StoreRead, Any, set[str]]:
         """Return the ids of these messages that were seen within the window."""

@@ -113,13 +113,13 @@ class Deliver(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """Answer a receiver that asked for drain: all its credit is used, by messages or because no message is left."""
+    """Report to a receiver that requested a drain: it has no credit left, because of deliveries or of the drain."""
 
     receiver: Any
 
 
 class AcceptSession(NamedTuple):
-    """Tell the receiver that it holds this session until `locked_until`."""
+    """Report to the receiver that it holds this session until `locked_until`."""
 
     receiver: Any
     session: str

@@ -6,8 +6,8 @@ credential, or in a socket. There are two ways to call the SDK:
     on an open link        In the caller's thread. The timeout thread shuts the socket at the deadline, and the call
                            fails immediately.
     to open a link,        In a worker thread, because shutting a socket does not end name resolution, connecting or a
-    and for every retry    credential. The caller waits for the worker until the deadline. A worker that is not done
-                           then ends without a caller when the SDK returns.
+    and for every retry    credential. The caller waits for the worker until the deadline. If the worker is not done at
+                           the deadline, the caller stops waiting, and the worker ends when the SDK returns.
 
 A handler whose call was interrupted must not be used again: discard it.
 """

@@ -117,7 +117,7 @@ def marks_of(message: ReceivedMessage) -> MessageMarks:
 def _broker_annotations(raw: bytes) -> dict[str, Any]:
     """Returns the annotations that the broker sets, without those that cannot be decoded.
 
-    Decodes no other annotations: if an annotation of the sender cannot be decoded, the sequence number must be
+    Decodes no other annotations: even if an annotation of the sender cannot be decoded, the sequence number must be
     returned.
     """
     found: dict[str, Any] = {}

@@ -404,7 +404,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Completes the messages in `_uncompleted`. Those that cannot be completed stay there for the next call.
 
         Each message in front of them that is not part of the stream costs one delivery per call. If there are more than
-        PAGE such messages, this method does nothing until `_uncompleted` has at least as many, or if `always` is set.
+        PAGE such messages, this method does nothing until `_uncompleted` has at least as many messages. With `always`
+        it completes messages in any case.
         """
         if not self._uncompleted or not self._options.complete_committed:
             return

@@ -175,7 +175,7 @@ class Destinations:
         return True
 
     def void(self, path: str, epoch: int) -> None:
-        """Report a probe without a result: its message did not exist, or the message itself was the reason to fail."""
+        """Report a probe without a result: its message did not exist, or failed for a reason of its own."""
         destination = self._of(path)
         if epoch == destination.epoch:
             destination.probing = False
