@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json as json_text
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -83,7 +85,9 @@ class LedgerJobOptions:
 def ingest(
     ledger: Ledger,
     tables: TablesFolder,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on: whenever there is something new.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Keep running: ingest new entries when they appear.")
+    ] = False,
     every: Every = 10.0,
     form: DeprecatedFormat = Format.TABLE,
     json: Json = False,
@@ -108,7 +112,22 @@ def ingest(
             _print_ingested(place, version, json)
 
 
-def reconcile(
+def job_verb(verb: Callable[[LedgerJobOptions], None]) -> Callable[..., None]:
+    """Make a verb of the command line from a function: the verb has the options of `_job_options`, and --debug."""
+
+    @wraps(verb)
+    def run(*, debug: bool, **given: Any) -> None:
+        with errors_reported(debug=debug):
+            verb(_job_options(**given))
+
+    shared = inspect.signature(_job_options, eval_str=True).parameters.values()
+    debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+    run.__signature__ = inspect.Signature([*shared, debug])  # type: ignore[attr-defined] # typer reads this attribute
+    run.__annotations__ = {one.name: one.annotation for one in (*shared, debug)} | {"return": None}
+    return run
+
+
+def _job_options(
     tables: TablesFolder,
     ledger: IngestFirst = None,
     since: Since = None,
@@ -120,8 +139,13 @@ def reconcile(
     every: Every = 10.0,
     jdbc: Jdbc = None,
     jars: Jars = None,
-    debug: Debug = False,
-) -> None:
+) -> LedgerJobOptions:
+    """Return the values of the options that the verbs about one job share. The signature defines these options."""
+    return LedgerJobOptions(tables, ledger, since, until, _wants_json(json, form), master, follow, every, jdbc, jars)
+
+
+@job_verb
+def reconcile(options: LedgerJobOptions) -> None:
     """Check on Spark that every message is accounted for.
 
     The sums are those of `twinbus ledger check`. With a window they count the messages accepted in it.
@@ -132,95 +156,47 @@ def reconcile(
       twinbus ledger reconcile ./tables --ledger ./ledger
       twinbus ledger reconcile ./tables --since 2026-11-01 --until 2026-12-01 --json
     """
-    with errors_reported(debug=debug):
-        json = _wants_json(json, form)
-        options = LedgerJobOptions(tables, ledger, since, until, json, master, follow, every, jdbc, jars)
-        lost = False
-        for place, rows in _results("reconcile", options):
-            lost = _print_balance(place, rows, json)
-        if lost:
-            raise typer.Exit(FAILED)
+    lost = False
+    for place, rows in _results("reconcile", options):
+        lost = _print_balance(place, rows, options.json)
+    if lost:
+        raise typer.Exit(FAILED)
 
 
-def cost(
-    tables: TablesFolder,
-    ledger: IngestFirst = None,
-    since: Since = None,
-    until: Until = None,
-    form: DeprecatedFormat = Format.TABLE,
-    json: Json = False,
-    master: Master = None,
-    follow: Follow = False,
-    every: Every = 10.0,
-    jdbc: Jdbc = None,
-    jars: Jars = None,
-    debug: Debug = False,
-) -> None:
+@job_verb
+def cost(options: LedgerJobOptions) -> None:
     """Show operations, billable units and bytes by day, stage and entity.
 
     Examples:
       twinbus ledger cost ./tables --ledger ./ledger
       twinbus ledger cost ./tables --since 2026-11-01 --json
     """
-    with errors_reported(debug=debug):
-        json = _wants_json(json, form)
-        options = LedgerJobOptions(tables, ledger, since, until, json, master, follow, every, jdbc, jars)
-        for _, rows in _results("cost", options):
-            _print_rows(rows.orderBy("day", "stage", "namespace", "entity"), json)
+    for _, rows in _results("cost", options):
+        _print_rows(rows.orderBy("day", "stage", "namespace", "entity"), options.json)
 
 
-def incidents(
-    tables: TablesFolder,
-    ledger: IngestFirst = None,
-    since: Since = None,
-    until: Until = None,
-    form: DeprecatedFormat = Format.TABLE,
-    json: Json = False,
-    master: Master = None,
-    follow: Follow = False,
-    every: Every = 10.0,
-    jdbc: Jdbc = None,
-    jars: Jars = None,
-    debug: Debug = False,
-) -> None:
+@job_verb
+def incidents(options: LedgerJobOptions) -> None:
     """List the failovers of each entity: when, why, how many messages were diverted, and when all were delivered.
 
     Examples:
       twinbus ledger incidents ./tables --ledger ./ledger
       twinbus ledger incidents ./tables --ledger ./ledger --follow
     """
-    with errors_reported(debug=debug):
-        json = _wants_json(json, form)
-        options = LedgerJobOptions(tables, ledger, since, until, json, master, follow, every, jdbc, jars)
-        for _, rows in _results("incidents", options):
-            _print_rows(rows.orderBy("began", "destination"), json, instants=("began", "restored", "drained"))
+    for _, rows in _results("incidents", options):
+        _print_rows(rows.orderBy("began", "destination"), options.json, instants=("began", "restored", "drained"))
 
 
-def latency(
-    tables: TablesFolder,
-    ledger: IngestFirst = None,
-    since: Since = None,
-    until: Until = None,
-    form: DeprecatedFormat = Format.TABLE,
-    json: Json = False,
-    master: Master = None,
-    follow: Follow = False,
-    every: Every = 10.0,
-    jdbc: Jdbc = None,
-    jars: Jars = None,
-    debug: Debug = False,
-) -> None:
+@job_verb
+def latency(options: LedgerJobOptions) -> None:
     """Show how long diverted messages took to reach the primary: seconds, by entity and day.
 
     Examples:
       twinbus ledger latency ./tables --ledger ./ledger
       twinbus ledger latency ./tables --json
     """
-    with errors_reported(debug=debug):
-        json = _wants_json(json, form)
-        options = LedgerJobOptions(tables, ledger, since, until, json, master, follow, every, jdbc, jars)
-        for _, rows in _results("latency", options):
-            _print_rows(rows.orderBy("day", "destination"), json)
+    for _, rows in _results("latency", options):
+        _print_rows(rows.orderBy("day", "destination"), options.json)
 
 
 def _wants_json(json: bool, form: Format) -> bool:

@@ -29,71 +29,89 @@ if TYPE_CHECKING:
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Directory of the namespaces' files; created if missing.", show_default=str(DEFAULT_DATA)),
+]
+Memory = Annotated[bool, typer.Option("--memory", help="Keep everything in memory; nothing is stored.")]
+Namespaces = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--namespace",
+        metavar="NAME=PORT",
+        help="A namespace and its port, 0 for a free port; may be repeated.",
+        show_default=" ".join(DEFAULT_NAMESPACES),
+    ),
+]
+Host = Annotated[str, typer.Option(help="Address to listen on. The default key is refused beyond loopback.")]
+HostNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host-name",
+        metavar="NAME[:PORT]",
+        help="Another name that clients use, and its port if that differs; may be repeated. "
+        "Requests and tokens for any other name are refused.",
+        show_default="localhost and addresses",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(help="Namespaces, keys and entities: our own TOML or JSON, or the Config.json of the emulator."),
+]
+Queues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--queue",
+        metavar="NAME",
+        help="A queue to create if missing; may be repeated. It belongs to the first namespace; write "
+        "NAMESPACE:NAME for another, as in secondary:orders.",
+        show_default="none",
+    ),
+]
+Topics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic",
+        metavar="NAME[/SUBSCRIPTION]",
+        help="A topic, or a topic with a subscription: the part after the last /. May be repeated; "
+        "write NAMESPACE:NAME as with --queue.",
+        show_default="none",
+    ),
+]
+LedgerFolder = Annotated[
+    Path | None,
+    typer.Option(help="Directory of the ledger that records the namespaces' operations.", show_default="none"),
+]
+MaxConnections = Annotated[
+    int, typer.Option(help="Connections of all namespaces together; more are refused.", metavar="COUNT")
+]
+ConnectionMemory = Annotated[
+    int, typer.Option(help="Memory limit for all connections together, in megabytes.", metavar="MEGABYTES")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per namespace, then `ready`.")]
+LogLevel = Annotated[str, typer.Option(help=f"One of {', '.join(_LEVELS)}.")]
+LogLines = Annotated[LogFormat, typer.Option(help="Format of log lines on stderr.")]
+ExitWithStdin = Annotated[
+    bool, typer.Option("--exit-with-stdin", help="Drain and end when stdin closes: for a parent process.")
+]
+
+
 def serve(
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Directory of the namespaces' files; created if missing.", show_default=str(DEFAULT_DATA)),
-    ] = None,
-    memory: Annotated[bool, typer.Option("--memory", help="Keep everything in memory; nothing is stored.")] = False,
-    namespace: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=PORT",
-            help="A namespace and its port, 0 for a free port; may be repeated.",
-            show_default=" ".join(DEFAULT_NAMESPACES),
-        ),
-    ] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on. The default key is refused beyond loopback.")
-    ] = "127.0.0.1",
-    host_name: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[:PORT]",
-            help="Another name that clients use, and its port if that differs; may be repeated. "
-            "Requests and tokens for any other name are refused.",
-            show_default="localhost and addresses",
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="Namespaces, keys and entities: TOML or JSON of ours, or the Config.json of the emulator."),
-    ] = None,
-    queue: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A queue to create if missing; may be repeated. It belongs to the first namespace; write "
-            "NAMESPACE:NAME for another, as in secondary:orders.",
-            show_default="none",
-        ),
-    ] = None,
-    topic: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[/SUBSCRIPTION]",
-            help="A topic, or a topic with a subscription. Repeatable and prefixed like --queue. "
-            "The part after the last / is the subscription.",
-            show_default="none",
-        ),
-    ] = None,
-    ledger: Annotated[
-        Path | None,
-        typer.Option(help="Directory of the ledger that records the namespaces' operations.", show_default="none"),
-    ] = None,
-    max_connections: Annotated[
-        int, typer.Option(help="Connections of all namespaces together; more are refused.", metavar="COUNT")
-    ] = DEFAULT_CONNECTIONS,
-    connection_memory: Annotated[
-        int,
-        typer.Option(help="Memory limit for all connections together, in megabytes.", metavar="MEGABYTES"),
-    ] = DEFAULT_MEGABYTES,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per namespace, then `ready`.")] = False,
-    log_level: Annotated[str, typer.Option(help=f"One of {', '.join(_LEVELS)}.")] = "warning",
-    log_format: Annotated[LogFormat, typer.Option(help="Format of log lines on stderr.")] = LogFormat.HUMAN,
-    exit_with_stdin: Annotated[
-        bool, typer.Option("--exit-with-stdin", help="Drain and end when stdin closes: for a parent process.")
-    ] = False,
+    data: Data = None,
+    memory: Memory = False,
+    namespace: Namespaces = None,
+    host: Host = "127.0.0.1",
+    host_name: HostNames = None,
+    config: ConfigFile = None,
+    queue: Queues = None,
+    topic: Topics = None,
+    ledger: LedgerFolder = None,
+    max_connections: MaxConnections = DEFAULT_CONNECTIONS,
+    connection_memory: ConnectionMemory = DEFAULT_MEGABYTES,
+    json: Json = False,
+    log_level: LogLevel = "warning",
+    log_format: LogLines = LogFormat.HUMAN,
+    exit_with_stdin: ExitWithStdin = False,
     debug: Debug = False,
 ) -> None:
     """Start local namespaces that the official SDKs use unchanged.
