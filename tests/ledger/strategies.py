@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from twinbus.ledger.entries import (
     Closed,
     Dropped,
+    Ended,
     Entry,
     Gap,
     Intent,
@@ -53,8 +54,10 @@ ENTRIES: dict[type, st.SearchStrategy[Entry]] = {
         pid=NUMBERS,
         version=TEXTS,
         segment=NUMBERS,
+        durability=OPTIONAL,
     ),
     Closed: st.builds(Closed, **_FIRST, writer=TEXTS),
+    Ended: st.builds(Ended, **_FIRST, writer=TEXTS, by=TEXTS, segment=NUMBERS),
     Intent: st.builds(Intent, **_FIRST, **_BEGUN),
     Outcome: st.builds(Outcome, **_FIRST, **_ENDED),
     Operation: st.builds(Operation, **_FIRST, **_BEGUN, **_ENDED),

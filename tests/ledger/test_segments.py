@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.ledger.entries import Dropped, Role, SegmentHeader
+from twinbus.ledger.entries import Dropped, Ended, Role, SegmentHeader
 from twinbus.ledger.json_lines import decode_entry
 from twinbus.ledger.options import LedgerOptions
 from twinbus.ledger.segment_opening import SegmentOpening
@@ -221,18 +221,28 @@ def abandoned(tmp_path: Path, host: str = "here") -> Path:
     return path
 
 
+def whole_lines(sealed: Path) -> bytes:
+    """All but the last line, which says who sealed it."""
+    *lines, last = sealed.read_bytes().splitlines(keepends=True)
+    ended = decode_entry(last)
+    assert isinstance(ended, Ended)
+    assert (ended.writer, ended.segment) == ("client-here-77-aaaaaaaaaaaaaaaa", 3)
+    assert ended.by == "client-here-1-0123456789abcdef"
+    return b"".join(lines)
+
+
 def test_an_open_segment_without_a_lock_is_cut_after_its_last_whole_line_and_sealed(tmp_path: Path) -> None:
     path = abandoned(tmp_path)
     writer(tmp_path).append(GROUP)
     assert not path.exists()
-    assert path.with_suffix("").read_bytes() == GROUP
+    assert whole_lines(path.with_suffix("")) == GROUP
 
 
 def test_a_torn_line_longer_than_one_read_is_cut_too(tmp_path: Path) -> None:
     path = abandoned(tmp_path)
     path.write_bytes(GROUP + b"x" * 200_000)
     writer(tmp_path).append(GROUP)
-    assert path.with_suffix("").read_bytes() == GROUP
+    assert whole_lines(path.with_suffix("")) == GROUP
 
 
 def test_an_open_segment_that_is_locked_is_left_alone(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tests.ledger.world import World
 from twinbus.ledger import (
     Closed,
     Dropped,
+    Ended,
     Entry,
     Fact,
     Gap,
@@ -169,9 +170,12 @@ def write_segments(directory: Path, entries: Sequence[Entry], seed: int, count: 
         name = f"client-host-7-{writer(100 + number)}"
         first = SegmentHeader(
             at=MIDNIGHT, id=f"{writer(100 + number)}-h", writer=name, role=Role.CLIENT, host="host", pid=7, version="1",
-            segment=number % 2,
+            segment=number % 2, durability="process" if number % 3 else None,
         )  # fmt: skip
         last = [encode_entry(Closed(at=MIDNIGHT, id=f"{writer(100 + number)}-c", writer=name))] if number else []
+        if number == 1:
+            ended = Ended(at=MIDNIGHT, id=f"{writer(101)}-ended-1", writer=name, by=segment_name(102), segment=1)
+            last.append(encode_entry(ended))
         ending = ".jsonl" if number else ".jsonl.open"
         text = "".join([encode_entry(first), *share, *last]) + encode_entry(entries[0])[: 40 + number]
         (directory / f"{name}-{number % 2}{ending}").write_text(text)

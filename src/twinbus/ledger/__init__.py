@@ -4,6 +4,7 @@ Pure modules import `twinbus.ledger.entries` instead: this package also loads th
 """
 
 from twinbus.ledger.balance import STAGE_EFFECTS, Balance, MessageKey, balance
+from twinbus.ledger.dead_writers import SILENCE, dead_writers
 from twinbus.ledger.entries import (
     ENTRY_KINDS,
     OK,
@@ -12,6 +13,7 @@ from twinbus.ledger.entries import (
     UNKNOWN,
     Closed,
     Dropped,
+    Ended,
     Entry,
     Fact,
     Gap,
@@ -48,12 +50,14 @@ __all__ = [
     "OPEN_SUFFIX",
     "SCHEMA_VERSION",
     "SEALED_SUFFIX",
+    "SILENCE",
     "STAGE_EFFECTS",
     "UNIT_BYTES",
     "UNKNOWN",
     "Balance",
     "Closed",
     "Dropped",
+    "Ended",
     "Entry",
     "EntryError",
     "Fact",
@@ -80,6 +84,7 @@ __all__ = [
     "Verdict",
     "balance",
     "billable_units",
+    "dead_writers",
     "decode_entry",
     "encode_entry",
     "id_text",

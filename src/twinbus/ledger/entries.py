@@ -113,6 +113,8 @@ class SegmentHeader(_Entry):
     pid: int
     version: str
     segment: int
+    durability: str | None = None
+    """`LedgerOptions.durability` of the writer; None if an older Twinbus wrote the segment: the same as "lazy"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,23 @@ class Closed(_Entry):
 
     kind: ClassVar[str] = "closed"
     writer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended(_Entry):
+    """The last line of a segment that its writer left open. Another writer appended the line, and sealed the segment.
+
+    A writer on another host that was silent for a long time may have been taken for dead. It goes on with its next
+    segment: then the ledger has a header of this writer with a higher number than `segment`.
+    """
+
+    kind: ClassVar[str] = "ended"
+    writer: str
+    """The writer that has ended."""
+    by: str
+    """The writer that appended this line."""
+    segment: int
+    """The number of the segment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,8 +259,8 @@ class Dropped(_Entry):
     until: int
 
 
-Entry = SegmentHeader | Closed | Intent | Outcome | Operation | State | Movement | Metered | Gap | Dropped
+Entry = SegmentHeader | Closed | Ended | Intent | Outcome | Operation | State | Movement | Metered | Gap | Dropped
 ENTRY_KINDS: Final[Mapping[str, type[Entry]]] = {
     entry.kind: entry
-    for entry in (SegmentHeader, Closed, Intent, Outcome, Operation, State, Movement, Metered, Gap, Dropped)
+    for entry in (SegmentHeader, Closed, Ended, Intent, Outcome, Operation, State, Movement, Metered, Gap, Dropped)
 }

@@ -165,7 +165,7 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(
         ("id", "writer", "host", "version", "namespace", "entity", "destination", "result", "cause"), _TEXT
     ),
-    **dict.fromkeys(("event", "pair", "source", "reason", "op", "operation"), _TEXT),
+    **dict.fromkeys(("event", "pair", "source", "reason", "op", "operation", "by", "durability"), _TEXT),
     **dict.fromkeys(("at", "pid", "segment", "bytes", "units", "count", "since", "until"), _INTEGER),
     **dict.fromkeys(("ids", "failed"), _read_texts),
     "seconds": _read_number,

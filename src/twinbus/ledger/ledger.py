@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import secrets
-import socket
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from twinbus.errors import OperatorError
+from twinbus.ledger.dead_writers import own_host
 from twinbus.ledger.entries import OK, Fact, Metered, Move, Movement, Operation, Role, Stage, State, billable_units
 from twinbus.ledger.group_writer import GroupWriter
 from twinbus.ledger.json_lines import id_text, operation_prefix
@@ -274,7 +273,7 @@ class Ledger:
     # --- the writer --------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:63] or "unknown"
+        host = own_host()
         self._name = f"{self.role}-{host}-{os.getpid()}-{secrets.token_hex(8)}"
         options = self.options
         segments = SegmentWriter(

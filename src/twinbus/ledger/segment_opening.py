@@ -6,22 +6,19 @@ missing.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Final
 
+from twinbus.ledger.dead_writers import seal_abandoned
 from twinbus.ledger.entries import Dropped, Role, SegmentHeader
 from twinbus.ledger.json_lines import encode_entry
 from twinbus.ledger.options import LedgerOptions
-from twinbus.ledger.segments import Segment, list_segments, sync_folder
+from twinbus.ledger.segments import Segment, list_segments
 
 _log = logging.getLogger("twinbus.ledger")
-
-_CHUNK: Final = 64 * 1024
 
 
 class SegmentOpening:
@@ -43,7 +40,7 @@ class SegmentOpening:
             # that were made for it are not written yet.
             self._number, self._dropped_lines = number, ""
         id_ = f"{self._writer.rpartition('-')[2]}-segment-{number}"
-        seal_abandoned(self._directory, self._host, 2 * options.segment_age.total_seconds())
+        seal_abandoned(self._directory, self._host, 2 * options.segment_age.total_seconds(), self._writer)
         self._dropped_lines += keep_to_budget(
             self._directory, f"{self._role}-{self._host}", options.budget_bytes, options.segment_bytes, at, id_
         )
@@ -86,53 +83,6 @@ def keep_to_budget(directory: Path, group: str, budget: int, wanted: int, at: in
     _log.warning("ledger: %d segments (%d bytes) removed from %s for its disk budget", len(removed), size, directory)
     since, until = (int(status.st_mtime * 1000) for status in (removed[0], removed[-1]))
     return encode_entry(Dropped(at=at, id=id_, count=len(removed), bytes=size, since=since, until=until))
-
-
-def seal_abandoned(directory: Path, host: str, silent_seconds: float) -> None:
-    """Seals the open segments whose writer has ended.
-
-    On this host, a writer has ended if no process locks its segment. The lock of a process on another host may not be
-    visible here, so a segment of another host must also have had no write for `silent_seconds`.
-    """
-    for segment in list_segments(directory):
-        if not segment.is_open:
-            continue
-        try:
-            if segment.host == host or time.time() - segment.path.stat().st_mtime > silent_seconds:
-                _seal(segment)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            _log.warning("ledger: %s is left open by its writer and cannot be sealed: %s", segment.path, error)
-
-
-def _seal(segment: Segment) -> None:
-    file = os.open(segment.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
-        if os.fstat(file).st_ino != segment.path.stat().st_ino:
-            return
-        os.ftruncate(file, _end_of_last_line(file))
-        os.fsync(file)
-        segment.path.rename(segment.sealed_path)
-        sync_folder(segment.path.parent)
-    finally:
-        os.close(file)
-
-
-def _end_of_last_line(file: int) -> int:
-    """Returns the position after the last newline."""
-    end = os.fstat(file).st_size
-    while end > 0:
-        start = max(0, end - _CHUNK)
-        newline = os.pread(file, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
 
 
 def _with_status(directory: Path, group: str) -> list[tuple[Segment, os.stat_result]]:

@@ -1,0 +1,164 @@
+"""Writers that have ended, and the open segments that they left.
+
+A writer locks its open segment until it seals the segment or its process ends, however the process ends. So on the same
+host a free lock proves that the writer is dead. The lock of a process on another host may not be visible here, and a
+copied segment has no lock. There a writer counts as dead after a time of silence (L1).
+
+A writer that opens a segment seals the segments that dead writers left. As the last line it appends an `ended` entry:
+a program that sees only the sealed segments then knows that this writer is dead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from twinbus.ledger.entries import Closed, Ended
+from twinbus.ledger.json_lines import EntryError, decode_entry, encode_entry
+from twinbus.ledger.segments import Segment, list_segments, sync_folder, write_all
+
+_log = logging.getLogger("twinbus.ledger")
+
+SILENCE: Final = timedelta(minutes=15)
+"""A writer on another host counts as dead after this time without a write, if the caller gives no other time."""
+_CHUNK: Final = 64 * 1024
+
+
+def own_host() -> str:
+    """Returns the name of this host as it is in the names of segments."""
+    return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:63] or "unknown"
+
+
+# --- which writers are dead ------------------------------------------------------------------------------------------
+
+
+def dead_writers(
+    directory: str | os.PathLike[str], *, silence: timedelta = SILENCE, now: float | None = None
+) -> frozenset[str]:
+    """Returns the names of the writers in a directory that will not write again. Changes nothing.
+
+    A writer is dead if its last line is `closed` or `ended`, or if it left an open segment on this host that no process
+    locks. Of other writers nothing is known: a writer on another host, a shipped segment, a writer that has sealed a
+    segment and has not begun the next. Such a writer counts as dead if it wrote nothing for `silence` before `now`
+    (seconds since the epoch; the default is the current time).
+    """
+    newest: dict[str, Segment] = {}
+    for segment in list_segments(Path(directory)):
+        known = newest.get(segment.writer)
+        if known is None or segment.number >= known.number:
+            newest[segment.writer] = segment
+    silent_since = (time.time() if now is None else now) - silence.total_seconds()
+    host = own_host()
+    return frozenset(writer for writer, segment in newest.items() if _is_dead(segment, host, silent_since))
+
+
+def _is_dead(segment: Segment, host: str, silent_since: float) -> bool:
+    if segment.is_open:
+        try:
+            with _locked(segment.path, os.O_RDONLY, fcntl.LOCK_SH) as file:
+                if file is None:
+                    return False
+                return segment.host == host or os.fstat(file).st_mtime <= silent_since
+        except OSError:
+            pass  # the segment was sealed since the listing, or this user may not read it
+    for path in (segment.sealed_path, segment.path):
+        try:
+            with path.open("rb") as found:
+                status = os.fstat(found.fileno())
+                return _has_ended(found.fileno()) or status.st_mtime <= silent_since
+        except OSError:
+            continue
+    return False
+
+
+def _has_ended(file: int) -> bool:
+    """Returns whether the last whole line is `closed` or `ended`."""
+    end = _end_of_last_line(file)
+    start = max(0, end - _CHUNK)
+    line = os.pread(file, end - start, start).removesuffix(b"\n").rpartition(b"\n")[2]
+    try:
+        return isinstance(decode_entry(line), Closed | Ended)
+    except EntryError:
+        return False
+
+
+# --- sealing ---------------------------------------------------------------------------------------------------------
+
+
+def seal_abandoned(directory: Path, host: str, silent_seconds: float, by: str) -> None:
+    """Seals the open segments whose writer has ended. `by` is the name of the writer that does this.
+
+    On this host, a writer has ended if no process locks its segment. The lock of a process on another host may not be
+    visible here, so a segment of another host must also have had no write for `silent_seconds`.
+    """
+    for segment in list_segments(directory):
+        if not segment.is_open:
+            continue
+        try:
+            if segment.host == host or time.time() - segment.path.stat().st_mtime > silent_seconds:
+                _seal(segment, by)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            _log.warning("ledger: %s is left open by its writer and cannot be sealed: %s", segment.path, error)
+
+
+def _seal(segment: Segment, by: str) -> None:
+    with _locked(segment.path, os.O_RDWR | os.O_APPEND, fcntl.LOCK_EX) as file:
+        if file is None:
+            return
+        os.ftruncate(file, _end_of_last_line(file))
+        ended = Ended(
+            at=int(time.time() * 1000),
+            # The same id if another writer appended this line too and ended before it could rename the file.
+            id=f"{segment.writer.rpartition('-')[2]}-ended-{segment.number}",
+            writer=segment.writer,
+            by=by,
+            segment=segment.number,
+        )
+        write_all(file, encode_entry(ended).encode())
+        os.fsync(file)
+        segment.path.rename(segment.sealed_path)
+        sync_folder(segment.path.parent)
+
+
+@contextmanager
+def _locked(path: Path, flags: int, lock: int) -> Iterator[int | None]:
+    """Opens and locks the file at a path; None if another process has locked it.
+
+    Raises FileNotFoundError if the file is not at this path any more: its writer sealed it.
+    """
+    file = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(file, lock | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        # The writer renames its segment before it releases the lock.
+        if os.fstat(file).st_ino != path.stat().st_ino:
+            raise FileNotFoundError(path)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _end_of_last_line(file: int) -> int:
+    """Returns the position after the last newline."""
+    end = os.fstat(file).st_size
+    while end > 0:
+        start = max(0, end - _CHUNK)
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0

@@ -1,0 +1,145 @@
+"""Which writers are dead, and what is sealed in their name (L1)."""
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from twinbus.ledger import Ended, Ledger, SegmentHeader, Stage, dead_writers, encode_entry, list_segments, read_ledger
+from twinbus.ledger.dead_writers import own_host
+
+MINUTE = 60.0
+# Prints its name once its first segment is there, then does what it is told.
+WRITING = """
+import os, sys
+from twinbus.ledger import Ledger, Stage
+ledger = Ledger(sys.argv[1])
+ledger.begin(Stage.SEND_BACKLOG, "contoso", "queue", ["a"], destination="contoso/orders")
+ledger.flush()
+print(ledger.writer, flush=True)
+if sys.stdin.readline() == "close\\n":
+    ledger.close()
+    print("closed", flush=True)
+    sys.stdin.readline()
+os.kill(os.getpid(), 9)
+"""
+
+
+class Writer:
+    """A writer in a process of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        command = [sys.executable, "-c", WRITING, str(directory)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.name = self.process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("close\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "closed\n"
+
+
+def test_l1_a_writer_is_dead_as_soon_as_its_process_was_killed(tmp_path: Path) -> None:
+    one, other = Writer(tmp_path), Writer(tmp_path)
+    assert dead_writers(tmp_path) == frozenset()
+    one.kill()
+    assert dead_writers(tmp_path) == {one.name}
+    assert dead_writers(tmp_path, now=0.0) == {one.name}, "the lock proves it: no silence is needed"
+    other.kill()
+    assert dead_writers(tmp_path) == {one.name, other.name}
+
+
+def test_l1_a_writer_that_was_closed_is_dead_though_its_process_lives(tmp_path: Path) -> None:
+    one = Writer(tmp_path)
+    one.close()
+    assert dead_writers(tmp_path, now=0.0) == {one.name}
+    one.kill()
+
+
+def test_l1_whoever_seals_the_segment_of_a_dead_writer_appends_an_ended_entry(tmp_path: Path) -> None:
+    dead = Writer(tmp_path)
+    dead.kill()
+    with Ledger(tmp_path) as ledger:
+        ledger.state("restored", {})
+        assert ledger.flush()
+        (ended,) = [entry for entry in read_ledger(tmp_path) if isinstance(entry, Ended)]
+        assert (ended.writer, ended.by, ended.segment) == (dead.name, ledger.writer, 0)
+        assert not next(one for one in list_segments(tmp_path) if one.writer == dead.name).is_open
+        assert dead_writers(tmp_path, now=0.0) == {dead.name}, "also where no lock can be looked at"
+
+
+def test_l1_a_seal_that_was_interrupted_is_repeated_under_the_same_id(tmp_path: Path) -> None:
+    dead = Writer(tmp_path)
+    dead.kill()
+    with Ledger(tmp_path) as ledger:
+        ledger.state("restored", {})
+        assert ledger.flush()
+    (segment,) = [one for one in list_segments(tmp_path) if one.writer == dead.name]
+    # As if that process had ended between its line and the rename.
+    segment.path.rename(segment.path.with_name(segment.path.name + ".open"))
+    with Ledger(tmp_path) as ledger:
+        ledger.state("restored", {})
+    ended = [entry for entry in read_ledger(tmp_path) if isinstance(entry, Ended)]
+    assert len({entry.id for entry in ended}) == 1 < len(ended)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A ledger whose one segment, still open, came from another host."""
+    with Ledger(tmp_path) as ledger:
+        ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", ["a"]).end()
+        assert ledger.flush()
+        (segment,) = list_segments(tmp_path)
+        content = segment.path.read_bytes()
+    (sealed,) = list_segments(tmp_path)
+    sealed.path.unlink()
+    path = tmp_path / segment.path.name.replace(f"client-{own_host()}-", "client-elsewhere-")
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_l1_a_writer_of_another_host_is_dead_after_a_time_of_silence(elsewhere: Path, is_open: bool) -> None:
+    path = elsewhere if is_open else elsewhere.rename(elsewhere.with_suffix(""))
+    os.utime(path, (1000.0, 1000.0))
+    (segment,) = list_segments(path.parent)
+    assert dead_writers(path.parent, now=1000.0 + 14 * MINUTE) == frozenset()
+    assert dead_writers(path.parent, now=1000.0 + 16 * MINUTE) == {segment.writer}
+    assert dead_writers(path.parent, now=1000.0 + 2 * MINUTE, silence=timedelta(minutes=1)) == {segment.writer}
+
+
+def test_l1_a_writer_that_goes_on_after_it_was_taken_for_dead_is_not_dead(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.state("restored", {})
+        assert ledger.flush()
+        (segment,) = list_segments(tmp_path)
+        sealed = segment.path.rename(segment.sealed_path)
+        with sealed.open("a") as file:
+            file.write(encode_entry(Ended(at=1, id="x-ended-0", writer=ledger.writer, by="x", segment=0)))
+        assert dead_writers(tmp_path) == {ledger.writer}
+        ledger.state("restored", {})
+        assert ledger.flush()
+        assert dead_writers(tmp_path) == frozenset()
+    headers = [entry.segment for entry in read_ledger(tmp_path) if isinstance(entry, SegmentHeader)]
+    assert max(headers) > 0
+
+
+def test_l1_a_writer_between_two_segments_is_not_dead_until_it_was_silent(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.state("restored", {})
+        assert ledger.flush()
+        (segment,) = list_segments(tmp_path)
+        segment.path.rename(segment.sealed_path)
+        assert dead_writers(tmp_path) == frozenset()
+        os.utime(segment.sealed_path, (0.0, 0.0))
+        assert dead_writers(tmp_path) == {ledger.writer}
