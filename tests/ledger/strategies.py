@@ -60,7 +60,7 @@ ENTRIES: dict[type, st.SearchStrategy[Entry]] = {
     Ended: st.builds(Ended, **_FIRST, writer=TEXTS, by=TEXTS, segment=NUMBERS),
     Intent: st.builds(Intent, **_FIRST, **_BEGUN),
     Outcome: st.builds(Outcome, **_FIRST, **_ENDED),
-    Operation: st.builds(Operation, **_FIRST, **_BEGUN, **_ENDED),
+    Operation: st.builds(Operation, **_FIRST, **_BEGUN, **_ENDED, count=st.none() | NUMBERS),
     State: st.builds(State, **_FIRST, event=TEXTS, pair=TEXTS, facts=FACTS),
     Movement: st.builds(
         Movement,

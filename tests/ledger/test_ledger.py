@@ -107,6 +107,16 @@ def test_a_receive_is_recorded_when_it_is_over_with_its_duration(tmp_path: Path)
     assert entry.at < (time.time() - 890) * 1000
 
 
+def test_l4_an_operation_without_ids_records_how_many_messages_it_had(tmp_path: Path) -> None:
+    with Ledger(tmp_path, Role.SYPHON) as ledger:
+        ledger.done(Stage.RECEIVE_BACKLOG, "paris", "contoso/x/0", (), [130_000, 100], seconds=0.1)
+        ledger.done(Stage.PEEK_BACKLOG, "paris", "contoso/x/0", (), 130_100, seconds=0.1)
+        ledger.done(Stage.EMPTY_RECEIVE, "paris", "contoso/x/0", (), (), seconds=0.1)
+        ledger.done(Stage.COMPLETE_BACKLOG, "paris", "contoso/x/0", ["a"], [0], seconds=0.1)
+    found = [entry for entry in entries_in(tmp_path) if isinstance(entry, Operation)]
+    assert [(entry.units, entry.count) for entry in found] == [(3, 2), (2, None), (1, None), (1, None)]
+
+
 def test_states_movements_and_meters_are_recorded(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         ledger.state("restored", {"entity": "orders", "messages": 3}, pair="contoso")

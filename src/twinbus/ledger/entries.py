@@ -16,6 +16,11 @@ OK: Final = "ok"
 UNKNOWN: Final = "unknown"
 """Result of an operation that may or may not have happened: a timeout, a connection lost before the answer, a crash."""
 
+PAIRED: Final = "paired"
+"""Event of a `State` entry: a pair was made. The facts are the options that its cost depends on."""
+SYPHON_STARTED: Final = "syphon_started"
+"""Event of a `State` entry: a syphon starts. The facts are the options that its cost depends on."""
+
 UNIT_BYTES: Final = 64 * 1024
 """Size of a billable unit (M2)."""
 
@@ -193,6 +198,8 @@ class Operation(_Entry):
     result: str
     cause: str | None = None
     failed: tuple[str, ...] = ()
+    count: int | None = None
+    """Number of messages, if the operation had messages and does not name their ids; otherwise None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,10 +82,13 @@ def outcome_line(at: int, id_: str, ending: str) -> str:
     return f'{{"v":1,"kind":"outcome","at":{at},"id":"{id_}",{ending}}}\n'
 
 
-def operation_line(at: int, id_: str, prefix: str, ids: str, size: int, units: int, ending: str) -> str:
+def operation_line(
+    at: int, id_: str, prefix: str, ids: str, size: int, units: int, ending: str, count: int | None = None
+) -> str:
+    number = "" if count is None else f',"count":{count}'
     return (
         f'{{"v":1,"kind":"operation","at":{at},"id":"{id_}",{prefix},"ids":[{ids}],"bytes":{size},"units":{units},'
-        f"{ending}}}\n"
+        f"{ending}{number}}}\n"
     )
 
 
@@ -104,7 +107,8 @@ def encode_entry(entry: Entry) -> str:
         case Operation():
             prefix = operation_prefix(entry.stage, entry.namespace, entry.entity, entry.destination)
             ending = operation_ending(entry.seconds, entry.result, entry.cause, entry.failed)
-            return operation_line(entry.at, entry.id, prefix, quoted_ids(entry.ids), entry.bytes, entry.units, ending)
+            ids, size, units, count = quoted_ids(entry.ids), entry.bytes, entry.units, entry.count
+            return operation_line(entry.at, entry.id, prefix, ids, size, units, ending, count)
         case _:
             values = {name: getattr(entry, name) for name in _FIELDS[entry.kind]}
             given = {name: value for name, value in values.items() if value is not None}

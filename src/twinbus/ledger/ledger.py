@@ -140,6 +140,7 @@ class Ledger:
             result=result,
             cause=cause,
             failed=tuple(map(id_text, failed)),
+            count=None if ids or isinstance(size, int) else len(size) or None,
         )
         self._writer.put(operation)
         return operation.id

@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from twinbus.backlog import CREDENTIAL_REFUSED, backlog_queue_paths, failure_kind, primary_name
 from twinbus.errors import OptionError
-from twinbus.ledger import Ledger
+from twinbus.ledger import PAIRED, Fact, Ledger
 from twinbus.pairing import call_errors
 from twinbus.pairing.decide import rotation
 from twinbus.pairing.decide.backlog_watch import MessageDiverted, PeekPage
@@ -166,6 +166,21 @@ class PairState:
             lambda: self.backlog_watch.watch.queues,
         )
         _pair_states.add(self)
+        if self.ledger is not None:
+            self.ledger.state(PAIRED, self._cost_facts(), pair=self.name)
+
+    def _cost_facts(self) -> dict[str, Fact]:
+        """Return the options that the cost of a pair depends on (M4): spans in seconds."""
+        options = self.options
+        return {
+            "backlog_queues": options.backlog_queue_count,
+            "failover_interval": options.failover_interval.total_seconds(),
+            "ping_interval": options.ping_interval.total_seconds(),
+            "ping_jitter": options.ping_jitter,
+            "ping": options.ping,
+            "backlog_check_interval": options.backlog_check_interval.total_seconds(),
+            "tries": self._retries.total + 1,
+        }
 
     def withdraw(self) -> None:
         """Undo `begin`: the pairing failed, or the pair is closed."""

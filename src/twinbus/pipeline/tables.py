@@ -35,7 +35,7 @@ _ENTRY: Final = """at long, id string, writer string, role string, host string, 
 SCHEMAS: Final[Mapping[str, str]] = {
     OPERATIONS: """id string, whole boolean, at long, ended long, stage string, namespace string, entity string,
         destination string, ids array<string>, bytes long, units long, seconds double, result string, cause string,
-        failed array<string>, day date""",
+        failed array<string>, day date, count long""",
     PENDING: f"kind string, {_ENTRY}",
     ENTRIES: f"kind string, {_ENTRY}, day date",
     PROBLEMS: "file string, line long, cause string",

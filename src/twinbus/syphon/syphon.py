@@ -139,6 +139,7 @@ class Syphon:
         """
         context = self._context
         self.state = SyphonState.RUNNING
+        context.ledger.started({"poll": self.options.poll, "drain": self.options.drain})
         try:
             while not context.stopping and context.pump_error is None:
                 self._woken.clear()

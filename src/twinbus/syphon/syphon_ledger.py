@@ -11,10 +11,10 @@ the credit may stay granted for the next receive. Such credit is *used*: when it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from twinbus.ledger import OK, UNKNOWN, Ledger, Move, RunningOperation, Stage, result_of_failure
+from twinbus.ledger import OK, SYPHON_STARTED, UNKNOWN, Fact, Ledger, Move, RunningOperation, Stage, result_of_failure
 from twinbus.syphon.progress import ProgressCounter
 from twinbus.syphon.transport import (
     PEEK_PAGE_SIZE,
@@ -45,6 +45,11 @@ class SyphonLedger:
         self._ledger = ledger
         self._primary = primary
         self._secondary = secondary
+
+    def started(self, options: Mapping[str, Fact]) -> None:
+        """Record that a syphon starts, with those of its options that its cost depends on (M4)."""
+        if self._ledger is not None:
+            self._ledger.state(SYPHON_STARTED, options, pair=self._primary)
 
     def record(
         self,

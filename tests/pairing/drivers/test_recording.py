@@ -273,12 +273,16 @@ async def test_s11_every_event_of_a_pair_is_in_its_ledger(world: World, queue: s
     await world.do(pair.close)
     states = [entry for entry in read_ledger(tmp_path) if isinstance(entry, State)]
     assert Counter(state.event for state in states) == {
-        "failover_engaged": 1, "backlog_queue_left": 2, "backlog_queue_returned": 2, "restored": 1,
+        "paired": 1, "failover_engaged": 1, "backlog_queue_left": 2, "backlog_queue_returned": 2, "restored": 1,
         "faulted": 1, "closed": 1,
     }  # fmt: skip
     assert {state.pair for state in states} == {pair.options.primary_name}
     [engaged] = [state for state in states if state.event == "failover_engaged"]
     assert engaged.facts["entity"] == queue
+    [paired] = [state for state in states if state.event == "paired"]
+    assert paired.facts["backlog_queues"] == 2
+    assert paired.facts["ping_interval"] == pair.options.ping_interval.total_seconds()
+    assert paired.facts["failover_interval"] == pair.options.failover_interval.total_seconds()
     assert isinstance(list(read_ledger(tmp_path))[-1], Closed)
 
 

@@ -103,6 +103,7 @@ class SparkSyphon:
         self._counts = ProgressCounter(self._loop.time())
         self._ledger = Ledger(job.ledger, Role.SYPHON) if job.ledger is not None else None
         syphon_ledger = SyphonLedger(self._ledger, job.primary_name, job.secondary_name, self._counts)
+        self._syphon_ledger = syphon_ledger
         self._poller = BacklogPoller(
             job.secondary, syphon_ledger, self._message_arrived, poll=self.options.poll, timeout=job.timeout
         )
@@ -193,6 +194,7 @@ class SparkSyphon:
     async def run(self) -> Progress:
         """Run until `stop`. A drain also ends when every backlog queue was found empty, or when `patience` is over."""
         self.state = SyphonState.RUNNING
+        self._syphon_ledger.started({"poll": self.options.poll, "drain": self.options.drain})
         query = await asyncio.to_thread(self._start_query)
         self._moved_at = self._loop.time()
         ended = asyncio.ensure_future(asyncio.to_thread(query.awaitTermination))
