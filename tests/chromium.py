@@ -36,7 +36,7 @@ def command(profile: Path, *options: str) -> list[str]:
 
 @contextmanager
 def opened(url: str, profile: Path, *options: str) -> Iterator[None]:
-    """The browser with this page open; it ends with the block."""
+    """Open this page in the browser. The browser ends with the block."""
     with (profile.parent / "chromium.log").open("wb") as log:
         process = subprocess.Popen(
             [*command(profile, *options), url],

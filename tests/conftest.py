@@ -1,6 +1,6 @@
 """Hypothesis profiles, the tiers of the tests, and the order in which tests run.
 
-Profiles: `ci` repeats itself exactly, `explore` looks for something new (HYPOTHESIS_PROFILE=explore).
+Profiles: `ci` always generates the same inputs, `explore` new inputs in each run (HYPOTHESIS_PROFILE=explore).
 """
 
 import os

@@ -19,7 +19,7 @@ def only(kind: type[E], events: Iterable[ConnectionEvent]) -> list[E]:
 
 
 class Joined:
-    """`exchange` carries bytes both ways until neither core has anything to say."""
+    """`exchange` carries bytes in both directions until neither core has bytes to send."""
 
     def __init__(self, client: Connection | None = None, server: Connection | None = None) -> None:
         self.client = client or Connection.client("client", "host")
@@ -29,7 +29,7 @@ class Joined:
         self.to_client: list[bytes] = []
 
     def exchange(self, chunks: Random | None = None) -> tuple[list[ConnectionEvent], list[ConnectionEvent]]:
-        """What the client and what the server reported. `chunks` cuts the streams at random places."""
+        """Return the events of the client and of the server. `chunks` cuts the streams at random places."""
         at_client: list[ConnectionEvent] = []
         at_server: list[ConnectionEvent] = []
         while True:
@@ -44,13 +44,13 @@ class Joined:
                 at_client += self.client.receive(piece, self.now)
 
     def begin(self) -> tuple[Session, Session]:
-        """The client's session and the server's."""
+        """Begin a session. Returns the client's and the server's object for it."""
         ours = self.client.begin()
         _, at_server = self.exchange()
         return ours, only(SessionBegun, at_server)[-1].session
 
     def sender(self, session: Session, credit: int = 100, **options: Any) -> tuple[Link, Link]:
-        """A link the client sends on; `options` go into the server's accept."""
+        """Attach a link on which the client sends. `options` are passed to the server's accept."""
         link = session.attach(f"to-{len(session.links)}", SENDER, source=Source("here"), target=Target("queue"))
         _, at_server = self.exchange()
         theirs = only(LinkAttached, at_server)[0].link
@@ -60,7 +60,7 @@ class Joined:
         return link, theirs
 
     def receiver(self, session: Session, credit: int = 100, **options: Any) -> tuple[Link, Link]:
-        """A link the client receives on."""
+        """Attach a link on which the client receives."""
         link = session.attach(
             f"from-{len(session.links)}", RECEIVER, source=Source("queue"), target=Target("here"), **options
         )

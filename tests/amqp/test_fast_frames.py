@@ -75,7 +75,7 @@ flows = st.builds(
 
 
 def _plain(raw: bytes) -> Any:
-    """What the connection makes of a frame body that the plain decoder reads."""
+    """Return the fields of a frame body, read by the plain decoder."""
     performative, end = decode_described(raw, 0)
     if isinstance(performative, Transfer):
         return transfer_fields(performative, end)

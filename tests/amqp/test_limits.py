@@ -170,7 +170,7 @@ def test_x1_a_connection_without_an_accepted_token_ends_in_time() -> None:
     made = Connection.server("s", bare_allowed=True, limits=AFTER, limits_before=limits)
     made.receive(AMQP_HEADER + performative_frame(0, Open("c")), 100.0)
     assert made.next_timer() == 130.0
-    made.receive(b"\x00\x00\x00\x08\x02\x00\x00\x00", 125.0)  # heartbeats do not put it off
+    made.receive(b"\x00\x00\x00\x08\x02\x00\x00\x00", 125.0)  # heartbeats do not delay the end
     assert made.handle_timer(129.9) == []
     assert ended(made.handle_timer(130.0)) == (
         Condition.CONNECTION_FORCED,

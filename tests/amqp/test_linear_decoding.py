@@ -1,4 +1,4 @@
-"""Decoding takes time linear in the bytes, whatever a peer chose as the keys of a map and wherever the map stands."""
+"""Decoding takes time linear in the bytes, for any keys of a map and for a map at any place of a frame."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ def comparisons(call: Callable[[], object]) -> int:
 
 
 def read_everything(raw: bytes) -> None:
-    """Reads every section; one that cannot be read is passed over."""
+    """Reads every section; skips a section that cannot be read."""
     sections = split_sections(raw)
     names = "delivery_annotations", "message_annotations", "application_properties", "footer", "value", "sequences"
     for name in names:

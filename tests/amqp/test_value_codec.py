@@ -98,7 +98,7 @@ TABLE: list[tuple[Any, str]] = [
 
 
 def types_of(value: Any) -> Any:
-    """The shape of a value: what `==` does not tell apart."""
+    """Return the types of a value and of the values inside it: `==` does not compare types."""
     if isinstance(value, Described):
         return Described, types_of(value.descriptor), types_of(value.value)
     if isinstance(value, Array):

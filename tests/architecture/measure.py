@@ -1,4 +1,4 @@
-"""Figures of the house: how many files there are, how they hang together, and how far one message travels through them.
+"""Figures of the source code: files, imports between them, and how many functions and modules one message uses.
 
 Run: python -m tests.architecture.measure [--static]
 
@@ -240,7 +240,7 @@ class Trace:
             self._calls[threading.get_ident()].append((file, frame.f_code.co_qualname))
 
     def without(self, question: Callable[[], bool]) -> bool:
-        """Return the answer to a question that is no part of what is traced."""
+        """Return the result of a call, and leave this call out of the trace."""
         recording, self.recording = self.recording, False
         try:
             return question()
@@ -303,7 +303,7 @@ def trace_sends(trace: Trace, primary: str, secondary: str) -> str:
 
 
 async def trace_syphon(trace: Trace, primary: str, secondary: str, queue: str) -> None:
-    """Let a running syphon move what is there, divert one message more, and trace how that one moves."""
+    """Let a syphon empty the backlog, divert one more message, and trace how the syphon moves this message."""
     from azure.servicebus import ServiceBusMessage  # noqa: PLC0415
 
     from tests.syphon.fixed_queues import FixedQueues  # noqa: PLC0415

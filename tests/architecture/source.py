@@ -39,7 +39,7 @@ def sources(folder: Path) -> list[Source]:
 
 
 def names_of_tests(source: Source) -> set[str]:
-    """The names pytest would find in a file: `test_x`, `TestY::test_x`."""
+    """Return the names of the tests that pytest finds in a file: `test_x`, `TestY::test_x`."""
     found: set[str] = set()
     for node in source.tree.body:
         if isinstance(node, Function):

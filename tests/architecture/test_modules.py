@@ -1,4 +1,4 @@
-"""How a module of the product looks: it introduces itself, under a name that means something."""
+"""Rules for every module of the product: it has a docstring, and a name that says what it contains."""
 
 import ast
 import re

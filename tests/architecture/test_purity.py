@@ -1,4 +1,4 @@
-"""Pure parts take time, chance and ids as arguments: what the import contract cannot see, and that it sees them all."""
+"""Pure parts take time, chance and ids as arguments. Checks what the import contract cannot check."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ import pytest
 
 from .source import PACKAGE, ROOT, Source, bindings, full_name, sources
 
-# Parts that are still to come stand here already: the day one exists it is held to this.
+# Parts that do not exist yet are listed too, so that they are checked from their first day.
 PURE = (
     "amqp",
     "values",

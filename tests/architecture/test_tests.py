@@ -1,4 +1,4 @@
-"""What the tests themselves must keep to."""
+"""Rules for the tests themselves."""
 
 import ast
 
@@ -11,7 +11,7 @@ CALLS = ("pytest.skip", "pytest.xfail")
 
 
 def unreasoned_skips(tree: ast.AST) -> list[str]:
-    """A mark wants `reason=`, so one that is not even called has none; a call of pytest.skip wants its text."""
+    """Return the skips without a reason: a mark without `reason=`, or a call of pytest.skip without a text."""
     bound = bindings(tree)
     calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     found = []

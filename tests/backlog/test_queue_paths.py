@@ -1,4 +1,4 @@
-"""Paths of backlog queues, and the one spelling of an endpoint (P3, P4)."""
+"""Paths of backlog queues, and the normalized spelling of an endpoint (P3, P4)."""
 
 from __future__ import annotations
 

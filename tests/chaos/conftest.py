@@ -1,4 +1,4 @@
-"""How many seeds, and from which on."""
+"""Options of the chaos tests: how many seeds to run, and the first seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
-        # Where all tests run, this file is read too late for its options: then the defaults hold.
+        # When the whole suite runs, pytest reads this file too late for its options: use the defaults.
         start = metafunc.config.getoption("start", 0)
         seeds = metafunc.config.getoption("seeds", SEEDS)
         metafunc.parametrize("seed", range(start, start + seeds))

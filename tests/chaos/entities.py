@@ -20,7 +20,7 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
 SESSION_IDS: Final = tuple(f"session-{number}" for number in range(4))
 QUEUES: Final = tuple(f"{PRIMARY}/x-servicebus-transfer/{index}" for index in range(2))
 LOCK_SECONDS: Final = 5.0
-"""Of the backlog queues: the shortest that Service Bus allows."""
+"""Lock duration of the backlog queues: the shortest that Service Bus allows."""
 LONG: Final = "PT5M"
 
 _PRIMARY_ENTITIES: Final[dict[str, Any]] = {

@@ -23,5 +23,5 @@ class EventLog:
 def read(path: Path) -> list[list[Any]]:
     if not path.exists():
         return []
-    # The last line of a process that was killed may be torn.
+    # The last line of a process that was killed may be incomplete.
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]

@@ -1,8 +1,8 @@
 """Accounts of every message of one run: reported safe, tried to deliver, received. `wrong` lists every violation.
 
 A message that arrives twice needs an explanation: a try that was never acknowledged, or a syphon that was killed or
-lost a lock between delivery and completion. This module knows neither clients nor servers. The ledger is one more
-witness, and it may be contradicted.
+lost a lock between delivery and completion. This module uses neither clients nor servers. It compares the ledger with
+these accounts, and reports where the ledger differs.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from tests.chaos.entities import PLACES, PRIMARY, WATCHFUL
 from twinbus.ledger import OK, UNKNOWN, Balance, Entry, Intent, MessageKey, Operation, Outcome, Stage
 
 Told = tuple[str, Sequence[str]]
-"""What a syphon's log says: an event and the ids it is about."""
+"""A line of a syphon's log: an event, and the ids of its messages."""
 _SENDS = frozenset({Stage.SEND_PRIMARY, Stage.SEND_BACKLOG})
 
 
 @dataclass(slots=True)
 class _MessageAccount:
-    """One message id. `sure` and `perhaps`: deliveries to the primary that were acknowledged, and that were not."""
+    """One message id. `sure`: deliveries that the primary acknowledged. `perhaps`: deliveries without an answer."""
 
     destination: str
     safe: int = 0
     sure: int = 0
     perhaps: int = 0
     explained: Counter[str] = field(default_factory=Counter)
-    """Why it may have been sent once more."""
+    """Reasons why the message may have been sent once more."""
     received: Counter[str] = field(default_factory=Counter)
 
 
 class MessageAccounts:
-    """`wrong` is what must not be; `figures` tells how much was met."""
+    """The accounts of one run. `wrong` lists violations; `figures` counts what happened in the run."""
 
     def __init__(self) -> None:
         self.wrong: list[str] = []
@@ -44,18 +44,18 @@ class MessageAccounts:
     # --- what happened -----------------------------------------------------------------------------------------------
 
     def asked(self, destination: str, ids: Iterable[str]) -> None:
-        """A sender is about to send them, for the first time or again."""
+        """Record that a sender is about to send these messages, for the first time or again."""
         for name in ids:
             self._letters.setdefault(name, _MessageAccount(destination))
 
     def safe(self, ids: Iterable[str]) -> None:
-        """The caller was told so."""
+        """Record that the send of these messages returned without an error."""
         for name in ids:
             self._letters[name].safe += 1
             self.figures["safe"] += 1
 
     def clients_ledger(self, entries: Iterable[Entry]) -> None:
-        """The senders' own tries, as their ledgers have them: they ended in order, so that each has an outcome."""
+        """Record the tries in the ledgers of the senders. The senders were not killed, so every try has an outcome."""
         begun: dict[str, Intent] = {}
         ended: dict[str, Outcome] = {}
         for entry in entries:
@@ -89,7 +89,7 @@ class MessageAccounts:
                 self._explain(letter, f"{intent.stage} was not acknowledged")
 
     def life(self, told: Iterable[Told], *, killed: bool) -> None:
-        """One syphon from its start to its end, by its own log."""
+        """Record what one syphon did from its start to its end, from its log."""
         sending: Counter[str] = Counter()
         confirmed: Counter[str] = Counter()
         for event, ids in told:
@@ -126,7 +126,7 @@ class MessageAccounts:
         self._left(sending, confirmed, killed=killed)
 
     def _left(self, sending: Counter[str], confirmed: Counter[str], *, killed: bool) -> None:
-        """Deliveries that a syphon had begun and not finished when it ended."""
+        """Record the deliveries that a syphon had begun and not finished when it ended."""
         for name in (+sending + +confirmed).elements():
             if killed:
                 self._explain(self._letters[name], "a syphon was killed")
@@ -141,7 +141,7 @@ class MessageAccounts:
         self.figures[f"explained: {why}"] += 1
 
     def received(self, place: str, name: str, fault: str | None = None) -> None:
-        """At the end, by whoever reads there. `fault`: how it differs from what was sent."""
+        """Record a message that the test received at the end. `fault`: how it differs from the sent message."""
         letter = self._letters.get(name)
         self.figures[f"received from {place}"] += 1
         if letter is None or place not in PLACES[letter.destination]:
@@ -155,7 +155,7 @@ class MessageAccounts:
 
     @property
     def lost(self) -> list[str]:
-        """Reported safe, and not received everywhere it belongs."""
+        """Return the messages that were reported safe but are missing from one of their destinations."""
         return [
             name
             for name, letter in self._letters.items()
@@ -185,7 +185,7 @@ class MessageAccounts:
             self.wrong.append(f"{name}: acknowledged by the primary {letter.sure} times, received {copies} times")
 
     def judge_ledger(self, found: Balance) -> None:
-        """Whether the balance of all ledgers of the run says what is so. Writers that were killed may have less."""
+        """Compare the balance of all ledgers of the run with the accounts. Ledgers of killed writers may have less."""
         self.wrong += [f"ledger: {message.id} is lost" for message in found.lost]
         safe = {self._message(name) for name, letter in self._letters.items() if letter.safe}
         self.wrong += [

@@ -1,6 +1,6 @@
-"""What happens in a run, decided by its seed: the outage, other trouble, and where syphons are killed or frozen.
+"""The plan of a run, made from its seed: the outage, another fault, and where syphons are killed or frozen.
 
-The first twenty seeds cover every outage, every trouble and every point where a syphon can be stopped.
+The first twenty seeds cover every outage, every other fault and every step at which a syphon can be stopped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from twinbus.syphon import MoveStep
 
 
 class Outage(Enum):
-    """Of the primary."""
+    """How the primary fails."""
 
     KILL = "killed and restarted"
     BLACK_HOLE = "black-holed"
@@ -35,7 +35,7 @@ class Trouble(Enum):
     PRIMARY_AGAIN = "the primary is killed again while the backlog is brought home"
 
 
-# Where a lock that ends meanwhile makes the difference.
+# Steps at which it matters that the lock ends while the syphon is frozen.
 _FREEZES: Final = (
     MoveStep.RECEIVED.value,
     MoveStep.INTENDED.value,
@@ -51,14 +51,14 @@ class OutagePlan:
     seed: int
     outage: Outage
     seconds: float
-    """Of the outage."""
+    """Duration of the outage."""
     trouble: Trouble
     senders: tuple[str, ...]
-    """Of which kinds, each in a process of its own."""
+    """The kinds of senders, each in its own process."""
     fates: tuple[tuple[StopPoint, ...], ...]
-    """Of each syphon, life by life."""
+    """For each syphon, where each of its lives ends."""
     struck: bool
-    """The first syphon is killed once more, at no place in particular."""
+    """Whether the first syphon is killed once more, at a random instant."""
 
     @property
     def text(self) -> str:
@@ -76,7 +76,7 @@ def outage_plan(seed: int) -> OutagePlan:
     first += [StopPoint(rng.choice(FATAL), rng.choice(_TIMES)) for _ in range(rng.choice((0, 0, 1)))]
     fates = [tuple(first)]
     if seed % 4 == 3:
-        # The other one has what the frozen one holds, once the locks are over.
+        # When the locks have ended, the other syphon receives the messages that the frozen syphon holds.
         fates.append((StopPoint(rng.choice(_FREEZES), rng.choice(_TIMES), signal.SIGSTOP),))
     elif rng.random() < 0.5:
         fates.append(tuple(StopPoint(rng.choice(FATAL), rng.choice(_TIMES)) for _ in range(rng.randrange(2))))
@@ -84,7 +84,7 @@ def outage_plan(seed: int) -> OutagePlan:
     return OutagePlan(
         seed=seed,
         outage=outage,
-        # Silence is noticed only after the time-out of a try; then there has to be something left of it.
+        # Senders notice silence only after the timeout of a try, so the outage must be longer than this timeout.
         seconds=rng.uniform(0.6, 1.2) if outage is Outage.KILL else rng.uniform(1.8, 2.4),
         trouble=list(Trouble)[seed % len(Trouble)],
         senders=(THREADS, TASKS) if seed % 5 == 4 else (THREADS if rng.random() < 0.5 else TASKS,),

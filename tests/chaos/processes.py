@@ -1,4 +1,4 @@
-"""The processes of one run: senders, and syphons that die and are replaced.
+"""The processes of one run: senders, and syphons that are killed and started again.
 
 They are forked from a server that has imported everything, so that a process starts within milliseconds.
 """
@@ -36,7 +36,7 @@ def started(context: ForkServerContext, target: Callable[[Any], None], work: Any
 
 
 def ended(process: ForkServerProcess, seconds: float = END_SECONDS) -> int:
-    """Its exit code; killed, and an error, where it does not end."""
+    """Return the exit code. If the process does not end, kill it and raise an error."""
     process.join(seconds)
     code = process.exitcode
     if code is None:
@@ -64,7 +64,7 @@ class SyphonLife:
 
 @dataclass(slots=True)
 class SyphonSlot:
-    """One of the syphons at work: its lives, one after the other, each with a fate until there are no more."""
+    """One syphon, which runs several times (lives). Each life ends at its stop point, until no stop point is left."""
 
     name: str
     make: Callable[[str, StopPoint], Syphoning]
@@ -73,13 +73,13 @@ class SyphonSlot:
 
 
 class SyphonProcesses:
-    """`tend` it again and again: what died is followed by its next life, what froze is thawed after its locks ended."""
+    """Call `tend` repeatedly: it starts the next life of a killed syphon, and resumes a frozen one after its locks."""
 
     def __init__(self, context: ForkServerContext, members: list[SyphonSlot]) -> None:
         self._context = context
         self._members = members
         self.over: list[tuple[SyphonLife, int]] = []
-        """Lives that ended, and their exit codes."""
+        """The lives that have ended, with their exit codes."""
 
     def start(self) -> None:
         for member in self._members:
@@ -100,7 +100,7 @@ class SyphonProcesses:
 
     @property
     def struck(self) -> bool:
-        """Every fate was met."""
+        """Whether every stop point was reached."""
         lasts = [member.lives[-1] for member in self._members]
         return not any(member.fates for member in self._members) and all(
             life.work.fate.place is None or life.frozen_at is not None for life in lasts
@@ -111,7 +111,7 @@ class SyphonProcesses:
         return all(life.frozen_at is None or life.thawed for life in (member.lives[-1] for member in self._members))
 
     def strike(self) -> None:
-        """Kill -9 the first of them, wherever it is just now. Its fate waits for its next life."""
+        """Kill the first syphon with -9 at its present step. Its next life gets the same stop point."""
         self.tend()
         member = self._members[0]
         life = member.lives[-1]
@@ -121,7 +121,7 @@ class SyphonProcesses:
         life.process.join()
 
     def stop(self) -> None:
-        """In order: they finish what is in flight."""
+        """Stop the syphons with SIGTERM: they finish what is in flight."""
         for member in self._members:
             self._signal(member.lives[-1], signal.SIGCONT)
             self._signal(member.lives[-1], signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""One run: two namespaces, paired senders, syphons, and the outages of a plan; then receive everything and judge.
+"""One run: two namespaces, paired senders, syphons, and the outages of a plan. At the end, checks every message.
 
 `outage_plan` decides what happens. `message_accounts` decides what must hold.
 """
@@ -35,13 +35,13 @@ _BEGIN_SECONDS: Final = 90.0
 _DRAIN_SECONDS: Final = 60.0
 _STRIKE_SECONDS: Final = 1.5
 _WAVES: Final = 8
-"""Outages, until every fate has struck: what was left to bring home may have been too little."""
+"""The most outages until every stop point is reached: a backlog may be too small to reach all of them."""
 _SETTLE_SECONDS: Final = 1.3
-"""After an outage: until a ping has brought the entities back, and some sends more."""
+"""Seconds after an outage: until pings have restored the entities, and for some more sends."""
 
 
 class ChaosNamespaces:
-    """The two servers, for one run after the other. After one that failed they are made anew."""
+    """The two servers of all runs. After a run that failed, new servers are started."""
 
     def __init__(self) -> None:
         self.used = False
@@ -74,7 +74,7 @@ class ChaosNamespaces:
 
 
 class ChaosRun:
-    """`ChaosRun(ground, story, folder).live()`; then `books` has what came of it."""
+    """One run: `ChaosRun(ground, story, folder).live()`. After that, `books` has the accounts of the run."""
 
     def __init__(self, ground: ChaosNamespaces, story: OutagePlan, folder: Path, *, variant: str | None = None) -> None:
         self.books = MessageAccounts()
@@ -205,7 +205,7 @@ class ChaosRun:
     # --- what came of it ---------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """By a syphon that nothing happens to."""
+        """Drain the backlog with a syphon that is not killed."""
         process = started(self._context, syphoning.run, self._last)
         assert ended(process, _DRAIN_SECONDS) == 0, f"the last syphon ended with {process.exitcode}"
 
@@ -229,7 +229,7 @@ class ChaosRun:
         self._check_ledger()
 
     def _check_ledger(self) -> None:
-        """What `twinbus ledger check` says, which the balance says by id."""
+        """Check that `twinbus ledger check` prints the sums of the balance."""
         found = balance(read_ledger(self._ledgers))
         self.books.judge_ledger(found)
         answer = CliRunner().invoke(app, ["ledger", "check", str(self._ledgers), "--json"])

@@ -1,6 +1,6 @@
-"""Paired senders at full rate, in a process of their own. Each message is logged before it is sent and once it is safe.
+"""Paired senders at full rate, in their own process. Each message is logged before its send and after a safe send.
 
-A message that is not safe is sent again under its id. Nothing is judged here.
+A message whose send failed is sent again with the same id. This module checks nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from twinbus import PartialSendError, SendAvailabilityOptions
 
 THREADS, TASKS = "threads", "tasks"
 _PAUSE_SECONDS: Final = 0.05
-"""Before what failed is sent again."""
+"""Seconds before a failed message is sent again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What the process is told."""
+    """The arguments of the process."""
 
     primary: str
     secondary: str
@@ -56,7 +56,7 @@ class Sending:
 
 
 class MessageSource:
-    """What goes to one destination: `take`, send it, and `sent` or `failed`."""
+    """The messages for one destination: `take` one, send it, then call `sent` or `failed`."""
 
     def __init__(self, work: Sending, destination: str, log: EventLog) -> None:
         self.destination = destination
@@ -103,7 +103,7 @@ def message_sources(work: Sending) -> Sequence[MessageSource]:
 
 
 def run_threads(work: Sending) -> None:
-    """Until SIGTERM."""
+    """Send until SIGTERM."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     with twinbus.pair_connection_strings(work.primary, work.secondary, options=work.options) as pair:
@@ -136,7 +136,7 @@ def run_tasks(work: Sending) -> None:
 
 
 async def _run_tasks(work: Sending) -> None:
-    """Until SIGTERM."""
+    """Send until SIGTERM."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     async with (

@@ -52,14 +52,14 @@ FATAL: Final = (
     MoveStep.PUT_ASIDE.value,
     RECALLED,
 )
-"""Every place where a syphon can be struck."""
-# Long enough for the request to leave; whether the answer has come by then, nobody knows.
+"""Every step at which a syphon can be killed or frozen."""
+# Seconds: long enough for the request to be sent. The answer may or may not have arrived by then.
 _UNDER_WAY_SECONDS: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class StopPoint:
-    """The signal strikes at a place, when it is reached so many times; a place of None is never reached."""
+    """When to send a signal: at the n-th time that the syphon reaches a step. A step of None is never reached."""
 
     place: str | None = None
     times: int = 1
@@ -68,7 +68,7 @@ class StopPoint:
 
 @dataclass(frozen=True, slots=True)
 class Syphoning:
-    """What the process is told."""
+    """The arguments of the process."""
 
     primary: str
     secondary: str
@@ -80,7 +80,7 @@ class Syphoning:
 
 
 class StepLog:
-    """Tells, and strikes."""
+    """Logs each step of the syphon, and sends the signal at the stop point."""
 
     def __init__(self, log: EventLog, fate: StopPoint) -> None:
         self._log = log
@@ -217,7 +217,7 @@ class WatchedBacklog:
 
 
 def completes_first() -> AbstractContextManager[Any]:
-    """Y3 the wrong way round."""
+    """A bug: completes a message before it is sent, which violates Y3."""
     right = Mover._send
 
     async def send(self: Mover, load: Any, shipment: Any, retried: bool) -> None:

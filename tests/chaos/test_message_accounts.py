@@ -1,4 +1,4 @@
-"""The accounts find every kind of failure that they are kept for, and find nothing in a good history."""
+"""The accounts find every kind of failure, and report nothing for a correct history."""
 
 from __future__ import annotations
 

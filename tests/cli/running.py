@@ -1,4 +1,4 @@
-"""The command line as its users have it: a process with arguments, output and an exit code."""
+"""Runs the command line as users do: as a process with arguments, output and an exit code."""
 
 import json
 import os
@@ -18,7 +18,7 @@ PATIENCE = 30.0
 
 
 def environment(**more: str) -> dict[str, str]:
-    # A wide terminal: what a test looks for is not to be broken into two lines.
+    # A wide terminal, so that no text that a test looks for is broken into two lines.
     return {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "200", "NO_COLOR": "1", **more}
 
 

@@ -1,4 +1,4 @@
-"""Two namespaces with a backlog to move, as the verbs about it find them."""
+"""Two namespaces with a backlog, for tests of the verbs `syphon` and `deadletter`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def invoke(*arguments: str, **environment: str) -> Result:
 
 
 class Backlog:
-    """Backlog queues and a destination of its own."""
+    """The backlog queues and the destination of one test."""
 
     def __init__(self, namespaces: LocalNamespaces, count: int = 2) -> None:
         number = next(_numbers)
@@ -59,7 +59,7 @@ class Backlog:
 
     @property
     def weaker(self) -> dict[str, str]:
-        """With a key that may not list the secondary's queues."""
+        """Use a key that has no right to list the secondary's queues."""
         weak = self._secondary.replace("=all;", "=app;").replace("key-of-all", "key-of-app")
         return {**self.environment, "TWINBUS_SECONDARY_CONNECTION_STRING": weak}
 
@@ -71,7 +71,7 @@ class Backlog:
         properties: Mapping[str, object] | None = None,
         **sections: Any,
     ) -> None:
-        """`path`: empty for the destination, None for none at all."""
+        """Divert messages. `path` is their destination: "" for this test's destination, None for no destination."""
         where = {} if path is None else {PATH_PROPERTY: path or self.destination}
         raws = [
             build_message(
@@ -84,7 +84,7 @@ class Backlog:
         self._on(self._secondary, lambda bus: _send(bus, self.queues[queue], raws))
 
     def dead_letter(self, *ids: str, reason: str = "NoDestination", description: str = "why", queue: int = 0) -> None:
-        """Of those in the queue."""
+        """Dead-letter messages of the queue."""
         self._on(self._secondary, lambda bus: _dead_letter(bus, self.queues[queue], ids, reason, description))
 
     def arrived(self, path: str | None = None) -> list[ReceivedMessage]:

@@ -1,4 +1,4 @@
-"""`twinbus cost forecast|prices` as their users have them. `cost actual` is in tests/pipeline."""
+"""`twinbus cost forecast|prices`, run as a user runs them. `cost actual` is in tests/pipeline."""
 
 import json
 from decimal import Decimal

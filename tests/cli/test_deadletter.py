@@ -1,4 +1,4 @@
-"""`twinbus deadletter` as an operator has it (Y6)."""
+"""`twinbus deadletter`, run as an operator runs it (Y6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`twinbus demo` as its users have it: proof where all is well, a loud end where it is not, and nothing left behind."""
+"""`twinbus demo`, run as a user runs it: its verdict, its errors, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from twinbus.cli.demo.snapshot import EntitySnapshot, FlowCounts, SecondCounts, 
 from twinbus.cli.demo.verdict import judge
 from twinbus.connect import connect
 
-pytestmark = pytest.mark.timeout(900)  # where others are at work, Spark takes its time
+pytestmark = pytest.mark.timeout(900)  # Spark is slow on a busy machine
 PATIENCE = 800.0
 ESCAPE = "\x1b"
 CLEAN = {"accepted": 4, "delivered": 4, "in_backlog": 0, "dead_lettered": 0, "unknown": 0, "lost": 0, "duplicated": 0}
@@ -62,7 +62,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def living_in(folder: Path) -> list[str]:
-    """Processes whose working directory is there, even if that is gone."""
+    """Return the processes whose working directory is this folder, even if the folder was removed."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -127,7 +127,7 @@ def test_a_message_that_vanishes_from_the_backlog_fails_the_demo_by_its_id(tmp_p
 
 @pytest.mark.thorough
 def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
-    """While Spark is starting, which is when there is most to end."""
+    """Ctrl-C while Spark is starting: at this time the most processes run."""
     with started(TMPDIR=str(tmp_path)) as demo:
         assert demo.stdout is not None
         while not (line := demo.stdout.readline()).startswith("$ kill -9"):
@@ -214,7 +214,7 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
 
 
 def kept() -> Records:
-    """One message for every place, received there."""
+    """Return records with one message for every place, received there."""
     made = Records(diverted=1)
     for number, place in enumerate(made.accepted):
         made.accepted[place].add("one")

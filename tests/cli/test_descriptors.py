@@ -1,4 +1,4 @@
-"""A server without file descriptors: who is connected goes on, who comes is refused, and that is logged once (X1)."""
+"""A server without free file descriptors serves open connections, refuses new ones, and logs this once (X1)."""
 
 import http.client
 import re
@@ -27,7 +27,7 @@ def server(tmp_path: Path) -> Iterator[Serving]:
 
 
 class Refusals:
-    """How often descriptors ran out, asked on one connection that is kept open."""
+    """Reads from the metrics how often descriptors ran out, on one connection that stays open."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
@@ -39,7 +39,7 @@ class Refusals:
         return float(found[1]) if found else 0.0
 
     def more_than(self, count: float) -> float:
-        """Asks until there are more."""
+        """Read the metrics until there are more refusals than this."""
         while (found := self.count()) <= count:
             pass
         return found
@@ -47,7 +47,7 @@ class Refusals:
 
 @contextmanager
 def sending(server: Serving) -> Iterator[Callable[[], None]]:
-    """The official SDK on a connection that is open."""
+    """Yield a sender of the official SDK on an open connection."""
     string = server.namespaces["one"]["connection_string"]
     with (
         ServiceBusClient.from_connection_string(string, retry_total=0) as client,
@@ -66,7 +66,7 @@ def in_use(server: Serving) -> int:
 
 
 def logged(server: Serving) -> int:
-    """How often the end of descriptors was logged, once the server has ended well."""
+    """Stop the server, and return how often it logged that descriptors ran out."""
     server.signal(signal.SIGTERM)
     code, stderr = server.end()
     assert code == 0

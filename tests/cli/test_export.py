@@ -1,4 +1,4 @@
-"""`twinbus export`: what it writes, a namespace can be served from, and is the same again."""
+"""`twinbus export`: a namespace can be served from the exported file, and its export is the same file again."""
 
 import json
 from collections.abc import Iterator
@@ -94,7 +94,7 @@ def test_what_is_exported_is_told_and_what_is_not_is_named(server: Serving) -> N
 def test_an_export_is_served_again_and_exports_the_same(server: Serving, tmp_path: Path) -> None:
     file = tmp_path / "Config.json"
     assert run("export", "-c", connection(server), "--output", str(file)).returncode == 0
-    # Without its parameter the rule by text cannot be told: here it is given a constant.
+    # The format has no parameters of a rule, so the rule has a constant here.
     file.write_text(file.read_text().replace("@wanted", "'red'"))
     with serving("--json", "--memory", "--config", str(file), "--namespace", "one=0") as again:
         done = run("export", "-c", connection(again))

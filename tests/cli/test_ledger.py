@@ -1,4 +1,4 @@
-"""`twinbus ledger check` as its users have it."""
+"""`twinbus ledger check`, run as a user runs it."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""`twinbus provision`, `doctor` and `drill` as an operator has them.
+"""`twinbus provision`, `doctor` and `drill`, run as an operator runs them.
 
-Once as a process; the rest in this one, where the SDK is imported once for all.
+One test starts a process; the others run the verbs in the test's own process, which imports the SDK only once.
 """
 
 import itertools
@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture
 def strings(server: Serving) -> dict[str, str]:
-    """In the environment, where no option is needed; each test has a primary's name of its own."""
+    """Return the connection strings as environment variables. Each test has its own primary name."""
     return {
         "TWINBUS_PRIMARY_CONNECTION_STRING": str(server.namespaces["primary"]["connection_string"]),
         "TWINBUS_SECONDARY_CONNECTION_STRING": str(server.namespaces["secondary"]["connection_string"]),

@@ -1,4 +1,4 @@
-"""`twinbus serve` from outside: what it prints, how it ends, what it refuses."""
+"""`twinbus serve` as a process: what it prints, how it ends, what it refuses."""
 
 import json
 import resource
@@ -202,7 +202,7 @@ def test_a_file_with_a_rule_that_cannot_be_taken_starts_nothing(tmp_path: Path) 
 
 def test_a_second_signal_ends_at_once() -> None:
     with serving("--memory", "--json", "--namespace", "one=0") as server:
-        # Both wait until it goes on: the second finds the first not yet carried out.
+        # Both signals wait until the process continues: the second arrives before the first was handled.
         server.signal(signal.SIGSTOP)
         server.signal(signal.SIGTERM)
         server.signal(signal.SIGINT)
@@ -213,7 +213,7 @@ def test_a_second_signal_ends_at_once() -> None:
 
 def test_a_namespace_that_cannot_go_on_ends_the_server_with_what_to_do(tmp_path: Path) -> None:
     with serving("--json", "--data", str(tmp_path / "x"), "--namespace", "one=0") as server:
-        # From here on no file of that process can grow: the disk is full.
+        # From here on no file of that process can grow, as on a full disk.
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (1, 1))
         with (
             admin(server, "one") as client,

@@ -1,4 +1,4 @@
-"""`twinbus syphon` as an operator has it. Once as a process; the rest in this one, where imports are paid once."""
+"""`twinbus syphon`, run as an operator runs it: once as a process, otherwise in the test's own process."""
 
 from __future__ import annotations
 
@@ -169,13 +169,13 @@ def test_the_paragraphs_of_the_help_are_not_broken_but_by_the_terminal() -> None
 
 
 class Running:
-    """A `twinbus syphon --json` in a process of its own."""
+    """A running `twinbus syphon --json` in its own process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
     def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """What it told first that holds."""
+        """Return the first JSON object that the process prints for which the condition holds."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             told: dict[str, Any] = json.loads(line)

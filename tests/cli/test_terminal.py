@@ -1,4 +1,4 @@
-"""X3: nothing that others wrote controls a terminal, whichever verb shows it: on a pseudo-terminal and in a pipe."""
+"""X3: text of other programs controls no terminal, in the output of any verb: on a pseudo-terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from twinbus.printable import printable
 from twinbus.testing import LocalNamespaces
 
 TITLE, CLEAR, HUE, C1_HUE = "\x1b]0;pwned\x07", "\x1b[2J", "\x1b[38;5;201m", "\x9b38;5;201m"
-# Nothing is broken into two lines.
+# Wide enough that no line is broken into two.
 WIDE = 2000
 HOSTILE = f"a{TITLE}{CLEAR}{HUE}{C1_HUE}\u202eb\u2066\x7f\r\x08[red]c[/] :bug: \u2028d"
-# What Rich writes of its own: styles by their names, and moving the cursor of a table that is redrawn.
+# Escape sequences that Rich itself writes: styles, and moves of the cursor for a table that is redrawn.
 _OWN = re.compile(r"\x1b\[(?:0|1|2|3|4|[34][0-7]|9[0-7]|;)*m|\x1b\[(?:\?25[lh]|1A|2K|\d+A)")
 _CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def controls(shown: str) -> list[str]:
-    """What is left in the output that a terminal would obey, or that hides itself."""
+    """Return the control characters and invisible characters in the output, without those that Rich writes."""
     return _CONTROLS.findall(_OWN.sub("", shown.replace("\r\n", "\n").replace("\r\x1b[2K", "")))
 
 
 def in_terminal(
     *arguments: str | bytes, typed: str = "", columns: int = 80, variables: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """Run a verb on a terminal of so many columns: its exit code, and all that it wrote there."""
+    """Run a verb on a terminal with this number of columns. Returns its exit code and its output."""
     leader, follower = pty.openpty()
     ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     inherited = environment(TERM="xterm-256color", **(variables or {}))
@@ -306,7 +306,7 @@ def test_x3_a_terminal_that_lacks_a_character_is_shown_its_escape(tmp_path: Path
 
 
 def program(text: str, **more: str) -> str:
-    """What a Python program prints in a process of its own."""
+    """Run a Python program in its own process and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", text],
         env=environment(**more),

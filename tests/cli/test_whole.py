@@ -1,4 +1,4 @@
-"""The command line as a whole: its table of contents, its examples, its settings, and how it waits."""
+"""The command line as a whole: its list of verbs, its examples, its settings file, and its spinner."""
 
 import re
 import shlex
@@ -62,7 +62,7 @@ def test_every_verb_has_examples_that_its_parser_takes(name: tuple[str, ...]) ->
     for example in examples:
         words = shlex.split(example.partition(" | ")[0])
         assert tuple(words[1 : 1 + len(name)]) == name
-        # As the settings would have it: nobody types a connection string.
+        # As from the settings file: the user does not type a connection string.
         VERBS[name].make_context(
             "twinbus",
             words[1 + len(name) :],
@@ -79,7 +79,7 @@ def test_the_table_of_contents_fits_a_terminal_and_says_each_verb_in_a_line() ->
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80", "NO_COLOR": "1"}).stdout
     for name in root().commands:
         assert re.search(rf"^│ {name} +\S", shown, re.MULTILINE), name
-    # A second line of a description begins with blanks where the verb would be.
+    # The second line of a description starts with spaces in the column of the verb.
     contents = shown[shown.index("A namespace of your own") :]
     assert not re.search(r"^│ {4,}\S", contents, re.MULTILINE), contents
 

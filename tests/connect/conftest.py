@@ -1,4 +1,4 @@
-"""A real namespace in a process of its own, with queues enough that each test has one to itself."""
+"""A real namespace in its own process, with one queue for each test."""
 
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
@@ -27,7 +27,7 @@ def config() -> dict[str, object]:
 def namespace() -> Iterator[LocalNamespace]:
     with LocalNamespace(memory=True, config=config()) as found:
         yield found
-        # Whatever a client does, it is no internal error of the namespace.
+        # No test may cause an internal error of the namespace.
         assert "Traceback" not in found.log.read_text()
 
 

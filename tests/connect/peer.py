@@ -1,4 +1,4 @@
-"""A peer that speaks AMQP and does what a test tells it: takes tokens, gives credit, answers or stays silent."""
+"""A peer that speaks AMQP and is controlled by a test: it accepts tokens, grants credit, answers or stays silent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from twinbus.values import Int
 
 @dataclass
 class Peer:
-    """One listening socket. Every connection made to it is in `lines`; tests change the fields as they go."""
+    """One listening socket. `lines` has all connections to it. Tests change the other fields to control the peer."""
 
     port: int = 0
     lines: list[Line] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Peer:
     tokens: list[str] = field(default_factory=list)  # the audience of each token put
     received: list[Delivered] = field(default_factory=list)
     settled: list[Disposed] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)  # operations asked of `$management`
+    requests: list[str] = field(default_factory=list)  # operations requested from `$management`
     attaches: list[str] = field(default_factory=list)  # addresses
     notes: list[str] = field(default_factory=list)  # the test's own
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -102,7 +102,7 @@ class Line(asyncio.Protocol):
         self.transport.abort()
 
     def link(self, address: str) -> Link:
-        """The link a client attached to an entity."""
+        """Return the link that a client attached to an entity."""
         return next(link for link in self.core.links if _address(link) == address)
 
     def deliver(self, address: str, *payloads: bytes) -> None:
@@ -190,7 +190,7 @@ async def listening(peer: Peer | None = None) -> AsyncIterator[Peer]:
 
 @asynccontextmanager
 async def silent() -> AsyncIterator[ConnectionString]:
-    """A port that accepts and says nothing."""
+    """Listen on a port that accepts connections and sends nothing."""
     writers: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
     try:

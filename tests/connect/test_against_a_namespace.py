@@ -1,4 +1,4 @@
-"""The client against a real namespace: everything it can ask for, and what it is told when it may not."""
+"""The client against a real namespace: every operation, and the errors of operations that are not allowed."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""The table of errors: total, in three families, and telling who acts next."""
+"""The table of errors: every condition has an error, and the error's family says who must act."""
 
 import pytest
 

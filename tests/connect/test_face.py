@@ -1,4 +1,4 @@
-"""The face of the room: every name it lists exists, and light names load no codec."""
+"""The face of the room: every name that it lists exists, and names that need no codec load no codec."""
 
 import subprocess
 import sys

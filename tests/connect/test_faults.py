@@ -1,4 +1,4 @@
-"""The client while the namespace fails on purpose, dies and comes back."""
+"""The client while the namespace has faults, is killed and is started again."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A caller's message on the wire, and back through the eyes of a receiver."""
+"""A message that is encoded by a sender has the same values after a receiver has decoded it."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any

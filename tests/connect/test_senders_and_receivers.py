@@ -1,4 +1,4 @@
-"""Senders and receivers against a peer that counts: what goes over the wire, and what comes of the answers."""
+"""Senders and receivers against a peer that counts frames: what they send, and how they handle the answers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -353,7 +353,7 @@ class TestSettling:
 
 
 class ShortLived:
-    """Tokens that are worth a moment only."""
+    """Tokens that expire after a moment."""
 
     def __init__(self) -> None:
         self.made = 0

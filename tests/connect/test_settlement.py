@@ -1,4 +1,4 @@
-"""Settlements: what counts as confirmed, and how failures are told."""
+"""Settlements: which answers confirm a settlement, and how failures are reported."""
 
 import asyncio
 

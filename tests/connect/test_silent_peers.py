@@ -1,4 +1,4 @@
-"""Peers that are silent, slow, dying or gone: every wait ends with an error that says what for; nothing is left."""
+"""Peers that are silent, slow or gone: every wait ends with an error that names the operation, and leaves nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -258,11 +258,11 @@ async def test_a_peer_that_does_not_read_holds_back_the_sender_until_it_does(
 async def test_an_answer_that_arrives_together_with_the_timeout_counts(
     peer: Peer, bus: ServiceBusConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both in one turn of the loop: the time-out is heard first, and finds nothing that is not accepted."""
+    """Both in one turn of the loop: the timeout is handled first, when all messages are accepted already."""
 
     def answered(self: SendConfirmation, key: int, error: ServiceBusError | None) -> None:
         self.unaccepted.discard(key)
-        self.outstanding -= 1  # whoever waits is not woken any more
+        self.outstanding -= 1  # the waiting call is not woken again
 
     monkeypatch.setattr(SendConfirmation, "answered", answered)
     sender = await bus.sender("q")

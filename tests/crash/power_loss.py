@@ -1,8 +1,8 @@
-"""A disk that can lose power: an SQLite VFS that knows which bytes were synced and which are only in the cache.
+"""A disk that can lose power: an SQLite VFS that records which bytes were synced and which are only in the cache.
 
-Files live on the real file system, where SQLite sees them as ever. Beside each, the disk keeps the bytes that are safe
-and the changes since the last sync. After a cut, `survivors` says what a machine that comes up again would find: of
-what was not synced, a part chosen by the seed; nothing; or all.
+SQLite uses files of the real file system. For each file, the disk also stores the synced bytes and the changes since
+the last sync. After a power cut, `survivors` returns the files that a restarted machine would find: of the changes that
+were not synced, a part chosen by the seed, none, or all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """N2: killed with -9 at any instant under load, a namespace loses nothing acknowledged and repeats nothing settled.
 
 A seed gives the same plan again: the loads, the kinds of kill and their instants. How far each task is at that instant
-is the machine's: a failure shows again after some runs of its seed, not always at the first.
+depends on the machine, so a failure may need several runs of its seed to occur again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every example runs, and shows what it is there to show."""
+"""Every example runs, and prints what it should show."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ SHOWN = {
 
 
 def run(name: str) -> str:
-    """What an example got wrong, if anything."""
+    """Run an example. Returns what is wrong with its output, or None."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "200"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / f"{name}.py")],
@@ -61,7 +61,7 @@ def run(name: str) -> str:
 
 @pytest.mark.thorough
 def test_every_example_shows_what_it_is_for() -> None:
-    # All at once: most of their time is the SDK's own waiting.
+    # All at the same time, because the SDK waits most of the time.
     with ThreadPoolExecutor(len(SHOWN)) as pool:
         wrong = [told for told in pool.map(run, SHOWN) if told]
     assert not wrong, "\n".join(wrong)

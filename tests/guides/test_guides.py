@@ -34,7 +34,7 @@ def not_followed(page: Path, text: str) -> list[tuple[str, str]]:
     return [(name, begin) for name, begin in NOT_FOLLOWED if name == page.stem and text.startswith(begin)]
 
 
-@pytest.mark.timeout(300)  # Spark alone takes a while to start where others are at work
+@pytest.mark.timeout(300)  # Spark starts slowly on a busy machine
 @pytest.mark.parametrize(
     "page",
     [

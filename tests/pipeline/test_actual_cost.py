@@ -15,7 +15,7 @@ from tests.pipeline.books import segment_name, writer
 from twinbus.cli.main import app
 from twinbus.ledger import Entry, Fact, Metered, Operation, Stage, State, encode_entry
 
-pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
+pytestmark = pytest.mark.timeout(600)  # Spark is slow on a busy machine
 NOON = 1_790_078_400_000  # 2026-09-22T12:00Z
 BACKLOG = "contoso/x-servicebus-transfer/{}"
 

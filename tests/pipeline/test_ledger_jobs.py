@@ -40,7 +40,7 @@ from twinbus.pipeline.report_data import LATENCY_EDGES
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, SCHEMAS, Tables
 from twinbus.pipeline.time_window import TimeWindow
 
-pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
+pytestmark = pytest.mark.timeout(600)  # Spark is slow on a busy machine
 
 DAY = datetime(2026, 9, 22, tzinfo=UTC)
 # Of a result row: a tuple of everything in it.

@@ -23,7 +23,7 @@ from twinbus.pipeline.jobs import JOBS, result_over_history
 from twinbus.pipeline.sinks import RESULTS_FOLDER
 from twinbus.pipeline.tables import Tables, struct
 
-pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
+pytestmark = pytest.mark.timeout(600)  # Spark is slow on a busy machine
 JAR = Path("/usr/share/java/postgresql.jar")
 PASSWORD = "open-sesame"
 

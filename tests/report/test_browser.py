@@ -13,7 +13,7 @@ from twinbus.pipeline import ReportData
 
 pytestmark = [
     pytest.mark.thorough,
-    pytest.mark.timeout(600),  # where others are at work, Spark takes its time
+    pytest.mark.timeout(600),  # Spark is slow on a busy machine
 ]
 
 

@@ -16,7 +16,7 @@ from twinbus.pipeline.report_queries import ENTITIES, IDS, INCIDENTS
 from twinbus.pipeline.timeline import BUCKETS, RATES, build_timeline
 
 DAY = datetime(2026, 9, 22, tzinfo=UTC)
-pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
+pytestmark = pytest.mark.timeout(600)  # Spark is slow on a busy machine
 
 
 @pytest.mark.thorough

@@ -13,7 +13,7 @@ from tests.report.conftest import Books, write_ledger
 from tests.report.documents import MOMENT, Document, made
 from twinbus.cli.main import app
 
-pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
+pytestmark = pytest.mark.timeout(600)  # Spark is slow on a busy machine
 
 
 def run(*arguments: str | Path) -> tuple[int, str]:

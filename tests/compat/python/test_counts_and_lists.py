@@ -91,7 +91,7 @@ async def test_topics_and_subscriptions_are_counted_too(bus: Bus) -> None:
 def crowd(namespace: LocalNamespace, side_by_side: SideBySide) -> list[str]:
     """The names of queues, of topics (behind `0-t-`), and of the subscriptions of the first topic.
 
-    They sort before the names of all other tests: a list by offset does not mind what comes and goes behind them.
+    They sort before the names of all other tests, so entities of other tests do not move them in a list by offset.
     """
     names = [f"0-{number:03}" for number in range(MORE_THAN_A_PAGE)]
 

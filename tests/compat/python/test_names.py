@@ -1,4 +1,4 @@
-"""Official clients that use another host name than the namespace's own, with and without the operator's leave (X3)."""
+"""Official clients that use another host name than the namespace's own, allowed by the operator or not (X3)."""
 
 import socket
 from typing import Any

@@ -1,6 +1,6 @@
 """Diverts messages with both drivers and takes their bytes out of the secondary's store, as pairing wrote them.
 
-Beside them: a message as the retired .NET client wrote it, whose time to live is a described type (S7).
+The set also has a message as the retired .NET client wrote it, whose time to live is a described type (S7).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ DUE = datetime(2400, 1, 1, tzinfo=UTC)
 DUE_MS = int(DUE.timestamp() * 1000)
 TICKS = 10_000_000
 NEARLY_TOO_LARGE = (b"twinbus " * 32_768)[:-50]
-"""Fits a message of 256 KB on the primary, and with the aliases no longer the backlog queue: it is compressed (S9)."""
+"""A body that fits into a message of 256 KB, but not together with aliases: in the backlog it is compressed (S9)."""
 
 Expected = dict[str, Any]
 
 
 def make(folder: Path, work: Path) -> None:
-    """`backlog.json` in `folder`."""
+    """Write `backlog.json` into `folder`."""
     found: list[Expected] = []
     for driver in ("sync", "aio"):
         expected = _expected(driver)
         raws = asyncio.run(_diverted(driver, work / f"backlog-{driver}"))
         assert len(raws) == len(expected), (len(raws), len(expected))
-        # Senders divert one message after the other to one queue, so they stand there as they were sent.
+        # Senders divert one message after the other to one queue, so the queue has them in the order of the sends.
         found += [{**one, "raw": base64.b64encode(raw).decode()} for one, raw in zip(expected, raws, strict=True)]
     dotnet = {**_dotnet_expected(), "raw": base64.b64encode(_dotnet()).decode()}
     write_expected(folder / "backlog.json", [*found, dotnet])

@@ -1,6 +1,6 @@
-"""Fills a data folder of `twinbus serve` with a bit of everything, and writes down what is in it.
+"""Fills a data folder of `twinbus serve` with messages in every state, and writes a list of what is in it.
 
-The listing is kept by hand beside every call, so that it does not depend on what the server shows.
+Each call adds its messages to the list, so that the list does not depend on what the server returns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from twinbus.testing import LocalNamespace
 
 NAME = "primary"
 FAR = datetime(2400, 1, 1, tzinfo=UTC)
-"""When scheduled messages are due: whoever opens the folder comes earlier."""
+"""When scheduled messages are due: later than any test that opens the folder."""
 LONG_LIFE = timedelta(days=36_500)
 LARGE = bytes(range(256)) * 800
 _SOON = 20.0
@@ -125,7 +125,7 @@ class Listing:
 
 
 def make(folder: Path, work: Path) -> None:
-    """`data-closed` and `data-killed` in `folder`."""
+    """Write `data-closed` and `data-killed` into `folder`."""
     data = work / "data"
     with LocalNamespace(NAME, data=data, config=CONFIG) as namespace:
         listing = Listing()
@@ -216,7 +216,7 @@ def _plain(client: ServiceBusClient, listing: Listing) -> None:
                 listing.moved("plain", "deferred", "deferred")
             elif message.message_id == "tried twice":
                 receiver.abandon_message(message)
-            # The others go back when the link is closed, without a delivery more.
+            # The other messages return to the queue when the link closes, and their delivery count stays the same.
 
 
 def _scheduled(client: ServiceBusClient, listing: Listing) -> None:
@@ -270,7 +270,7 @@ def _dead(client: ServiceBusClient, namespace: LocalNamespace, listing: Listing)
     listing.put("dead", "too often", ["2"], state="dead", reason="MaxDeliveryCountExceeded")
     listing.put("dead", "expired", ["3"], state="dead", reason="TTLExpiredException")
     send(client, "dead", ServiceBusMessage(b"4", message_id="expires later", time_to_live=timedelta(minutes=1)))
-    # Whoever opens the folder after its time finds it among the dead letters.
+    # If the folder is opened after the message expired, the message is a dead letter.
     listing.put("dead", "expires later", ["4"], state="dead", reason="TTLExpiredException")
 
 
@@ -329,12 +329,12 @@ def _topic(client: ServiceBusClient, namespace: LocalNamespace, listing: Listing
 
 
 def _go_on(client: ServiceBusClient, namespace: LocalNamespace, listing: Listing, locking: ServiceBusReceiver) -> None:
-    """More of it on the same folder: all of it is still in the write-ahead log when the server is killed."""
+    """Add more messages to the same folder. They are only in the write-ahead log when the server is killed."""
     send(client, "plain", ServiceBusMessage(b"new", message_id="new"), ServiceBusMessage(b"done", message_id="done"))
     listing.put("plain", "new", ["new"])
     messages = received(locking, 9)
     for message in messages:
-        # What is not settled here is locked when the server is killed: it is there again afterwards.
+        # Messages that are not settled here are locked when the server is killed, and are available after the restart.
         if message.message_id in ("done", "data twice"):
             locking.complete_message(message)
     listing.gone("plain", "data twice")
