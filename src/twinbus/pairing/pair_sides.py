@@ -128,7 +128,7 @@ class Side:
         return PairClosedError(self.name) if self.cause is None else PairFaultedError(self.name, self.cause)
 
     def refuse_unless_open(self) -> None:
-        """Raise `refusal()` if the side is closed or faulted."""
+        """Raise the error that `refusal` returns, if the side is closed or faulted."""
         if self.state is not SideState.OPEN:
             raise self.refusal()
 

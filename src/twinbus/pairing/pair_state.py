@@ -200,7 +200,7 @@ class PairState:
     # --- entities and queues ---------------------------------------------------------------------------------------
 
     def sender_setup(self, path: str) -> SenderSetup:
-        """Return what a new sender of the entity at `path` needs. Raises the refusal of a primary that is not open."""
+        """Return what a new sender of the entity at `path` needs. Raises an error if the primary's side is not open."""
         self.primary.refuse_unless_open()
         entity = self.entity(path)
         endpoint = self.primary.endpoint
@@ -267,7 +267,7 @@ class PairState:
                 side.leave(SideState.CLOSED)
 
     def refuse_unless_open(self) -> None:
-        """Raise the refusal of a side that is not open, or whose client was closed."""
+        """Raise PairClosedError or PairFaultedError if a side is not open, or if its client was closed."""
         self.notice_closed_clients()
         for side in (self.primary, self.secondary):
             if side.state is not SideState.OPEN:
@@ -448,7 +448,7 @@ class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT]):
         return self._state.events.on(event, callback)
 
     def emit(self, notice: Notice) -> None:
-        """Publish a notice about this pair (`shared_state.PairDriver`)."""
+        """Publish a notice about this pair. This method is part of `shared_state.PairDriver`."""
         self._state.events.emit(notice)
 
 

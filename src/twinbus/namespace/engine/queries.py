@@ -81,7 +81,7 @@ def peek(state: ReceiveState, event: MessagesPeeked, now: int, decision: EngineD
 
 
 def receive_deferred(state: ReceiveState, event: DeferredRequested, now: int, decision: EngineDecision) -> ReadingPart:
-    """Lock the deferred messages with these numbers, or drop them (receive-and-delete). If one is missing, refuse."""
+    """Lock the deferred messages with these numbers, or drop them (receive-and-delete). Refuses if one is missing."""
     refusal, held = _deferred_access(state, event, now)
     if refusal is not None:
         decision.effects.append(AnswerRequest(event.reply, refusal))

@@ -259,7 +259,8 @@ class AcceptedConnection(asyncio.Protocol):
     def _evict_soon(self, exceeded: LimitExceededError) -> None:
         """Close this connection in the next turn of the event loop, because of the memory that the connection holds.
 
-        Not in this turn: the caller may be a method of the connection's handler, in the middle of its work.
+        This method does not close the connection itself, because its caller may be a method of the connection's handler
+        that still uses the connection.
         """
         self._namespace.limit_exceeded(exceeded)
         self._loop.call_soon(self._evict, exceeded)

@@ -425,8 +425,8 @@ class ReadQueue:
     def _start_soon(self) -> None:
         """Start the next waiting read in the next turn of the event loop, if one may start.
 
-        Not in this turn: if the engine answers without reading the disk, the reply is ready before `_start` returns,
-        and is written at the end of this turn.
+        If the engine need not read the disk, the reply is made before `_start` returns. But the reply is written to
+        the socket only at the end of the turn, so the next read waits for the next turn.
         """
         if self._waiting and self._may_start and not self._is_scheduled:
             self._is_scheduled = True

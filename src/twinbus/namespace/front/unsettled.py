@@ -123,7 +123,7 @@ class LockedDeliveries:
                 link.settled_in_transaction(transactional.transaction, event, outcome, by_id)
 
     def transaction_committed(self, session: Session, ids: list[int], disposition: Disposed) -> None:
-        """Remove deliveries that a transaction has settled. Confirms them, unless the disposition was settled."""
+        """Remove deliveries that a transaction has settled. Confirms them if the peer waits for a confirmation."""
         unsettled = self._by_session.get(session, {})
         for delivery_id in ids:
             if unsettled.pop(delivery_id, None) is not None:

@@ -192,7 +192,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
         return self
 
     async def _until_paired(self, *, by_sender: bool = False) -> None:
-        """Pair the namespaces, or wait for the pairing in progress (P1). Raises the refusal of a side that is not open.
+        """Pair the namespaces, or wait for the pairing in progress (P1). Raises an error if a side is not open.
 
         A pairing that a sender's call starts does not fail if the secondary cannot be reached (P8).
         """

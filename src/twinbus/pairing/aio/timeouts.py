@@ -294,7 +294,7 @@ class TaskTimeouts(CallDeadlines):
 
 
 class LoopTimer:
-    """A timer that calls `due` in the loop in which it was armed (`shared_state.DriverTimer`)."""
+    """A timer that calls `due` in the loop in which it was armed. Implements `shared_state.DriverTimer`."""
 
     def __init__(self, due: Callable[[], object]) -> None:
         self._callback = due

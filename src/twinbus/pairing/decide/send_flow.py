@@ -136,7 +136,7 @@ class FlowErrors(NamedTuple):
 
 
 class FlowEntity(Protocol):
-    """The entity of the call (`shared_state.SharedEntity`)."""
+    """The entity of the call. `shared_state.SharedEntity` implements this protocol."""
 
     @property
     def entity(self) -> Entity: ...
@@ -147,7 +147,7 @@ class FlowEntity(Protocol):
 
 
 class FlowRotation(Protocol):
-    """The backlog queues (`shared_state.SharedRotation`)."""
+    """The backlog queues. `shared_state.SharedRotation` implements this protocol."""
 
     @property
     def rotation(self) -> Rotation: ...
@@ -156,19 +156,19 @@ class FlowRotation(Protocol):
 
 
 class FlowSide(Protocol):
-    """A side of the pair (`pair_sides.Side`)."""
+    """A side of the pair. `pair_sides.Side` implements this protocol."""
 
     def refusal(self) -> Exception: ...
 
 
 class FlowPublisher(Protocol):
-    """The pair's metrics and telemetry (`events.EventPublisher`)."""
+    """The pair's metrics and telemetry. `events.EventPublisher` implements this protocol."""
 
     def diverted(self, entity: str, queue: str, messages: int, seconds: float) -> None: ...
 
 
 class FlowPair(Protocol):
-    """The pair of the sender (`pair_state.PairState`)."""
+    """The pair of the sender. `pair_state.PairState` implements this protocol."""
 
     @property
     def primary(self) -> FlowSide: ...
@@ -234,7 +234,7 @@ class SendContext:
         """Return the queue for the next transfer, and remember it for the sender's next transfers.
 
         `failed` are the queues that failed in this call. None of them is picked, even if it has returned to the
-        rotation. Raises the refusal of a side that is not open, or BacklogUnavailableError.
+        rotation. Raises PairClosedError or PairFaultedError if a side is not open, or BacklogUnavailableError.
         """
         rotation = self.pair.rotation.rotation
         picked = choose_queue([queue for queue in rotation.usable if queue not in failed], self.queue, self.chance())
@@ -315,7 +315,7 @@ def _unusable(context: SendContext) -> PrimaryUnusableError:
 
 
 class RetryLimits(Protocol):
-    """How often the application's client retries (`sdk.RetrySettings`)."""
+    """How often the application's client retries. `sdk.RetrySettings` implements this protocol."""
 
     @property
     def total(self) -> int: ...
@@ -341,12 +341,12 @@ def pause_before_retry(
 
 
 def nothing() -> SendSteps[None]:
-    """Return the steps of opening a sender while failed over: none, because there is nothing to divert (S3)."""
+    """Return steps for opening a sender while failed over: no step, because there is nothing to divert (S3)."""
     yield from ()
 
 
 def instead(make: Callable[[], T]) -> SendSteps[T]:
-    """Return the steps of a call that needs no namespace (S3): none. `make` makes the result, for instance a batch."""
+    """Return steps for a call that needs no namespace (S3): no step, only the result of `make`, for example a batch."""
     yield from ()
     return make()
 

@@ -44,7 +44,7 @@ class TimedCall:
 
 
 class ThreadTimer:
-    """A timer that calls `due` in a worker thread (`shared_state.DriverTimer`)."""
+    """A timer that calls `due` in a worker thread. Implements `shared_state.DriverTimer`."""
 
     def __init__(self, thread: TimeoutThread, due: Callable[[], object]) -> None:
         self._thread = thread

@@ -7,8 +7,8 @@ dead-lettered, but the probes go on.
 
 All pumps of a syphon share one `Destinations` object, so one probe is enough for all pumps. Each change of a
 destination starts a new *epoch*. The outcome of a send is reported with the epoch of its routing decision, and an
-outcome of an earlier epoch is ignored: a send that was in flight when its destination was put aside makes the
-destination neither ready nor its pause longer.
+outcome of an earlier epoch is ignored. So a send that was in flight when its destination was put aside does not make
+the destination ready, and does not make the pause longer.
 """
 
 from __future__ import annotations
