@@ -35,7 +35,7 @@ NOT_FOUND: Final = "message_not_found"
 
 
 class SyphonLedger:
-    """Writes the ledger entries of a syphon, and counts for its progress.
+    """Writes the ledger entries of a syphon, and updates its progress counters.
 
     `primary` and `secondary` are the names of the namespaces as in the paths of backlog queues (P4).
     """

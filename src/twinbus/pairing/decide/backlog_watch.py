@@ -131,7 +131,7 @@ Event = MessageDiverted | CheckDue | QueuePeeked | PeekFailed | CheckFinished | 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleCheck:
-    """Deliver `CheckDue` at the time `at`, and at no time that was set before."""
+    """Deliver `CheckDue` at the time `at`. This time replaces the time that was set before."""
 
     at: float
 

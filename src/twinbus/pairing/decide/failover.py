@@ -258,7 +258,7 @@ Cause = FailureKind | DrillCause
 
 @dataclass(frozen=True, slots=True)
 class ArmFailoverTimer:
-    """Deliver `FailoverTimerFired` at the time `at`, and at no time that was set before."""
+    """Deliver `FailoverTimerFired` at the time `at`. This time replaces the time that was set before."""
 
     at: float
 
@@ -270,7 +270,7 @@ class DisarmFailoverTimer:
 
 @dataclass(frozen=True, slots=True)
 class ArmPing:
-    """Deliver `PingDue` at the time `at`, and at no time that was set before."""
+    """Deliver `PingDue` at the time `at`. This time replaces the time that was set before."""
 
     at: float
 

@@ -101,7 +101,7 @@ class RaiseSendError:
 
 @dataclass(frozen=True, slots=True)
 class ArmProbation:
-    """Deliver `ProbationEnded` at the time `at`, and at no time that was set before."""
+    """Deliver `ProbationEnded` at the time `at`. This time replaces the time that was set before."""
 
     at: float
 

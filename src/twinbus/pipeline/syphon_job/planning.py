@@ -1,8 +1,9 @@
 """Plans the micro-batches: when to start one, and which lane tasks it has (D2, Y2, Y5). Pure.
 
-Lanes receive from a queue as long as messages wait in it: its long poll ended with a message, or a lane ended before
-the queue was empty. For messages that were put aside, a queue has only one lane. This lane probes a destination with
-one message when the pause of the destination is over. After the probe was accepted, it brings back the other messages.
+Lanes are planned for a queue if messages wait in it. The planner knows this in two cases: the long poll on the queue
+ended with a message, or a lane ended before the queue was empty. For messages that were put aside, a queue has only one
+lane. This lane probes a destination with one message when the pause of the destination is over. After the probe was
+accepted, the lane brings back the other messages.
 """
 
 from __future__ import annotations
