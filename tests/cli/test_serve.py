@@ -106,8 +106,11 @@ def test_a_person_is_shown_lines_that_set_the_environment_of_programs_and_comman
         )
         told = dict(line.split("=", 1) for line in shown.stdout.splitlines() if line.startswith("TWINBUS_"))
         strings = [told[f"TWINBUS_{side}_CONNECTION_STRING"] for side in ("PRIMARY", "SECONDARY")]
-        with pair_connection_strings(*strings) as pair, pair.get_queue_sender("orders") as sender:
-            sender.send_messages(ServiceBusMessage("two coffees"))
+        with pair_connection_strings(*strings) as pair:
+            with pair.get_queue_sender("orders") as sender:
+                sender.send_messages(ServiceBusMessage("two coffees"))
+            with pair.get_queue_receiver("orders") as receiver:
+                assert [str(message) for message in receiver.peek_messages()] == ["two coffees"]
 
 
 def test_n1_queues_and_topics_of_the_command_line_are_made_once_and_stay_as_they_are(tmp_path: Path) -> None:

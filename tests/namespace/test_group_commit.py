@@ -149,9 +149,14 @@ async def test_a_call_that_fails_does_not_keep_the_others_from_being_run() -> No
     given_up.cancel()
     group = group_commit.add([drop(1)])
     group_commit.when(group, lambda: given_up.set_result(None))
+    ran: list[int] = []
+    group_commit.when(group, lambda: ran.append(1))
     disk.go.release(2)
     await on_disk(group_commit, group)
-    await on_disk(group_commit, group_commit.add([drop(2)]))
+    next_group = group_commit.add([drop(2)])
+    group_commit.when(next_group, lambda: ran.append(2))
+    await on_disk(group_commit, next_group)
+    assert ran == [1, 2]
     await group_commit.close()
 
 

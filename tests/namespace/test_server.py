@@ -85,6 +85,8 @@ async def test_a_stop_does_not_wait_for_peers_that_do_not_answer(tls: Path) -> N
     mute.transport.pause_reading()
     async with asyncio.timeout(SECONDS):
         await server.stop()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port))
     silent.close()
     mute.close()
 
@@ -97,6 +99,8 @@ async def test_a_stop_ends_in_a_black_hole_too(tls: Path) -> None:
     async with asyncio.timeout(SECONDS):
         await server.stop()
         await peer.lost
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port))
 
 
 async def test_a_port_in_use_is_an_operators_error(tls: Path) -> None:

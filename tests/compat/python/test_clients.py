@@ -79,8 +79,9 @@ def test_the_sync_admin_client_needs_only_the_connection_string_and_the_ca(names
     admin = ServiceBusAdministrationClient.from_connection_string(
         namespace.connection_string, connection_verify=str(namespace.ca)
     )
-    queue = admin.create_queue(unique("queue"))
-    admin.delete_queue(queue.name)
+    name = unique("queue")
+    assert admin.create_queue(name).name == name
+    admin.delete_queue(name)
     admin.close()
 
 
@@ -88,8 +89,9 @@ async def test_the_aio_admin_client_needs_only_the_connection_string_and_the_ca(
     admin = aio_management.ServiceBusAdministrationClient.from_connection_string(
         namespace.connection_string, connection_verify=str(namespace.ca)
     )
-    queue = await admin.create_queue(unique("queue"))
-    await admin.delete_queue(queue.name)
+    name = unique("queue")
+    assert (await admin.create_queue(name)).name == name
+    await admin.delete_queue(name)
     await admin.close()
 
 

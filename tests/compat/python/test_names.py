@@ -62,7 +62,9 @@ async def test_x3_clients_are_served_under_a_name_that_the_operator_gave() -> No
             queue = await bus.make_queue()
             sender, receiver = await bus.open_pair(queue)
             await sender.send_messages(ServiceBusMessage("here"))
-            await receiver.complete_message(await receive_one(receiver))
+            message = await receive_one(receiver)
+            assert str(message) == "here"
+            await receiver.complete_message(message)
             await bus.close()
 
         await in_every_flavour(scenario, FLAVOURS)
