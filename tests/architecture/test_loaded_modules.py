@@ -49,7 +49,7 @@ def loaded(program: str) -> set[str]:
         ("import twinbus.syphon", {"twinbus.syphon"}),
         ("from twinbus.syphon import NativeTransport, Syphon, NamespaceAccess, DeadLetters", SYPHON),
         (f"from twinbus.syphon import NativeTransport; NativeTransport({ACCESS!r}, {ACCESS!r})", SYPHON),
-        ("from twinbus.syphon import SdkTransport", SYPHON | PAIRING - {"aiohttp"}),
+        ("from twinbus.syphon import SdkTransport", SYPHON | {"azure.servicebus", "twinbus.sdk"}),
         ("import twinbus.pipeline", {"twinbus.pipeline"}),
         ("import twinbus.ledger, twinbus.money, twinbus.report", set()),
     ],

@@ -37,7 +37,7 @@ PARTS = {
     "pairing/decide/rotation.py": ("pairing/decide/test_rotation.py",),
     "backlog/message_format.py": ("backlog/test_message_format.py",),
     "backlog/body_compression.py": ("backlog/test_body_compression.py",),
-    "pairing/decide/batch_split.py": ("pairing/decide/test_batch_split.py",),
+    "backlog/batch_split.py": ("backlog/test_batch_split.py",),
     "pairing/decide/send_flow.py": ("pairing/decide/test_send_flow.py",),
     "pairing/decide/backlog_watch.py": ("pairing/decide/test_backlog_watch.py",),
 }

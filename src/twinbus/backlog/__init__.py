@@ -1,8 +1,9 @@
-"""The message format and the queues of the backlog, and the kinds of failure. Pairs and syphons share both.
+"""The message format and the queues of the backlog, and the kinds of failure. Pairs and syphons share all of them.
 
     queue_paths        the paths of the backlog queues, and normalized namespace endpoints
     message_format     how the properties of a diverted message become aliases, and how they are restored
     body_compression   compression of a body that would be too large for the backlog
+    batch_split        which messages share a batch
     failures           the kind of failure of an exception, whether it counts towards failover, who must act
 
 The modules are pure: they use no I/O, no clock and no SDK.
@@ -10,6 +11,7 @@ The modules are pure: they use no I/O, no clock and no SDK.
 
 from __future__ import annotations
 
+from twinbus.backlog.batch_split import BATCH_ENVELOPE_BYTES, LONG_SECTION_BYTES, split_batch
 from twinbus.backlog.body_compression import DEFLATE, compress_body, decompress_body
 from twinbus.backlog.failures import (
     CALLER_FAILURES,
@@ -53,6 +55,7 @@ from twinbus.backlog.queue_paths import (
 )
 
 __all__ = [
+    "BATCH_ENVELOPE_BYTES",
     "CALLER_FAILURES",
     "COMPRESSION_PROPERTY",
     "COUNTING_FAILURES",
@@ -60,6 +63,7 @@ __all__ = [
     "DEFLATE",
     "EVICTING_FAILURES",
     "FAILURE_RULES",
+    "LONG_SECTION_BYTES",
     "PATH_PROPERTY",
     "PRIMARY_NAME_PATTERN",
     "REFUSED_FAILURES",
@@ -89,5 +93,6 @@ __all__ = [
     "failure_kind",
     "primary_name",
     "restore",
+    "split_batch",
     "was_refused",
 ]

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from twinbus.pairing.aio.pair import pair_connection_strings as aio_pair_connection_strings
     from twinbus.pairing.aio.pair import pair_namespaces as aio_pair_namespaces
     from twinbus.pairing.aio.sender import PairedSender as AioPairedSender
-    from twinbus.pairing.decide.batch_split import LONG_SECTION_BYTES, split_batch
     from twinbus.pairing.decide.failover import EntityMode, FailoverEngaged, Restored
     from twinbus.pairing.decide.send_flow import BacklogHandle
     from twinbus.pairing.drill import Drill, DrillMoment, run_drill
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     )
     from twinbus.pairing.events import EVENTS, BacklogDrained
     from twinbus.pairing.inspection import FoundQueue, Inspection, PingCheck, check_pings, clean_extra, inspect_backlog
-    from twinbus.pairing.message_copies import BATCH_ENVELOPE_BYTES
     from twinbus.pairing.metrics import PING_SUCCEEDED
     from twinbus.pairing.options import CHOICES, RANGES, SendAvailabilityOptions
     from twinbus.pairing.pair_sides import (
@@ -61,10 +59,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALL_ENTITIES",
-    "BATCH_ENVELOPE_BYTES",
     "CHOICES",
     "EVENTS",
-    "LONG_SECTION_BYTES",
     "PING_SUCCEEDED",
     "RANGES",
     "Administration",
@@ -117,7 +113,6 @@ __all__ = [
     "pair_namespaces",
     "provisioning_steps",
     "run_drill",
-    "split_batch",
 ]
 
 # If a name is offered under another name, the offered name follows after a colon.
@@ -128,7 +123,6 @@ _NAMES_BY_MODULE: Final = {
         "pair_namespaces:aio_pair_namespaces"
     ),
     "aio.sender": "PairedSender:AioPairedSender",
-    "decide.batch_split": "LONG_SECTION_BYTES split_batch",
     "decide.failover": "EntityMode FailoverEngaged Restored",
     "decide.send_flow": "BacklogHandle",
     "drill": "Drill DrillMoment run_drill",
@@ -138,7 +132,6 @@ _NAMES_BY_MODULE: Final = {
     ),
     "events": "EVENTS BacklogDrained",
     "inspection": "FoundQueue Inspection PingCheck check_pings clean_extra inspect_backlog",
-    "message_copies": "BATCH_ENVELOPE_BYTES",
     "metrics": "PING_SUCCEEDED",
     "options": "CHOICES RANGES SendAvailabilityOptions",
     "pair_sides": "NotPairedError PairClosedError PairFaultedError PairForkedError PairLoopError PairingRefusedError",

@@ -19,8 +19,7 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader, AmqpMessageProperties
 
-from twinbus.backlog import DEFLATE, MessageFields, compress_body, divert
-from twinbus.pairing.decide.batch_split import split_batch
+from twinbus.backlog import BATCH_ENVELOPE_BYTES, DEFLATE, MessageFields, compress_body, divert, split_batch
 from twinbus.pairing.decide.send_flow import Diversion, DivertedTransfer
 from twinbus.pairing.errors import MessageTooLargeForBacklogError
 from twinbus.sdk import (
@@ -33,9 +32,6 @@ from twinbus.sdk import (
     sdk_value,
     set_data_body,
 )
-
-BATCH_ENVELOPE_BYTES: Final = 1024
-"""The bytes of a batch beside its messages: the ids of the first message, each of at most 128 characters."""
 
 _SCHEDULED_ENQUEUE_TIME: Final = b"x-opt-scheduled-enqueue-time"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

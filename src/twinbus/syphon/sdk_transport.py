@@ -18,9 +18,8 @@ from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import MessageLockLostError, MessageNotFoundError
 
-from twinbus.backlog import failure_kind, was_refused
+from twinbus.backlog import BATCH_ENVELOPE_BYTES, LONG_SECTION_BYTES, failure_kind, split_batch, was_refused
 from twinbus.connect import ReceivedMessage, bisect_refused, deadline, to_millis
-from twinbus.pairing import BATCH_ENVELOPE_BYTES, LONG_SECTION_BYTES, split_batch
 from twinbus.sdk import (
     EncodedReceiver,
     LinkLimits,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from twinbus.amqp import batch_payload
-from twinbus.pairing.decide.batch_split import BatchParts, section_size, split_batch
+from twinbus.backlog.batch_split import BatchParts, section_size, split_batch
 
 sizes_of_messages = st.lists(st.integers(1, 400), max_size=30)
 

@@ -14,6 +14,9 @@ SHORT_SECTION_BYTES: Final = 5
 LONG_SECTION_BYTES: Final = 8
 _LONGEST_SHORT_BYTES: Final = 255
 
+BATCH_ENVELOPE_BYTES: Final = 1024
+"""The bytes of a batch beside its messages: the ids of the first message, each of at most 128 characters."""
+
 
 class BatchParts(NamedTuple):
     """Positions of messages. `groups` has one tuple for each batch; `oversized` are the messages that fit into none."""
