@@ -27,7 +27,7 @@ OURS = ("twinbus.backlog", "twinbus.pairing", "tests.pairing.")
 SEEDS = 300
 SECONDS = 20
 """Of CPU: one that hangs is killed after that."""
-FAILOVER = ("pairing/decide/test_failover.py", "pairing/decide/test_failover_pings.py")
+FAILOVER = tuple(f"pairing/decide/test_failover{name}.py" for name in ("", "_pings", "_trial"))
 PARTS = {
     "pairing/decide/failover.py": (
         *FAILOVER,

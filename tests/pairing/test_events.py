@@ -27,6 +27,8 @@ from twinbus.pairing.decide.failover import (
     FailoverPolicy,
     PrimaryUnusable,
     Restored,
+    TrialFailed,
+    TrialPassed,
 )
 from twinbus.pairing.decide.rotation import QueueLeft, QueueReturned, Rotation
 from twinbus.pairing.events import (
@@ -46,6 +48,8 @@ NOTICES: tuple[Notice, ...] = (
     ENGAGED,
     RESTORED,
     PrimaryUnusable("orders", 70.0, 1, FailureKind.ENTITY_NOT_FOUND),
+    TrialPassed("orders", 78.0, 1, 2.5),
+    TrialFailed("orders", 78.0, 1, FailureKind.QUOTA_EXCEEDED, 120.0),
     QueueLeft("contoso/x-servicebus-transfer/3", 12.0, FailureKind.QUOTA_EXCEEDED, 9),
     QueueReturned("contoso/x-servicebus-transfer/3", 42.0),
     BacklogDrained("contoso/x-servicebus-transfer/3", 80.0, 7),
@@ -237,6 +241,8 @@ def test_what_happened_is_counted(events: EventPublisher, registry: CollectorReg
         'twinbus_pair_failovers_total{cause="forced",entity="orders",pair="contoso"} 1.0',
         'twinbus_pair_restores_total{entity="orders",forced="false",pair="contoso"} 1.0',
         'twinbus_pair_outage_seconds_total{entity="orders",pair="contoso"} 65.5',
+        'twinbus_pair_trials_total{entity="orders",outcome="passed",pair="contoso"} 1.0',
+        'twinbus_pair_trials_total{entity="orders",outcome="failed",pair="contoso"} 1.0',
         'twinbus_pair_unusable_total{entity="orders",pair="contoso"} 1.0',
         'twinbus_pair_diverted_messages_total{entity="orders",pair="contoso"} 7.0',
         'twinbus_pair_pings_total{entity="orders",outcome="timeout",pair="contoso"} 1.0',

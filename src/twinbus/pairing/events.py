@@ -20,7 +20,14 @@ from twinbus.backlog import FailureKind
 from twinbus.errors import CallerError
 from twinbus.ledger import Ledger
 from twinbus.pairing.decide.backlog_watch import QueueStatus
-from twinbus.pairing.decide.failover import Entity, FailoverEngaged, PrimaryUnusable, Restored
+from twinbus.pairing.decide.failover import (
+    Entity,
+    FailoverEngaged,
+    PrimaryUnusable,
+    Restored,
+    TrialFailed,
+    TrialPassed,
+)
 from twinbus.pairing.decide.rotation import QueueLeft, QueueReturned, Rotation
 from twinbus.pairing.metrics import PairMetrics
 from twinbus.pairing.telemetry import Telemetry
@@ -83,6 +90,8 @@ Notice = (
     FailoverEngaged
     | Restored
     | PrimaryUnusable
+    | TrialPassed
+    | TrialFailed
     | QueueLeft
     | QueueReturned
     | BacklogDrained
@@ -96,6 +105,8 @@ LEVELS: Final[Mapping[str, int]] = {
     FailoverEngaged.name: logging.WARNING,
     Restored.name: logging.WARNING,
     PrimaryUnusable.name: logging.ERROR,
+    TrialPassed.name: logging.INFO,
+    TrialFailed.name: logging.WARNING,
     QueueLeft.name: logging.WARNING,
     QueueReturned.name: logging.INFO,
     BacklogDrained.name: logging.INFO,

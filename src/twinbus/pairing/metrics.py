@@ -17,7 +17,15 @@ from prometheus_client.registry import Collector
 
 from twinbus.backlog import FailureKind
 from twinbus.pairing.decide.backlog_watch import QueueStatus
-from twinbus.pairing.decide.failover import Entity, EntityMode, FailoverEngaged, PrimaryUnusable, Restored
+from twinbus.pairing.decide.failover import (
+    Entity,
+    EntityMode,
+    FailoverEngaged,
+    PrimaryUnusable,
+    Restored,
+    TrialFailed,
+    TrialPassed,
+)
 from twinbus.pairing.decide.rotation import QueueLeft, Rotation
 
 PING_SUCCEEDED: Final = "succeeded"
@@ -51,6 +59,9 @@ class PairMetrics(Collector):
         self._failovers = _counter("failovers", "Failovers of an entity, by their cause.", "entity", "cause")
         self._restores = _counter("restores", "Returns of an entity to the primary.", "entity", "forced")
         self._unusable = _counter("unusable", "Times an entity was found gone or its credential refused.", "entity")
+        self._trials = _counter(
+            "trials", "Trials of an entity after its return, by their outcome.", "entity", "outcome"
+        )
         self._outage = _counter("outage_seconds", "Time an entity spent failed over, once it is back.", "entity")
         self._diverted = _counter("diverted_messages", "Messages that the backlog has taken.", "entity")
         self._pings = _counter("pings", "Pings, by what came of them.", "entity", "outcome")
@@ -59,6 +70,7 @@ class PairMetrics(Collector):
             self._failovers,
             self._restores,
             self._unusable,
+            self._trials,
             self._outage,
             self._diverted,
             self._pings,
@@ -80,6 +92,9 @@ class PairMetrics(Collector):
                 self._outage.labels(pair, notice.entity).inc(max(0.0, notice.outage))
             case PrimaryUnusable():
                 self._unusable.labels(pair, notice.entity).inc()
+            case TrialPassed() | TrialFailed():
+                outcome = "passed" if isinstance(notice, TrialPassed) else "failed"
+                self._trials.labels(pair, notice.entity, outcome).inc()
             case QueueLeft():
                 self._left.labels(pair, notice.queue, str(notice.kind)).inc()
             case _:

@@ -143,10 +143,10 @@ class SharedEntity:
         for wake in tuple(self.on_reroute):
             wake()
 
-    def succeeded(self) -> None:
-        """Report a successful call on the primary. Does nothing unless the failover timer runs."""
-        if self.entity.deadline is not None:
-            self.advance(PrimarySendSucceeded())
+    def succeeded(self, restores: int, with_message: bool) -> None:
+        """Report a successful call on the primary, with what `PrimarySendSucceeded` says about the call."""
+        if self.entity.awaits_success:
+            self.advance(PrimarySendSucceeded(restores, with_message))
 
     def forked(self) -> None:
         """Close the entity in the child of a fork, where a copied lock may be held for ever."""

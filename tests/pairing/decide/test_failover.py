@@ -167,7 +167,7 @@ def test_s11_force_restore_sends_to_the_primary_again(entity: f.Entity) -> None:
     after, effects = advance(diverting, f.RestoreForced(), 130.0)
     restored = f.Restored("orders", 130.0, 1, outage=60.0, diverted=7, forced=True)
     assert effects == (f.StopPings(), f.PublishNotice(restored))
-    assert after == f.Entity("orders", POLICY, 130.0, episode=1, diverted=7)
+    assert after == f.Entity("orders", POLICY, 130.0, EntityMode.ON_TRIAL, episode=1, diverted=7)
     assert after.route is SendRoute.PRIMARY
 
 
@@ -240,12 +240,12 @@ def test_c3_with_interval_0_a_call_in_flight_of_a_closed_entity_raises() -> None
 # --- the table -------------------------------------------------------------------------------------------------------
 
 EVENTS: tuple[f.Event, ...] = (
-    SENT,
-    *(f.PrimarySendFailed(kind) for kind in FailureKind),
+    *(f.PrimarySendSucceeded(restores, sent) for restores in (0, 1, 2) for sent in (True, False)),
+    *(f.PrimarySendFailed(kind, r, sent) for kind in FailureKind for r in (None, 0) for sent in (True, False)),
     f.FailoverTimerFired(),
     f.PingDue(),
     *(f.PingSucceeded(episode) for episode in (0, 1, 2)),
-    *(f.PingFailed(1, kind) for kind in FailureKind),
+    *(f.PingFailed(episode, kind) for episode in (1, 2) for kind in FailureKind),
     f.BacklogAccepted(2),
     f.FailoverForced(),
     f.RestoreForced(),
@@ -262,11 +262,11 @@ def test_a_walk_through_every_state_that_can_be_reached_meets_every_cell_that_ca
     t = f.Trigger
     timers = {(mode, t.TIMER_DUE) for mode in EntityMode if mode is not EntityMode.FAILING}
     answers = (t.PING_DUE, t.PING_BUSY, t.PING_SUCCEEDED, t.PING_REFUSED, t.PING_FAILED)
-    pings = {
-        (mode, answer) for mode in (EntityMode.HEALTHY, EntityMode.FAILING, EntityMode.CLOSED) for answer in answers
-    }
-    # A timer is due only where one runs, a ping only where there are pings.
-    assert set(f.TABLE) - met == timers | pings
+    diverting = (EntityMode.FAILED_OVER, EntityMode.UNUSABLE)
+    pings = {(mode, answer) for mode in EntityMode if mode not in diverting for answer in answers}
+    elsewhere = {(mode, t.FAILED_WITHOUT_MESSAGE) for mode in EntityMode if mode is not EntityMode.ON_TRIAL}
+    # A timer is due only where one runs, a ping only where there are pings. A trial has no interval.
+    assert set(f.TABLE) - met == timers | pings | elsewhere | {(EntityMode.ON_TRIAL, t.FAILED_COUNTING)}
 
 
 def walk(policy: f.FailoverPolicy) -> set[tuple[EntityMode, f.Trigger]]:

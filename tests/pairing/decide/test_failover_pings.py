@@ -60,7 +60,7 @@ def test_g2_a_ping_that_succeeds_restores_and_stops_the_pings(entity: f.Entity) 
     after, effects = advance(entity, f.PingSucceeded(1), 132.0)
     restored = f.Restored("orders", 132.0, 1, outage=62.0, diverted=0, forced=False)
     assert effects == (f.StopPings(), f.PublishNotice(restored))
-    assert after == f.Entity("orders", POLICY, 132.0, episode=1)
+    assert after == f.Entity("orders", POLICY, 132.0, EntityMode.ON_TRIAL, episode=1)
     assert after.route is SendRoute.PRIMARY
 
 

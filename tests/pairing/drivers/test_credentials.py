@@ -206,7 +206,7 @@ async def test_g4_a_ping_whose_credential_is_refused_makes_it_unusable_and_one_t
         with pytest.raises(PrimaryUnusableError, match=queue):
             await world.send(sender, ServiceBusMessage("x", message_id=name))
     given.key = KEY
-    await world.state(pair, queue, "healthy")
+    await world.state(pair, queue, "on_trial")
     await world.send(sender, ServiceBusMessage("x", message_id="after"))
     assert [one.message_id for one in await world.held(queue)] == ["after"]
 

@@ -183,7 +183,7 @@ async def test_g1_g3_a_ping_restores_a_session_queue_and_nobody_sees_it(world: W
     entity = f"sessions-{('message', 'link').index(ping) * 2 + ('sync', 'aio').index(world.driver)}"
     pair = await world.pair(ping=ping, ping_interval=timedelta(seconds=1))
     await world.do(pair.force_failover, entity)
-    await world.state(pair, entity, "healthy")
+    await world.state(pair, entity, "on_trial")
     async with connect(world.primary.connection_string, timeout=10) as bus:
         assert await bus.management(entity).peek(0, 10) == []
     sender = await world.sender(pair, entity)

@@ -93,7 +93,7 @@ async def test_s4_s5_s12_g2_the_failing_call_diverts_and_a_ping_brings_the_entit
     assert [one.message_id for one in await world.backlog(pair)] == ["during"]
     assert state_of(pair, queue) == "failed_over"
     await asyncio.to_thread(mend, world.primary, queue)
-    await world.state(pair, queue, "healthy")
+    await world.state(pair, queue, "on_trial")
     await world.send(sender, ServiceBusMessage("after", message_id="after"))
     assert "after" in [one.message_id for one in await world.held(queue)]
     assert [one.message_id for one in await world.backlog(pair)] == ["during"]
@@ -199,7 +199,7 @@ async def test_g4_an_entity_deleted_while_failed_over_is_unusable_and_its_sends_
     assert next(one.cause for one in pair.entities()) is FailureKind.ENTITY_NOT_FOUND
     # Pings go on: one finds it when it is there again.
     await asyncio.to_thread(_create, world.primary, queue)
-    await world.state(pair, queue, "healthy")
+    await world.state(pair, queue, "on_trial")
 
 
 @pytest.mark.parametrize("on_unusable", ["divert", "raise"])

@@ -250,7 +250,7 @@ async def test_m1_a_ping_is_an_operation_where_it_sends_a_message(
     pair = await world.pair(ledger=tmp_path, ping=ping, ping_interval=timedelta(seconds=1))
     await world.sender(pair, queue)
     pair.force_failover(queue)
-    await world.state(pair, queue, "healthy")
+    await world.state(pair, queue, "on_trial")
     found = await closed(world, pair, tmp_path)
     assert [str(one.stage) for one in found] == operations_
     assert all((one.entity, one.units, one.result) == (queue, 1, "ok") for one in found)
@@ -304,7 +304,7 @@ async def test_m1_the_balance_of_an_outage_is_what_the_receivers_get(world: Worl
     os.kill(world.primary.pid, signal.SIGSTOP)
     await send(range(20, 40))
     os.kill(world.primary.pid, signal.SIGCONT)
-    await world.state(pair, queue, "healthy")
+    await world.state(pair, queue, "on_trial")
     await send(range(40, 60))
     there, waiting = await world.held(queue), await world.backlog(pair)
     await world.do(pair.close)

@@ -175,7 +175,7 @@ async def test_g2_c3_a_ping_for_which_no_thread_can_be_started_is_sent_when_one_
     await world.do(pair.force_failover, queue)
     await world.until(refused.is_set)
     allowed.set()
-    await world.state(pair, queue, "healthy")
+    await world.state(pair, queue, "on_trial")
     await world.do(pair.close)
 
 

@@ -83,6 +83,8 @@ class CallOracle:
     sides: Sides
     stock: DeliveryCounts
     until: float | None
+    restores: int = 0
+    """Of its entity, when it began."""
     end: float = 0.0
     """When its time in the backlog is over."""
     due: ExpectedStep = NOTHING
@@ -108,11 +110,11 @@ class CallOracle:
 
     def primary_answered(self, failure: Failure | None, now: float) -> None:
         if failure is None:
-            self.belief.sent()
+            self.belief.sent(self.restores, with_message=self.with_message)
             self.due = ExpectedStep(StepKind.RETURN, value=self.result)
         elif self.sides.primary():
             self.due = ExpectedStep(StepKind.RAISE, "primary")
-        elif not self.belief.failed(failure.kind, now):
+        elif not self.belief.failed(failure.kind, now, self.restores, with_message=self.with_message):
             self.due = ExpectedStep(StepKind.RAISE, failure.error)
         else:
             self.failed = failure.error
@@ -201,7 +203,7 @@ class CallOracle:
             return TRY_TIMEOUT
         interval, left = self.belief.rules.failover_interval, self.until - now
         fires = now + interval if self.belief.armed is None else self.belief.armed + interval
-        return min(TRY_TIMEOUT, left / 2 if fires < self.until else left)
+        return min(TRY_TIMEOUT, left / 2 if fires < self.until or self.belief.trial else left)
 
     def ends(self, value: Any, error: Exception | None, now: float) -> None:
         if self.until is not None and now > self.until + SLACK:
@@ -251,8 +253,12 @@ class CallOracle:
             self._must(len(set(value)) == len(value) and all(type(one) is BacklogHandle for one in value), value)
         else:
             self._must(value == self.due.value, value)
-        if self.what in (CallKind.SEND, CallKind.SCHEDULE):
+        if self.with_message:
             self._promise(self.letter.ids)
+
+    @property
+    def with_message(self) -> bool:
+        return self.what in (CallKind.SEND, CallKind.SCHEDULE)
 
     @property
     def result(self) -> object:

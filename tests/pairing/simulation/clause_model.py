@@ -47,6 +47,9 @@ class EntityModel:
     last_ping: float = 0.0
     pinging: bool = False
     failovers: int = 0
+    restores: int = 0
+    trial: bool = False
+    failed_trials: int = 0
     diverted: int = 0
     closed: bool = False
 
@@ -56,15 +59,32 @@ class EntityModel:
             return "closed"
         if self.over:
             return "unusable" if self.unusable else "failed_over"
+        if self.trial:
+            return "on_trial"
         return "healthy" if self.armed is None else "failing"
 
-    def sent(self) -> None:
+    @property
+    def ping_interval(self) -> float:
+        """Doubled by each trial that failed since one ended well (S14). No world lasts 30 minutes."""
+        return self.rules.ping_interval * 2.0**self.failed_trials
+
+    def sent(self, restores: int, *, with_message: bool) -> None:
+        """`restores`: how many there had been when the call began."""
         if not self.over:
             self.armed = None
+            if self.trial and with_message and restores == self.restores:
+                self.trial, self.failed_trials = False, 0
 
-    def failed(self, kind: FailureKind, now: float) -> bool:
-        """Whether the call goes on instead of failing (S4, S5)."""
+    def failed(self, kind: FailureKind, now: float, restores: int, *, with_message: bool) -> bool:
+        """Whether the call goes on instead of failing (S4, S5, S14)."""
         if not self.over and not self.closed and kind in self.rules.counting:
+            if restores < self.restores:
+                return True
+            if self.trial:
+                if with_message:
+                    self.failed_trials += 1
+                    self.engage(now)
+                return True
             if self.armed is None:
                 self.armed = now
             if now >= self.armed + self.rules.failover_interval:
@@ -72,7 +92,7 @@ class EntityModel:
         return self.over and kind not in CALLERS_FAULT
 
     def close(self) -> None:
-        self.restore()
+        self.armed, self.over, self.unusable, self.pinging, self.trial = None, False, False, False, False
         self.closed = True
 
     def timer(self, now: float) -> None:
@@ -80,12 +100,15 @@ class EntityModel:
             self.engage(now)
 
     def engage(self, now: float) -> None:
-        self.armed, self.over, self.unusable = None, True, False
+        self.armed, self.over, self.unusable, self.trial = None, True, False, False
         self.last_ping, self.pinging = now, False
         self.failovers += 1
         self.diverted = 0
 
     def restore(self) -> None:
+        if self.over:
+            self.restores += 1
+            self.trial = True
         self.armed, self.over, self.unusable, self.pinging = None, False, False, False
 
     def ping(self, now: float) -> None:
@@ -93,7 +116,7 @@ class EntityModel:
             raise ViolationError("a ping to an entity that is not failed over")
         if self.pinging:
             raise ViolationError("two pings at once")
-        if now < self.last_ping + self.rules.ping_interval - SLACK:
+        if now < self.last_ping + self.ping_interval - SLACK:
             raise ViolationError(f"a ping at {now}, the last at {self.last_ping}")
         self.last_ping, self.pinging = now, True
 
@@ -113,7 +136,7 @@ class EntityModel:
             raise ViolationError(f"{diverted} messages are counted as diverted, {self.diverted} were")
         if self.armed is not None and now > self.armed + self.rules.failover_interval + self.rules.lateness + SLACK:
             raise ViolationError("the failover timer did not fire")
-        longest = self.rules.ping_interval * (1 + self.rules.ping_jitter) + self.rules.lateness
+        longest = self.ping_interval * (1 + self.rules.ping_jitter) + self.rules.lateness
         if self.over and now > self.last_ping + max(longest, TRY_TIMEOUT + self.rules.lateness) + SLACK:
             raise ViolationError("no ping came")
 

@@ -70,7 +70,6 @@ class Fault(Enum):
     DETACH = K.DETACHED
     FAIL = K.INTERNAL
     DISABLE = K.ENTITY_DISABLED
-    FULL = K.QUOTA_EXCEEDED
     BUSY = K.SERVER_BUSY
     GONE = K.ENTITY_NOT_FOUND
     FORBID = K.UNAUTHORIZED
@@ -79,9 +78,14 @@ class Fault(Enum):
     LOSE = "lose"
     FLICKER = "flicker"
     """Each attempt is taken or refused."""
+    FULL = "full"
+    """A ping is taken and a link opens; every message finds the quota exceeded (S14)."""
+    CARRY_NOTHING = "carry nothing"
+    """A ping is taken and a link opens; no message is answered, or the link is thrown off (S14)."""
 
 
 FAULTS = tuple(Fault)
+_KIND_OF = {Fault.FLICKER: K.INTERNAL, Fault.FULL: K.QUOTA_EXCEEDED, Fault.CARRY_NOTHING: K.DETACHED}
 
 
 @dataclass(slots=True)
@@ -111,7 +115,7 @@ class FakeEntity:
         fault = self.fault
         if parcel is not None and parcel.spoilt:
             self._fail(min(QUICK, seconds), K.MESSAGE_TOO_LARGE, answer)
-        elif fault is None or (fault is Fault.FLICKER and self.chance.random() < 0.5):
+        elif fault is None or (fault is Fault.FLICKER and self.chance.random() < 0.5) or self._lets_in(parcel):
             self._take(QUICK * self.chance.randint(1, 5), parcel, seconds, answer)
         elif fault is Fault.LATE:
             self._take(TRY_TIMEOUT * self.chance.uniform(0.2, 2), parcel, seconds, answer)
@@ -121,10 +125,14 @@ class FakeEntity:
         else:
             # Quickly, or after all the retries of an SDK, or never.
             wait = QUICK if self.chance.random() < 0.5 else self.chance.uniform(QUICK, TRY_TIMEOUT)
-            if fault is Fault.STALL or wait >= seconds:
+            silent = fault is Fault.STALL or (fault is Fault.CARRY_NOTHING and self.chance.random() < 0.5)
+            if silent or wait >= seconds:
                 self._fail(seconds + OVERDUE, K.TIMEOUT, answer)
             else:
-                self._fail(wait, K.INTERNAL if fault is Fault.FLICKER else FailureKind(fault.value), answer)
+                self._fail(wait, _KIND_OF.get(fault) or FailureKind(fault.value), answer)
+
+    def _lets_in(self, parcel: SentTransfer | None) -> bool:
+        return parcel is None and self.fault in (Fault.FULL, Fault.CARRY_NOTHING)
 
     def _take(self, wait: float, parcel: SentTransfer | None, seconds: float, answer: Answer) -> None:
         if wait < seconds:

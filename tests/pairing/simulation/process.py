@@ -86,7 +86,7 @@ class SimulatedProcess:
         self.links = {queue: Turn() for queue in self.backlog}
         self.opened: set[str] = set()
         self.heard = QueueAnswered("", None, None)
-        self.answers = self.diversions = 0
+        self.answers = self.diversions = self.failed_late = 0
         self.notices: list[Any] = []
         self._watch()
 

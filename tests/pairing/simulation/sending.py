@@ -16,6 +16,7 @@ from twinbus.errors import CallerError
 from twinbus.pairing.decide import send_flow
 from twinbus.pairing.decide.failover import SendRoute
 from twinbus.pairing.decide.send_flow import (
+    CallOrigin,
     CallPrimary,
     Diversion,
     DivertTo,
@@ -71,10 +72,13 @@ class SimulatedCall:
         self._trying: object = None
         self._tried = 0
         self._cancelled_at = cancelled_at
+        self._origin = CallOrigin(0, False)
 
     def begin(self) -> None:
         process, story = self._process, self.story
+        story.restores = story.belief.restores
         story.begins(process.now())
+        self._origin = CallOrigin(self._context.shared.entity.restores, story.with_message)
         if self._context.shared.entity.route is SendRoute.PRIMARY and process.chance.random() < 0.7:
             # The healthy path of the drivers, which start `send_flow` only if something was wrong.
             self._try(CallPrimary(self._context.primary_seconds(story.until)))
@@ -84,7 +88,7 @@ class SimulatedCall:
     # --- the generator -----------------------------------------------------------------------------------------------
 
     def _call(self, failed: Exception | None = None) -> None:
-        self._steps = steps = send_flow.call(self._context, self._backlog, failed, self.story.until)
+        self._steps = steps = send_flow.call(self._context, self._origin, self._backlog, failed, self.story.until)
         self._carry_on(lambda: next(steps))
 
     def _backlog(self) -> SendSteps[Any]:
@@ -114,7 +118,7 @@ class SimulatedCall:
     def _got(self, result: Any) -> None:
         steps = self._steps
         if steps is None:
-            self._context.shared.succeeded()
+            self._context.shared.succeeded(*self._origin)
             self._end(result, None)
         else:
             self._carry_on(lambda: steps.send(result))
@@ -210,11 +214,7 @@ class SimulatedCall:
             return
         if story.belief.over or story.belief.closed:
             raise ViolationError(f"a call on the primary while {story.belief.mode}")
-        parcel = (
-            SentTransfer(story.letter.ids, story.letter.spoilt)
-            if story.what in (CallKind.SEND, CallKind.SCHEDULE)
-            else None
-        )
+        parcel = SentTransfer(story.letter.ids, story.letter.spoilt) if story.with_message else None
         # Counted anew: its turn may have come late.
         seconds = self._context.primary_seconds(story.until)
         self._attempt("primary", process.primary_places[story.path], parcel, seconds, self._primary_answered)
@@ -289,6 +289,7 @@ class SimulatedCall:
             self._failed_over_meanwhile()
             return
         self._leave_turn()
+        self._process.failed_late += found is not None and self.story.restores < self.story.belief.restores
         self.story.primary_answered(found, self._process.now())
         if found is not None:
             self._threw(found.error)

@@ -71,6 +71,16 @@ def test_a_few_worlds_hold_every_end_that_a_call_can_come_to() -> None:
     assert ENDINGS - endings.keys() == set()
 
 
+def test_s14_a_few_worlds_hold_trials_of_every_outcome_and_calls_from_before_a_restore() -> None:
+    outcomes: Counter[str] = Counter()
+    for seed in range(CHUNK):
+        world = settled(seed)
+        for process in (*world.processes, *world.closed):
+            outcomes.update(notice.name for notice in process.notices)
+            outcomes["failed late"] += process.failed_late
+    assert {"trial_passed", "trial_failed", "restored", "failed late"} <= set(+outcomes)
+
+
 def test_a_seed_replays_exactly() -> None:
     for seed in range(20):
         one, other = settled(seed), settled(seed)

@@ -143,8 +143,10 @@ class World:
         self._live(HORIZON)
         self._strike([*self.primary.values(), *self.backlog.values()], None)
         # Calls under way may still fail, and their failures still count.
-        rules = self.rules
-        self._live(HORIZON + LONGEST_CALL + TRY_TIMEOUT + rules.failover_interval + 3 * rules.ping_interval + 20)
+        longest_ping = max(belief.ping_interval for process in self.processes for belief in process.beliefs.values())
+        # A call under way may fail one more trial, which doubles the interval.
+        pings = 3 * 2 * longest_ping
+        self._live(HORIZON + LONGEST_CALL + TRY_TIMEOUT + self.rules.failover_interval + pings + 20)
         if self._coming:
             raise ViolationError(f"something still goes on: {self._coming[0]}")
         for process in self.processes:
@@ -160,12 +162,14 @@ class World:
         if process.rotation.rotation.usable != tuple(self.backlog):
             raise ViolationError("a backlog queue never came back")
         for path, place in self.primary.items():
-            if process.cells[path].entity.mode is not EntityMode.HEALTHY:
+            if process.cells[path].entity.mode not in (EntityMode.HEALTHY, EntityMode.ON_TRIAL):
                 raise ViolationError(f"{path} never came back")
             process.send(CallKind.SEND, path, last := self.last.pop(), None, None)
             self._live(self.time + TRY_TIMEOUT)
             if place.last is None or place.last.ids != last.ids or not self.stock.promised.issuperset(last.ids):
                 raise ViolationError(f"{path} is healthy, but does not get its messages")
+            if process.cells[path].entity.mode is not EntityMode.HEALTHY:
+                raise ViolationError(f"{path} accepted a message, and is still on trial")
 
     @staticmethod
     def _check_told(process: SimulatedProcess) -> None:

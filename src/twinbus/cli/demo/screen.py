@@ -24,6 +24,7 @@ _STATES: Final[Mapping[str, tuple[str, str]]] = {
     "failing": ("◐", BACKLOG),
     "failed_over": ("●", BACKLOG),
     "unusable": ("✕", DOWN),
+    "on_trial": ("◐", PRIMARY),
     "closed": ("○", "dim"),
 }
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"

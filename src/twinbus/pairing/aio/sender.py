@@ -24,7 +24,7 @@ from twinbus.pairing.call_arguments import IdentifiedBatch, check_cancel, check_
 from twinbus.pairing.call_errors import closed_error
 from twinbus.pairing.decide import send_flow
 from twinbus.pairing.decide.failover import SendRoute
-from twinbus.pairing.decide.send_flow import CallPrimary, DivertTo, FailedOverMeanwhileError, SendSteps
+from twinbus.pairing.decide.send_flow import CallOrigin, CallPrimary, DivertTo, FailedOverMeanwhileError, SendSteps
 from twinbus.pairing.pair_state import SenderSetup
 from twinbus.sdk import empty_batch, supports_concurrent_sends
 
@@ -83,7 +83,7 @@ class PairedSender:
         send = self._recorder.aio_recorded(
             self._send_prefix, message, lambda sender: sender.send_messages(message, **kwargs)
         )
-        await self._call(send, partial(send_flow.divert, self._context, message, until), until)
+        await self._call(send, partial(send_flow.divert, self._context, message, until), until, True)
 
     async def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
         check_open(self._closed)
@@ -91,7 +91,9 @@ class PairedSender:
         def create_offline() -> SendSteps[ServiceBusMessageBatch]:
             return send_flow.instead(lambda: empty_batch(self._link.sender, max_size_in_bytes))
 
-        batch = await self._call(lambda sender: sender.create_message_batch(max_size_in_bytes), create_offline, None)
+        batch = await self._call(
+            lambda sender: sender.create_message_batch(max_size_in_bytes), create_offline, None, False
+        )
         return IdentifiedBatch.copy_of(batch)
 
     async def schedule_messages(
@@ -107,7 +109,7 @@ class PairedSender:
             lambda sender: sender.schedule_messages(message, schedule_time_utc, **kwargs),
         )
         backlog = partial(send_flow.schedule, self._context, message, schedule_time_utc, until)
-        return await self._call(schedule, backlog, until)
+        return await self._call(schedule, backlog, until, True)
 
     async def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None, **kwargs: Any
@@ -121,7 +123,7 @@ class PairedSender:
             None,
             lambda sender: sender.cancel_scheduled_messages(numbers, **kwargs),
         )
-        await self._call(cancel, partial(send_flow.cannot_cancel, numbers), until)
+        await self._call(cancel, partial(send_flow.cannot_cancel, numbers), until, False)
 
     async def close(self) -> None:
         """Refuse all calls from now on. A call in progress in another task has a second to end (S13)."""
@@ -138,7 +140,7 @@ class PairedSender:
 
     async def __aenter__(self) -> Self:
         check_open(self._closed)
-        await self._call(_open_only, send_flow.nothing, None)
+        await self._call(_open_only, send_flow.nothing, None, False)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -153,7 +155,9 @@ class PairedSender:
 
     # --- carrying out ----------------------------------------------------------------------------------------------
 
-    async def _call(self, call: Call[T], backlog: Callable[[], SendSteps[T]], until: float | None) -> T:
+    async def _call(
+        self, call: Call[T], backlog: Callable[[], SendSteps[T]], until: float | None, with_message: bool
+    ) -> T:
         if asyncio.get_running_loop() is not self._timeouts.loop:
             self._primary.refuse_unless_open()
             self._timeouts.claim()
@@ -177,11 +181,12 @@ class PairedSender:
                 failed = error
             else:
                 after = self._entity.entity
-                if after is not entity or after.deadline is not None:
-                    # The entity started to fail, or changed its mode, during the call (S3, S5).
-                    self._entity.succeeded()
+                if after is not entity or after.awaits_success:
+                    # The entity started to fail, or changed its mode, during the call, or is on trial (S3, S5, S14).
+                    self._entity.succeeded(entity.restores, with_message)
                 return result
-        return await self._carry_out(send_flow.call(self._context, backlog, failed, until), call)
+        origin = CallOrigin(entity.restores, with_message)
+        return await self._carry_out(send_flow.call(self._context, origin, backlog, failed, until), call)
 
     async def _carry_out(self, steps: SendSteps[T], call: Call[Any]) -> T:
         try:

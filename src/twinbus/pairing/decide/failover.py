@@ -1,4 +1,4 @@
-"""Decide when one entity fails over to the backlog and when it returns to the primary (S3, S4, S5, S11, G2, G4).
+"""Decide when one entity fails over to the backlog and when it returns to the primary (S3, S4, S5, S11, S14, G2, G4).
 
 An entity is in one mode. The mode says where a call that starts now goes:
 
@@ -6,6 +6,7 @@ An entity is in one mode. The mode says where a call that starts now goes:
     failing       to the primary; the failover timer runs, which the first counting failure started
     failed_over   to the backlog; the primary gets only pings
     unusable      as failed_over; the last ping failed because the entity is gone or the credential is refused
+    on_trial      to the primary; the entity was restored, and the primary has accepted no message since (S14)
     closed        nowhere: the call raises the error that says why the pair is closed
 
 `TABLE` holds every decision as data: (mode, trigger) -> next mode and actions. A trigger is the class of an event. For
@@ -14,7 +15,11 @@ timer is due. `advance` looks the trigger up, computes the next `Entity` and tur
 `failover_diagram` draws the table for docs/guides/failover-machine.md, and tests/pairing/mutation.py mutates the table.
 
 Each failover is an *episode* with a number. The result of a ping carries the number of the ping's episode, so that a
-late result of one episode cannot end the next episode.
+late result of one episode cannot end the next episode. In the same way, the result of a call carries the number of
+restores before the call began: a call from before a restore decides nothing about the trial after it.
+
+A trial fails with the first counting failure of a call with messages. The failover that follows pings half as often as
+the failover before it: an entity may accept a ping, or open a link, and refuse every message.
 
 This module is pure. Messages, queues, clocks and locks belong to the driver. Times are seconds on a monotonic clock;
 `chance` is a number in [0, 1).
@@ -39,6 +44,7 @@ class EntityMode(StrEnum):
     FAILING = "failing"
     FAILED_OVER = "failed_over"
     UNUSABLE = "unusable"
+    ON_TRIAL = "on_trial"
     CLOSED = "closed"
 
 
@@ -56,6 +62,7 @@ ROUTES: Final[Mapping[EntityMode, SendRoute]] = {
     EntityMode.FAILING: SendRoute.PRIMARY,
     EntityMode.FAILED_OVER: SendRoute.BACKLOG,
     EntityMode.UNUSABLE: SendRoute.BACKLOG,
+    EntityMode.ON_TRIAL: SendRoute.PRIMARY,
     EntityMode.CLOSED: SendRoute.CLOSED,
 }
 
@@ -63,9 +70,12 @@ ROUTES: Final[Mapping[EntityMode, SendRoute]] = {
 class Trigger(StrEnum):
     """The class of an event. The table has one row for each trigger."""
 
-    SENT = "a call succeeds"
+    SENT = "a call succeeds that carries no message or began before the restore"
+    SENT_MESSAGE = "a call with messages succeeds"
     FAILED_COUNTING = "a call fails, counting"
     FAILED_AT_ONCE = "a call fails, counting, and no interval is left"
+    FAILED_STALE = "a call from before the restore fails, counting"
+    FAILED_WITHOUT_MESSAGE = "a call without messages fails on trial, counting"
     FAILED_OTHERWISE = "a call fails, not counting"
     FAILED_BY_CALLER = "a call fails by its caller's fault"
     TIMER_DUE = "the failover timer fires"
@@ -94,6 +104,8 @@ class Action(StrEnum):
     PUBLISH_ENGAGED = "emit failover_engaged"
     PUBLISH_RESTORED = "emit restored"
     PUBLISH_UNUSABLE = "emit primary_unusable"
+    PUBLISH_PASSED = "emit trial_passed"
+    PUBLISH_FAILED = "emit trial_failed"
     RAISE = "raise to the caller"
     DIVERT = "send to the backlog"
 
@@ -105,7 +117,7 @@ class Transition(NamedTuple):
     actions: tuple[Action, ...] = ()
 
 
-_HEALTHY, _FAILING, _FAILED_OVER, _UNUSABLE, _CLOSED = EntityMode
+_HEALTHY, _FAILING, _FAILED_OVER, _UNUSABLE, _ON_TRIAL, _CLOSED = EntityMode
 _T, _A = Trigger, Action
 _ENGAGE: Final = (_A.PUBLISH_ENGAGED, _A.ARM_PING)
 
@@ -113,13 +125,14 @@ _ENGAGE: Final = (_A.PUBLISH_ENGAGED, _A.ARM_PING)
 _DIVERTING: Final = {
     _T.FAILED_COUNTING: (_A.DIVERT,),
     _T.FAILED_AT_ONCE: (_A.DIVERT,),
+    _T.FAILED_STALE: (_A.DIVERT,),
     _T.FAILED_OTHERWISE: (_A.DIVERT,),
     _T.FAILED_BY_CALLER: (_A.RAISE,),
     _T.PING_DUE: (_A.PING,),
     _T.PING_EARLY: (_A.ARM_PING,),
     _T.PING_FAILED: (_A.ARM_PING,),
 }
-_RESTORE: Final = Transition(_HEALTHY, (_A.STOP_PINGS, _A.PUBLISH_RESTORED))
+_RESTORE: Final = Transition(_ON_TRIAL, (_A.STOP_PINGS, _A.PUBLISH_RESTORED))
 _CLOSE_PINGS: Final = Transition(_CLOSED, (_A.STOP_PINGS,))
 
 _CHANGES: Final[Mapping[EntityMode, Mapping[Trigger, Transition]]] = {
@@ -131,6 +144,7 @@ _CHANGES: Final[Mapping[EntityMode, Mapping[Trigger, Transition]]] = {
     },
     _FAILING: {
         _T.SENT: Transition(_HEALTHY, (_A.DISARM_TIMER,)),
+        _T.SENT_MESSAGE: Transition(_HEALTHY, (_A.DISARM_TIMER,)),
         _T.FAILED_AT_ONCE: Transition(_FAILED_OVER, (_A.DISARM_TIMER, *_ENGAGE, _A.DIVERT)),
         _T.TIMER_DUE: Transition(_FAILED_OVER, _ENGAGE),
         _T.TIMER_EARLY: Transition(_FAILING, (_A.ARM_TIMER,)),
@@ -150,6 +164,13 @@ _CHANGES: Final[Mapping[EntityMode, Mapping[Trigger, Transition]]] = {
         _T.FORCED_BACK: _RESTORE,
         _T.CLOSED: _CLOSE_PINGS,
     },
+    _ON_TRIAL: {
+        _T.SENT_MESSAGE: Transition(_HEALTHY, (_A.PUBLISH_PASSED,)),
+        _T.FAILED_AT_ONCE: Transition(_FAILED_OVER, (_A.PUBLISH_FAILED, *_ENGAGE, _A.DIVERT)),
+        _T.FAILED_WITHOUT_MESSAGE: Transition(_ON_TRIAL, (_A.DIVERT,)),
+        _T.FORCED_OVER: Transition(_FAILED_OVER, _ENGAGE),
+        _T.CLOSED: Transition(_CLOSED),
+    },
     _CLOSED: {},
 }
 
@@ -158,10 +179,22 @@ def _stay(mode: EntityMode, trigger: Trigger) -> Transition:
     """Return the transition of a trigger that changes no mode: answer a failed call, go on pinging, or do nothing."""
     if mode in (_FAILED_OVER, _UNUSABLE):
         return Transition(mode, _DIVERTING.get(trigger, ()))
+    if trigger is _T.FAILED_STALE and mode is not _CLOSED:
+        # The call failed after a failover engaged, so it diverts (S5). It says nothing about the primary of today.
+        return Transition(mode, (_A.DIVERT,))
     return Transition(mode, (_A.RAISE,) if trigger in FAILED else ())
 
 
-FAILED: Final = frozenset({_T.FAILED_COUNTING, _T.FAILED_AT_ONCE, _T.FAILED_OTHERWISE, _T.FAILED_BY_CALLER})
+FAILED: Final = frozenset(
+    {
+        _T.FAILED_COUNTING,
+        _T.FAILED_AT_ONCE,
+        _T.FAILED_STALE,
+        _T.FAILED_WITHOUT_MESSAGE,
+        _T.FAILED_OTHERWISE,
+        _T.FAILED_BY_CALLER,
+    }
+)
 
 TABLE: Final[Mapping[tuple[EntityMode, Trigger], Transition]] = {
     (mode, trigger): _CHANGES[mode].get(trigger) or _stay(mode, trigger) for mode in EntityMode for trigger in Trigger
@@ -173,14 +206,26 @@ TABLE: Final[Mapping[tuple[EntityMode, Trigger], Transition]] = {
 
 @dataclass(frozen=True, slots=True)
 class PrimarySendSucceeded:
-    """A call on the primary succeeded. Opening, creating a batch and scheduling are calls like sends (S3)."""
+    """A call on the primary succeeded. Opening, creating a batch and scheduling are calls like sends (S3).
+
+    `restores` is `Entity.restores` when the call began; None if the call began after the last restore. `with_message`
+    is False for a call that gives no message to the primary: opening, creating a batch, cancelling (S14).
+    """
+
+    restores: int | None = None
+    with_message: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class PrimarySendFailed:
-    """A call on the primary failed, after its retries. The effects say whether the call raises or is diverted."""
+    """A call on the primary failed, after its retries. The effects say whether the call raises or is diverted.
+
+    `restores` and `with_message` are those of `PrimarySendSucceeded`.
+    """
 
     kind: FailureKind
+    restores: int | None = None
+    with_message: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +387,33 @@ class PrimaryUnusable:
     cause: FailureKind
 
 
-FailoverNotice = FailoverEngaged | Restored | PrimaryUnusable
+@dataclass(frozen=True, slots=True)
+class TrialPassed:
+    """The primary accepted a message after a restore (S14). `lasted` is the time since the restore in seconds."""
+
+    name: ClassVar[str] = "trial_passed"
+    entity: str
+    at: float
+    episode: int
+    lasted: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFailed:
+    """A call with messages failed after a restore (S14). `failover_engaged` follows.
+
+    `episode` is the number of the failover that had ended. `ping_interval` is the one of the failover that follows.
+    """
+
+    name: ClassVar[str] = "trial_failed"
+    entity: str
+    at: float
+    episode: int
+    cause: FailureKind
+    ping_interval: float
+
+
+FailoverNotice = FailoverEngaged | Restored | PrimaryUnusable | TrialPassed | TrialFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +438,9 @@ Effect = (
 
 # --- state and decisions ---------------------------------------------------------------------------------------------
 
+MAX_PING_INTERVAL: Final = 1800.0
+"""Seconds. A ping interval that failed trials doubled grows no further (S14)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverPolicy:
@@ -384,8 +458,9 @@ class Entity:
     """The failover state of one entity. Immutable: a sender reads `route` without a lock.
 
     `since` is the time at which the mode began, and `engaged` the time at which the failover began. `deadline` is the
-    time at which the failover timer fires; while `deadline` is None, a success changes nothing. `episode` is the number
-    of failovers so far. `diverted` is the number of messages diverted in the present failover, or in the last one.
+    time at which the failover timer fires. `episode` is the number of failovers so far. `diverted` is the number of
+    messages diverted in the present failover, or in the last one. `failed_trials` is the number of trials that failed
+    since the last one that passed. While `awaits_success` is False, a success changes nothing.
     """
 
     path: str
@@ -399,10 +474,24 @@ class Entity:
     next_ping: float | None = None
     pinging: bool = False
     diverted: int = 0
+    failed_trials: int = 0
     route: SendRoute = field(init=False)
+    awaits_success: bool = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "route", route_of(self.mode, self.policy))
+        object.__setattr__(self, "awaits_success", self.mode in (EntityMode.FAILING, EntityMode.ON_TRIAL))
+
+    @property
+    def restores(self) -> int:
+        """The number of failovers that have ended."""
+        return self.episode if self.engaged is None else self.episode - 1
+
+    @property
+    def ping_interval(self) -> float:
+        """Seconds between two pings: doubled by each failed trial, up to 30 minutes (S14)."""
+        # The exponent is limited because a float overflows at 2.0**1024. 2**11 s are more than 30 minutes.
+        return min(self.policy.ping_interval * 2.0 ** min(self.failed_trials, 11), MAX_PING_INTERVAL)
 
 
 def route_of(mode: EntityMode, policy: FailoverPolicy) -> SendRoute:
@@ -439,9 +528,9 @@ def trigger_of(entity: Entity, event: Event, now: float) -> Trigger:
     """Return the row of the table for an event."""
     match event:
         case PrimarySendSucceeded():
-            return Trigger.SENT
+            return Trigger.SENT_MESSAGE if event.with_message and not _is_stale(entity, event) else Trigger.SENT
         case PrimarySendFailed():
-            return _failure(entity, event.kind, now)
+            return _failure(entity, event, now)
         case FailoverTimerFired():
             return Trigger.TIMER_DUE if _reached(entity.deadline, now) else Trigger.TIMER_EARLY
         case PingDue():
@@ -466,12 +555,21 @@ def trigger_of(entity: Entity, event: Event, now: float) -> Trigger:
             assert_never(event)
 
 
-def _failure(entity: Entity, kind: FailureKind, now: float) -> Trigger:
-    if kind in entity.policy.counting:
-        # A timer that is due, but has not been delivered yet, counts as fired.
-        at_once = entity.policy.failover_interval <= 0 or _reached(entity.deadline, now)
-        return Trigger.FAILED_AT_ONCE if at_once else Trigger.FAILED_COUNTING
-    return Trigger.FAILED_BY_CALLER if kind in CALLER_FAILURES else Trigger.FAILED_OTHERWISE
+def _failure(entity: Entity, event: PrimarySendFailed, now: float) -> Trigger:
+    if event.kind not in entity.policy.counting:
+        return Trigger.FAILED_BY_CALLER if event.kind in CALLER_FAILURES else Trigger.FAILED_OTHERWISE
+    if _is_stale(entity, event):
+        return Trigger.FAILED_STALE
+    if entity.mode is EntityMode.ON_TRIAL:
+        return Trigger.FAILED_AT_ONCE if event.with_message else Trigger.FAILED_WITHOUT_MESSAGE
+    # A timer that is due, but has not been delivered yet, counts as fired.
+    at_once = entity.policy.failover_interval <= 0 or _reached(entity.deadline, now)
+    return Trigger.FAILED_AT_ONCE if at_once else Trigger.FAILED_COUNTING
+
+
+def _is_stale(entity: Entity, event: PrimarySendSucceeded | PrimarySendFailed) -> bool:
+    """Return whether the call began before the last restore."""
+    return event.restores is not None and event.restores < entity.restores
 
 
 def _reached(at: float | None, now: float) -> bool:
@@ -490,7 +588,9 @@ def _entered(entity: Entity, mode: EntityMode, event: Event, now: float, chance:
         case EntityMode.FAILED_OVER:
             # The first ping is due one interval after the failover (G2), plus a random delay, so that processes do not
             # all ping at the same time.
-            wait = entity.policy.ping_interval * (1 + entity.policy.ping_jitter * chance)
+            failed_trial = entity.mode is EntityMode.ON_TRIAL and isinstance(event, PrimarySendFailed)
+            entity = replace(entity, failed_trials=entity.failed_trials + failed_trial)
+            wait = entity.ping_interval * (1 + entity.policy.ping_jitter * chance)
             return replace(
                 entity,
                 mode=mode,
@@ -505,15 +605,22 @@ def _entered(entity: Entity, mode: EntityMode, event: Event, now: float, chance:
         case EntityMode.UNUSABLE:
             assert isinstance(event, PingFailed)
             return replace(entity, mode=mode, since=now, cause=event.kind, pinging=False)
+        case EntityMode.ON_TRIAL:
+            fresh = _without_failover(entity, mode, now)
+            return replace(fresh, failed_trials=entity.failed_trials)
         case EntityMode.HEALTHY | EntityMode.CLOSED:
-            return Entity(entity.path, entity.policy, now, mode, episode=entity.episode, diverted=entity.diverted)
+            return _without_failover(entity, mode, now)
         case _:
             assert_never(mode)
 
 
+def _without_failover(entity: Entity, mode: EntityMode, now: float) -> Entity:
+    return Entity(entity.path, entity.policy, now, mode, episode=entity.episode, diverted=entity.diverted)
+
+
 def _stayed(entity: Entity, trigger: Trigger, event: Event, now: float) -> Entity:
     if trigger is Trigger.PING_DUE:
-        return replace(entity, pinging=True, next_ping=now + entity.policy.ping_interval)
+        return replace(entity, pinging=True, next_ping=now + entity.ping_interval)
     if trigger is Trigger.PING_FAILED:
         return replace(entity, pinging=False)
     if trigger is Trigger.PING_REFUSED:
@@ -570,5 +677,10 @@ def _effect(action: Action, before: Entity, after: Entity, event: Event, now: fl
         case Action.PUBLISH_UNUSABLE:
             assert isinstance(after.cause, FailureKind)
             return PublishNotice(PrimaryUnusable(after.path, now, after.episode, after.cause))
+        case Action.PUBLISH_PASSED:
+            return PublishNotice(TrialPassed(after.path, now, after.episode, now - before.since))
+        case Action.PUBLISH_FAILED:
+            assert isinstance(after.cause, FailureKind)
+            return PublishNotice(TrialFailed(after.path, now, before.episode, after.cause, after.ping_interval))
         case _:
             assert_never(action)

@@ -33,6 +33,7 @@ from twinbus.errors import CallerError
 from twinbus.pairing.decide.failover import (
     BacklogAccepted,
     Entity,
+    EntityMode,
     Event,
     PrimarySendFailed,
     RaiseToCaller,
@@ -143,7 +144,7 @@ class FlowEntity(Protocol):
 
     def advance(self, event: Event) -> RaiseToCaller | SendToBacklog | RaiseUnusable | None: ...
 
-    def succeeded(self) -> None: ...
+    def succeeded(self, restores: int, with_message: bool) -> None: ...
 
 
 class FlowRotation(Protocol):
@@ -214,13 +215,14 @@ class SendContext:
     def primary_seconds(self, until: float | None) -> float:
         """Return how many seconds an attempt on the primary may take. `until` is the caller's deadline, or None.
 
-        If a failure of this attempt may divert the call, half of the remaining time is reserved for the backlog (S4).
+        If a failure of this attempt may divert the call, half of the remaining time is kept for the backlog (S4, S14).
         """
         if until is None:
             return self.try_timeout
         entity, left = self.shared.entity, until - self.now()
         timer_fires = entity.deadline is not None and entity.deadline < until
-        may_divert = timer_fires or entity.policy.failover_interval < left
+        on_trial = entity.mode is EntityMode.ON_TRIAL
+        may_divert = on_trial or timer_fires or entity.policy.failover_interval < left
         return min(self.try_timeout, left / 2 if may_divert else left)
 
     def backlog_deadline(self, until: float | None) -> float:
@@ -256,8 +258,19 @@ def choose_queue(usable: Sequence[str], current: str | None, chance: float) -> s
 # --- the primary, or the backlog -------------------------------------------------------------------------------------
 
 
+class CallOrigin(NamedTuple):
+    """What a trial needs to know about a call (S14).
+
+    `restores` is `Entity.restores` when the call began. `with_message` is True if the call gives the primary messages.
+    """
+
+    restores: int
+    with_message: bool
+
+
 def call(
     context: SendContext,
+    origin: CallOrigin,
     backlog: Callable[[], SendSteps[T]],
     failed: Exception | None = None,
     until: float | None = None,
@@ -276,7 +289,7 @@ def call(
                 except Exception as error:
                     failed = error
                 else:
-                    context.shared.succeeded()
+                    context.shared.succeeded(*origin)
                     return result
             case SendRoute.BACKLOG:
                 return (yield from backlog())
@@ -284,13 +297,15 @@ def call(
                 raise _unusable(context)
             case SendRoute.CLOSED:
                 raise context.pair.primary.refusal()
-    return (yield from _after_failure(context, backlog, failed))
+    return (yield from _after_failure(context, origin, backlog, failed))
 
 
-def _after_failure(context: SendContext, backlog: Callable[[], SendSteps[T]], failed: Exception) -> SendSteps[T]:
+def _after_failure(
+    context: SendContext, origin: CallOrigin, backlog: Callable[[], SendSteps[T]], failed: Exception
+) -> SendSteps[T]:
     context.pair.notice_closed_clients()
     kind = failure_kind(failed)
-    match context.shared.advance(PrimarySendFailed(kind)):
+    match context.shared.advance(PrimarySendFailed(kind, *origin)):
         case SendToBacklog():
             try:
                 return (yield from backlog())

@@ -20,6 +20,7 @@ from twinbus.pairing.call_errors import NoTurnError, closed_error
 from twinbus.pairing.decide import send_flow
 from twinbus.pairing.decide.failover import SendRoute
 from twinbus.pairing.decide.send_flow import (
+    CallOrigin,
     CallPrimary,
     DivertTo,
     FailedOverMeanwhileError,
@@ -79,7 +80,7 @@ class PairedSender:
             message,
             lambda sender, seconds: sender.send_messages(message, timeout=seconds, **kwargs),
         )
-        self._call(send, partial(send_flow.divert, self._context, message, until), until)
+        self._call(send, partial(send_flow.divert, self._context, message, until), until, True)
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
         check_open(self._closed)
@@ -92,7 +93,7 @@ class PairedSender:
         def create_offline() -> SendSteps[ServiceBusMessageBatch]:
             return send_flow.instead(lambda: empty_batch(self._sender, max_size_in_bytes))
 
-        return IdentifiedBatch.copy_of(self._call(create, create_offline, None))
+        return IdentifiedBatch.copy_of(self._call(create, create_offline, None, False))
 
     def schedule_messages(
         self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **kwargs: Any
@@ -107,7 +108,7 @@ class PairedSender:
             lambda sender, seconds: sender.schedule_messages(message, schedule_time_utc, timeout=seconds, **kwargs),
         )
         backlog = partial(send_flow.schedule, self._context, message, schedule_time_utc, until)
-        return self._call(schedule, backlog, until)
+        return self._call(schedule, backlog, until, True)
 
     def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None, **kwargs: Any
@@ -121,7 +122,7 @@ class PairedSender:
             None,
             lambda sender, seconds: sender.cancel_scheduled_messages(numbers, timeout=seconds, **kwargs),
         )
-        self._call(cancel, partial(send_flow.cannot_cancel, numbers), until)
+        self._call(cancel, partial(send_flow.cannot_cancel, numbers), until, False)
 
     def close(self) -> None:
         """Refuse all calls from now on. A call in progress in another thread has a second to end (S13)."""
@@ -136,7 +137,7 @@ class PairedSender:
 
     def __enter__(self) -> Self:
         check_open(self._closed)
-        self._call(open_sync_link, send_flow.nothing, None)
+        self._call(open_sync_link, send_flow.nothing, None, False)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,7 +155,7 @@ class PairedSender:
 
     # --- carrying out ----------------------------------------------------------------------------------------------
 
-    def _call(self, call: Call[T], backlog: Callable[[], SendSteps[T]], until: float | None) -> T:
+    def _call(self, call: Call[T], backlog: Callable[[], SendSteps[T]], until: float | None, with_message: bool) -> T:
         entity = self._entity.entity
         failed: Exception | None = None
         if entity.route is SendRoute.PRIMARY:
@@ -170,10 +171,11 @@ class PairedSender:
                 failed = error
             else:
                 after = self._entity.entity
-                if after is not entity or after.deadline is not None:
-                    self._succeeded_late()
+                if after is not entity or after.awaits_success:
+                    self._succeeded_late(entity.restores, with_message)
                 return result
-        return self._carry_out(send_flow.call(self._context, backlog, failed, until), call, until)
+        origin = CallOrigin(entity.restores, with_message)
+        return self._carry_out(send_flow.call(self._context, origin, backlog, failed, until), call, until)
 
     def _carry_out(self, steps: SendSteps[T], call: Call[Any], until: float | None) -> T:
         try:
@@ -251,9 +253,9 @@ class PairedSender:
             raise NoTurnError(self.entity_name, seconds)
         return left < seconds / 2
 
-    def _succeeded_late(self) -> None:
-        """Report the success of a call during which the entity started to fail, or changed its mode (S3, S5, C3)."""
-        self._entity.succeeded()
+    def _succeeded_late(self, restores: int, with_message: bool) -> None:
+        """Report the success of a call. The entity started to fail or changed its mode meanwhile, or is on trial."""
+        self._entity.succeeded(restores, with_message)
         if self._entity.entity.route is SendRoute.CLOSED:
             self.release()
 
