@@ -33,9 +33,9 @@ EXIT_CODES: Final[Mapping[Verdict, int]] = {
     Verdict.PROVEN: 0,
     Verdict.POSSIBLE_DUPLICATES: 0,
     Verdict.LOST: 1,
-    Verdict.NOT_PROVEN: 4,
+    Verdict.NOT_PROVEN: 3,
 }
-"""Exit code of a command for each verdict. 2 and 3 have other meanings: wrong usage, and messages left by a drain."""
+"""Exit code of a command for each verdict. Commands use 2 for wrong usage and 3 for findings that need attention."""
 
 # The sentence names this number of reasons. The commands list all reasons below the sums.
 _NAMED_REASONS: Final = 2
