@@ -40,6 +40,8 @@ _BEGUN = {
     "bytes": NUMBERS,
     "units": NUMBERS,
     "destination": OPTIONAL,
+    "broker_at": st.none() | NUMBERS,
+    "waited": st.lists(NUMBERS, max_size=3).map(tuple),
 }
 _ENDED = {"seconds": SECONDS, "result": TEXTS | st.sampled_from(["ok", "unknown"]), "cause": OPTIONAL, "failed": IDS}
 _SPAN = {"count": NUMBERS, "since": NUMBERS, "until": NUMBERS}

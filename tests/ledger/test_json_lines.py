@@ -65,6 +65,9 @@ def test_a_field_of_a_later_version_is_ignored() -> None:
         (json.dumps({**WHOLE, "ids": "x"}), "not a list of strings"),
         (json.dumps({**WHOLE, "ids": [1]}), "not a list of strings"),
         (json.dumps({**WHOLE, "seconds": "1"}), "not a number"),
+        (json.dumps({**WHOLE, "broker_at": 1.5}), "1.5 is not of type int"),
+        (json.dumps({**WHOLE, "waited": [1, "2"]}), "not a list of integers"),
+        (json.dumps({**WHOLE, "waited": 1}), "not a list of integers"),
         (json.dumps({**WHOLE, "result": None}), "None is not of type str"),
         (json.dumps({name: value for name, value in WHOLE.items() if name != "result"}), "result"),
         (

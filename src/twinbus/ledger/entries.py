@@ -163,6 +163,11 @@ class Intent(_Entry):
     units: int
     destination: str | None = None
     """The entity on the primary that the messages are meant for, as `namespace/entity`; None if this is `entity`."""
+    broker_at: int | None = None
+    """When the operation began by the clock of the broker that holds the backlog (L5), in milliseconds since the epoch.
+    Only returns of messages have it."""
+    waited: tuple[int, ...] = ()
+    """For each of `ids`, the milliseconds from its arrival in the backlog to `broker_at`, both by the broker's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +199,8 @@ class Operation(_Entry):
     bytes: int
     units: int
     destination: str | None = None
+    broker_at: int | None = None
+    waited: tuple[int, ...] = ()
     seconds: float
     result: str
     cause: str | None = None

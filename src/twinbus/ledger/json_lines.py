@@ -58,6 +58,13 @@ def operation_prefix(stage: Stage, namespace: str, entity: str, destination: str
     return f'"stage":"{stage}","namespace":{quoted(namespace)},"entity":{quoted(entity)}{toward}'
 
 
+def broker_times(broker_at: int | None, waited: Iterable[int] = ()) -> str:
+    """Returns the part of a line with the times of the broker's clock (L5). It follows an `operation_prefix`."""
+    at = "" if broker_at is None else f',"broker_at":{broker_at}'
+    times = ",".join(map(str, waited))
+    return f'{at},"waited":[{times}]' if times else at
+
+
 def quoted_ids(ids: Iterable[str]) -> str:
     """Returns the ids as elements of a JSON array, without the brackets of the array."""
     return ",".join(map(quoted, ids))
@@ -100,12 +107,14 @@ def encode_entry(entry: Entry) -> str:
     match entry:
         case Intent():
             prefix = operation_prefix(entry.stage, entry.namespace, entry.entity, entry.destination)
+            prefix += broker_times(entry.broker_at, entry.waited)
             return intent_line(entry.at, entry.id, prefix, quoted_ids(entry.ids), entry.bytes, entry.units)
         case Outcome():
             ending = operation_ending(entry.seconds, entry.result, entry.cause, entry.failed)
             return outcome_line(entry.at, entry.id, ending)
         case Operation():
             prefix = operation_prefix(entry.stage, entry.namespace, entry.entity, entry.destination)
+            prefix += broker_times(entry.broker_at, entry.waited)
             ending = operation_ending(entry.seconds, entry.result, entry.cause, entry.failed)
             ids, size, units, count = quoted_ids(entry.ids), entry.bytes, entry.units, entry.count
             return operation_line(entry.at, entry.id, prefix, ids, size, units, ending, count)
@@ -156,6 +165,12 @@ def _read_texts(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _read_integers(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or any(type(one) is not int for one in value):
+        raise TypeError(f"{value!r} is not a list of integers")
+    return tuple(value)
+
+
 def _read_facts(value: object) -> dict[str, Any]:
     if not isinstance(value, dict) or any(type(one) not in (str, int, float, bool) for one in value.values()):
         raise TypeError(f"{value!r} is not an object of plain values")
@@ -170,8 +185,9 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
         ("id", "writer", "host", "version", "namespace", "entity", "destination", "result", "cause"), _TEXT
     ),
     **dict.fromkeys(("event", "pair", "source", "reason", "op", "operation", "by", "durability"), _TEXT),
-    **dict.fromkeys(("at", "pid", "segment", "bytes", "units", "count", "since", "until"), _INTEGER),
+    **dict.fromkeys(("at", "pid", "segment", "bytes", "units", "count", "since", "until", "broker_at"), _INTEGER),
     **dict.fromkeys(("ids", "failed"), _read_texts),
+    "waited": _read_integers,
     "seconds": _read_number,
     "facts": _read_facts,
     "role": Role,

@@ -20,7 +20,7 @@ from twinbus.errors import OperatorError
 from twinbus.ledger.dead_writers import own_host
 from twinbus.ledger.entries import OK, Fact, Metered, Move, Movement, Operation, Role, Stage, State, billable_units
 from twinbus.ledger.group_writer import GroupWriter
-from twinbus.ledger.json_lines import id_text, operation_prefix
+from twinbus.ledger.json_lines import broker_times, id_text, operation_prefix
 from twinbus.ledger.options import LedgerOptions
 from twinbus.ledger.running_operation import RunningOperation
 from twinbus.ledger.segment_opening import SegmentOpening
@@ -83,19 +83,25 @@ class Ledger:
         ids: Sequence[object] = (),
         size: int | Sequence[int] = 0,
         destination: str | None = None,
+        *,
+        broker_at: int | None = None,
+        waited: Sequence[int] = (),
     ) -> RunningOperation:
         """Records that an operation begins. Call `end` of the returned object when the operation has ended.
 
         `ids` are message ids; a single text is one id. `size` is a list of the sizes of the messages, or their sum.
         `destination` is the entity on the primary that the messages are meant for, as `namespace/entity`, if the
-        operation is on another entity. Raises LedgerUnavailableError if the operation must not begin, and TypeError if
-        `ids` is not a sequence.
+        operation is on another entity. `broker_at` and `waited` are the times of the broker's clock, as in `Intent`.
+        Raises LedgerUnavailableError if the operation must not begin, and TypeError if `ids` is not a sequence.
         """
         if isinstance(size, int):
             size = int(size)  # True would be written as a JSON boolean
         if not isinstance(ids, str):
             ids = tuple(ids)  # a copy, because the caller may change its list before the line is written
-        return self.begin_as(operation_prefix(stage, namespace, entity, destination), ids, size)
+        prefix = operation_prefix(stage, namespace, entity, destination)
+        if broker_at is not None:
+            prefix += broker_times(broker_at, waited)
+        return self.begin_as(prefix, ids, size)
 
     def begin_as(self, prefix: str, ids: str | Sequence[object], size: int | Sequence[int]) -> RunningOperation:
         """Does what `begin` does, for callers on a hot path.
