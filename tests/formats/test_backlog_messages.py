@@ -30,7 +30,7 @@ MESSAGES = [
 def test_y3_an_older_backlog_message_comes_home_as_its_sender_meant_it(said: dict[str, Any]) -> None:
     raw = base64.b64decode(said["raw"])
     assert destination_of(raw) == said["path"]
-    path, translated = translate(raw, NOW)
+    path, translated, _ = translate(raw, NOW)
     assert path == said["path"]
     assert shown(translated) == {key: value for key, value in said.items() if key not in _ABOUT_IT}
 

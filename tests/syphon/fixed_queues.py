@@ -6,11 +6,15 @@ from collections.abc import Sequence
 
 
 class FixedQueues:
-    def __init__(self, queues: Sequence[str]) -> None:
+    def __init__(self, queues: Sequence[str], lock: float | None = None) -> None:
         self._queues = tuple(queues)
+        self._lock = lock
 
     async def queues(self) -> Sequence[str]:
         return self._queues
+
+    def lock_seconds(self, queue: str) -> float | None:
+        return self._lock
 
     async def remaining(self) -> int | None:
         return None

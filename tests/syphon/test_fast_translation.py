@@ -51,7 +51,7 @@ def both(raw: bytes) -> bool:
     if found is None:
         return False
     plain = translate(raw, 1_700_000_000_500)
-    assert (found.path, found.raw) == (plain.path, plain.raw)
+    assert (found.path, found.raw, found.enqueued) == plain
     received = ReceivedMessage(raw, None)
     assert (found.message_id, found.sequence_number) == (received.message_id, received.sequence_number)
     return True

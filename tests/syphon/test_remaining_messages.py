@@ -15,6 +15,9 @@ class Asked:
     async def queues(self) -> Sequence[str]:
         return ()
 
+    def lock_seconds(self, queue: str) -> float | None:
+        return None
+
     async def remaining(self) -> int | None:
         self.times += 1
         return 100 - self.times

@@ -250,7 +250,9 @@ async def test_y6_m1_a_dead_letter_is_recorded_under_the_destination_it_names(
 ) -> None:
     with Ledger(tmp_path, Role.CLIENT) as client:
         client.begin(Stage.SEND_BACKLOG, "secondary", ground.queue, ["w", "e"], 20, f"primary/{ground.orders}").end()
-    await ground.put(ground.diverted("w", sessionid=5), ground.diverted("e", timetolive=Long(1)))
+    await ground.put(ground.diverted("e", timetolive=Long(1)))
+    await asyncio.sleep(0.01)  # the time to live of "e" ends, and then "w" shows that it did: it is delivered last
+    await ground.put(ground.diverted("w", sessionid=5))
     with Ledger(tmp_path, Role.SYPHON) as ledger:
         await ground.drain(ttl="absolute", ledger=ledger)
     assert {reason for reason, _ in (await ground.dead_lettered()).values()} == {"WrongAlias", "TTLExpiredException"}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from twinbus.backlog import FailureKind
-from twinbus.ledger import Balance, Ledger, LedgerOptions, MessageKey, Role, Stage, balance, read_ledger
+from twinbus.ledger import Balance, Intent, Ledger, LedgerOptions, MessageKey, Role, Stage, State, balance, read_ledger
 from twinbus.namespace import find_free_port
+from twinbus.syphon.broker_clock import BrokerClock
 from twinbus.syphon.native_transport import NativeTransport
 from twinbus.syphon.progress import ProgressCounter
 from twinbus.syphon.syphon_ledger import SyphonLedger
@@ -119,3 +120,40 @@ def test_what_was_delivered_can_be_completed_while_the_ledger_refuses_new_operat
     case.ledger.close()
     case.completed([])
     assert case.syphon_ledger.counts.operations[Stage.COMPLETE_BACKLOG] == 2
+
+
+# --- clocks ----------------------------------------------------------------------------------------------------------
+
+NOON = 1_800_000_000_000
+
+
+def test_l5_a_return_has_the_time_that_each_message_waited_by_the_brokers_clock(case: Case) -> None:
+    messages = [one._replace(enqueued=NOON - 1000 * waited) for one, waited in zip(case.messages, (5, 3), strict=True)]
+    case.syphon_ledger.begin_send("Orders", messages, NOON)
+    case.ledger.close()
+    (found,) = [one for one in read_ledger(case.folder) if isinstance(one, Intent)]
+    assert (found.ids, found.broker_at, found.waited) == (("a", "b"), NOON, (5000, 3000))
+
+
+def test_l5_a_message_without_an_arrival_leaves_out_the_times_of_its_load(case: Case) -> None:
+    case.syphon_ledger.begin_send("Orders", [case.messages[0]._replace(enqueued=NOON), case.messages[1]], NOON)
+    case.ledger.close()
+    (found,) = [one for one in read_ledger(case.folder) if isinstance(one, Intent)]
+    assert (found.broker_at, found.waited) == (NOON, ())
+
+
+def test_l5_the_clock_is_recorded_once_and_when_it_changed_by_more_than_a_second(case: Case) -> None:
+    clock = BrokerClock(60)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    clock.observe(start + timedelta(seconds=60), start - timedelta(hours=1), 0.0)
+    for seconds, ahead in ((0, 1200), (1, 1200.9), (2, 1199.1), (3, 1201.1), (4, 1201), (5, 0), (6, 0.9)):
+        case.syphon_ledger.compare_clocks(clock, seconds, start + timedelta(seconds=seconds + ahead))
+    case.ledger.close()
+    found = [one.facts for one in read_ledger(case.folder) if isinstance(one, State)]
+    assert found == [{"ahead": ahead, "lock": 60, "lock_known": True} for ahead in (1200, 1201.1, 0)]
+
+
+def test_l5_without_a_message_there_is_no_clock_to_compare_with(case: Case) -> None:
+    case.syphon_ledger.compare_clocks(BrokerClock(60), 0.0, datetime.now(UTC))
+    case.ledger.close()
+    assert not [one for one in read_ledger(case.folder) if isinstance(one, State)]

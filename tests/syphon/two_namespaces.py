@@ -52,6 +52,7 @@ class TwoNamespaces:
         self.namespaces = namespaces
         self.queue = f"t{number}/x-servicebus-transfer/0"
         self.orders = f"orders-{number}"
+        self.lock = 5.0 if short_lock else 60.0
         self.primary = namespaces["primary"].connection_string
         self.secondary = namespaces["secondary"].connection_string
 
@@ -85,7 +86,7 @@ class TwoNamespaces:
         transport = NativeTransport(self.primary, self.secondary, try_timeout=try_timeout)
         async with Syphon(
             transport,
-            FixedQueues(queues or [self.queue]),
+            FixedQueues(queues or [self.queue], self.lock),
             primary="primary",
             secondary="secondary",
             options=SyphonOptions(**options),

@@ -167,7 +167,7 @@ class Intent(_Entry):
     """When the operation began by the clock of the broker that holds the backlog (L5), in milliseconds since the epoch.
     Only returns of messages have it."""
     waited: tuple[int, ...] = ()
-    """For each of `ids`, the milliseconds from its arrival in the backlog to `broker_at`, both by the broker's clock."""
+    """For each of `ids`, the milliseconds from its arrival in the backlog to `broker_at`, by the same clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

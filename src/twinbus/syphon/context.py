@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from twinbus.errors import OptionError
+from twinbus.syphon.broker_clock import BrokerClock
 from twinbus.syphon.plan import Destinations, RetryPolicy, destination_key
 from twinbus.syphon.syphon_ledger import MeteredBacklog, SyphonLedger
 from twinbus.syphon.transport import Destination, HeldMessage, OutgoingMessage, TimeToLive, Transport
@@ -142,8 +143,13 @@ class SyphonContext:
         self.pump_count = 1
         self.pump_error: BaseException | None = None
         """The first error that ended a pump. The syphon ends after such an error."""
+        self._clocks: dict[str, BrokerClock] = {}
         self._senders: dict[str, _Sender] = {}
         self._listeners: list[Callable[[], None]] = []
+
+    def broker_clock(self, queue: str) -> BrokerClock:
+        """Return the broker's clock (L5) for the messages of a backlog queue: the same object for each call."""
+        return self._clocks.setdefault(queue, BrokerClock())
 
     def backlog(self, queue: str) -> MeteredBacklog:
         """Return a new connection to a backlog queue. The caller closes the connection."""

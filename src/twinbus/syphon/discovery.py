@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from twinbus.backlog import (
@@ -41,6 +42,9 @@ class Discovery(Protocol):
     async def remaining(self) -> int | None:
         """Return the number of messages in all backlog queues, without dead letters; None if it is not known."""
 
+    def lock_seconds(self, queue: str) -> float | None:
+        """Return the lock duration of a queue that `queues` has returned; None if it is not known."""
+
     async def close(self) -> None: ...
 
 
@@ -70,15 +74,20 @@ class ListedDiscovery:
     def __init__(self, name: str, administration: AioAdministration) -> None:
         self._name = name
         self._administration = administration
+        self._locks: dict[str, float] = {}
 
     async def queues(self) -> Sequence[str]:
-        async def list_paths(**keywords: object) -> list[str]:
-            return [queue.name async for queue in self._administration.client.list_queues(**keywords)]
+        async def list_queues(**keywords: object) -> list[Any]:
+            return [queue async for queue in self._administration.client.list_queues(**keywords)]
 
         began = time.monotonic()
-        paths = await self._administration.request(list_paths)
-        _record_further_pages(self._administration, paths, began)
-        return extra_backlog_queues(self._name, 0, paths)
+        found = await self._administration.request(list_queues)
+        _record_further_pages(self._administration, found, began)
+        self._locks = _lock_durations(found)
+        return extra_backlog_queues(self._name, 0, [queue.name for queue in found])
+
+    def lock_seconds(self, queue: str) -> float | None:
+        return self._locks.get(queue)
 
     async def remaining(self) -> int | None:
         async def list_properties(**keywords: object) -> list[Any]:
@@ -107,15 +116,20 @@ class ThreadedListedDiscovery:
     def __init__(self, name: str, administration: Administration) -> None:
         self._name = name
         self._administration = administration
+        self._locks: dict[str, float] = {}
 
     async def queues(self) -> Sequence[str]:
-        def list_paths(**keywords: object) -> list[str]:
-            return [queue.name for queue in self._administration.client.list_queues(**keywords)]
+        def list_queues(**keywords: object) -> list[Any]:
+            return list(self._administration.client.list_queues(**keywords))
 
         began = time.monotonic()
-        paths = await asyncio.to_thread(self._administration.request, list_paths)
-        _record_further_pages(self._administration, paths, began)
-        return extra_backlog_queues(self._name, 0, paths)
+        found = await asyncio.to_thread(self._administration.request, list_queues)
+        _record_further_pages(self._administration, found, began)
+        self._locks = _lock_durations(found)
+        return extra_backlog_queues(self._name, 0, [queue.name for queue in found])
+
+    def lock_seconds(self, queue: str) -> float | None:
+        return self._locks.get(queue)
 
     async def remaining(self) -> int | None:
         return None
@@ -129,6 +143,12 @@ def _failure_kind(error: Exception) -> FailureKind:
     from twinbus.pairing import management_failure  # noqa: PLC0415
 
     return management_failure(error).kind
+
+
+def _lock_durations(queues: Sequence[Any]) -> dict[str, float]:
+    """Return the lock durations of listed queues, in seconds. The SDK may return one as a text: then it is left out."""
+    locks = {queue.name: queue.lock_duration for queue in queues}
+    return {name: lock.total_seconds() for name, lock in locks.items() if isinstance(lock, timedelta)}
 
 
 def _record_further_pages(
@@ -169,6 +189,9 @@ class SearchedDiscovery:
                 missing += 1
             index += 1
         return sorted(self._known, key=lambda path: self._known[path])
+
+    def lock_seconds(self, queue: str) -> float | None:
+        return None
 
     async def remaining(self) -> int | None:
         return None
@@ -215,6 +238,9 @@ class ListedOrSearchedDiscovery:
                 self._has_listed = True
                 return found
         return await self._searched.queues()
+
+    def lock_seconds(self, queue: str) -> float | None:
+        return self._listed.lock_seconds(queue)
 
     async def remaining(self) -> int | None:
         return await self._listed.remaining() if self._may_list else None

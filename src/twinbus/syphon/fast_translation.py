@@ -40,15 +40,17 @@ _MAX_HEADERS: Final = 1024
 def _annotations() -> re.Pattern[bytes]:
     """Return a pattern for the entries of a map of broker annotations with values of fixed width.
 
-    Group 1 of the pattern is the sequence number.
+    Group 1 of the pattern is the sequence number, group 2 is the enqueued time.
     """
-    number = re.escape(encode_symbol("x-opt-sequence-number"))
+    number, enqueued = (re.escape(encode_symbol(f"x-opt-{name}")) for name in ("sequence-number", "enqueued-time"))
     keys = b"|".join(re.escape(encode_symbol(name.decode())) for name in sorted(BROKER_ANNOTATIONS))
     forms = {width: [code for code in range(256) if WIDTHS[code] == width] for width in (0, 1, 2, 4, 8, 16)}
     values = b"|".join(
         b"[%b].{%d}" % (b"".join(re.escape(bytes((code,))) for code in codes), width) for width, codes in forms.items()
     )
-    return re.compile(b"(?>%b\x81(.{8})|(?:%b)(?:%b))*+" % (number, keys, values), re.DOTALL)
+    # 0x81 is a long, 0x83 is a timestamp.
+    known = b"%b\x81(.{8})|%b\x83(.{8})" % (number, enqueued)
+    return re.compile(b"(?>%b|(?:%b)(?:%b))*+" % (known, keys, values), re.DOTALL)
 
 
 _ANNOTATIONS: Final = _annotations()
@@ -61,6 +63,8 @@ class FastTranslation(NamedTuple):
     raw: bytes
     message_id: MessageId | None
     sequence_number: int
+    enqueued: int | None
+    """When the backlog enqueued the message, in ms since the epoch."""
 
 
 def fast_translate(raw: bytes) -> FastTranslation | None:
@@ -85,7 +89,9 @@ def _fast_translate(raw: bytes) -> FastTranslation | None:
     end = pos + 5 + raw[pos + 4]
     # A match means that the broker wrote all annotations, so the translated message has no such section.
     annotations = _ANNOTATIONS.fullmatch(raw, pos + 6, end)
-    number = annotations[1] if annotations is not None else None
+    if annotations is None:
+        return None
+    number, enqueued = annotations.groups()
     if number is None:
         return None
     pos = end
@@ -106,7 +112,10 @@ def _fast_translate(raw: bytes) -> FastTranslation | None:
     path, properties, after = found
     if raw[after : after + 2] != b"\x00\x53" or not 0x75 <= raw[after + 2] <= 0x77:
         return None
-    return FastTranslation(path, b"".join((header, raw[pos:end], properties, raw[after:])), message_id, _I64(number)[0])
+    translated = b"".join((header, raw[pos:end], properties, raw[after:]))
+    return FastTranslation(
+        path, translated, message_id, _I64(number)[0], None if enqueued is None else _I64(enqueued)[0]
+    )
 
 
 def _destination(raw: bytes, at: int) -> tuple[str, bytes, int] | None:

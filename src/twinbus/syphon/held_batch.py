@@ -17,7 +17,7 @@ from twinbus.syphon.transport import Backlog, BacklogFailedError, HeldMessage
 
 _log = logging.getLogger(__name__)
 
-# Limits for a computed lock duration, in seconds. The computation can be wrong: the broker's clock and ours may differ.
+# Limits for a computed lock duration, in seconds. The computation can be wrong while the lock duration is only assumed.
 _SHORTEST_LOCK: Final = 4.0
 _LONGEST_LOCK: Final = 60.0
 _RETRY_SECONDS: Final = 1.0
@@ -32,17 +32,18 @@ class HeldBatch:
     renewed; if the end of the locks is not decoded yet, it is decoded at `renew_at`, and `renew_at` is set again.
     """
 
-    __slots__ = ("_received_at", "_received_wall", "_settled", "held", "lost", "renew_at", "size")
+    __slots__ = ("_received_at", "_received_time", "_settled", "held", "lost", "renew_at", "size")
 
-    def __init__(self, held: Sequence[HeldMessage], now: float, wall: datetime) -> None:
+    def __init__(self, held: Sequence[HeldMessage], now: float, time: datetime) -> None:
+        """`now` is the monotonic time of the receipt, and `time` the broker's time of the receipt (L5)."""
         self.held = held
         self.size = sum(one.size for one in held)
         self.lost: set[int] = set()
         self.renew_at = now + _SHORTEST_LOCK / 2
         self._settled: set[int] = set()
         self._received_at = now
-        self._received_wall: datetime | None = wall
-        """When the batch was received; None after the end of the locks was decoded."""
+        self._received_time: datetime | None = time
+        """None after the end of the locks was decoded."""
 
     def settled(self, held: Sequence[HeldMessage]) -> None:
         self._settled.update(map(id, held))
@@ -50,31 +51,31 @@ class HeldBatch:
     def unsettled(self) -> list[HeldMessage]:
         return [one for one in self.held if id(one) not in self._settled and id(one) not in self.lost]
 
-    def renewed(self, now: float, wall: datetime) -> None:
-        self._received_wall = None
-        self.renew_at = now + self._half_of_lock(wall)
+    def renewed(self, now: float, time: datetime) -> None:
+        self._received_time = None
+        self.renew_at = now + self._half_of_lock(time)
 
     def is_due(self, now: float) -> bool:
         """Return whether the locks have to be renewed now. May decode the end of the locks and set `renew_at`."""
-        if self._received_wall is not None and now >= self.renew_at:
-            self.renew_at = self._received_at + self._half_of_lock(self._received_wall)
-            self._received_wall = None
+        if self._received_time is not None and now >= self.renew_at:
+            self.renew_at = self._received_at + self._half_of_lock(self._received_time)
+            self._received_time = None
         return now >= self.renew_at
 
-    def _half_of_lock(self, wall: datetime) -> float:
+    def _half_of_lock(self, time: datetime) -> float:
         # Locks are granted in the order of delivery, so the lock of the first unsettled message ends first.
         first = next(iter(self.unsettled()), None)
-        seconds = _LONGEST_LOCK if first is None else (first.locked_until - wall).total_seconds()
+        seconds = _LONGEST_LOCK if first is None else (first.locked_until - time).total_seconds()
         return min(max(seconds, _SHORTEST_LOCK), _LONGEST_LOCK) / 2
 
 
 class LockRenewer:
-    """Renews the locks of one pump's batches."""
+    """Renews the locks of one pump's batches. `now` returns the monotonic time, `time` the broker's time (L5)."""
 
-    def __init__(self, backlog: Backlog, now: Callable[[], float], wall: Callable[[], datetime]) -> None:
+    def __init__(self, backlog: Backlog, now: Callable[[], float], time: Callable[[], datetime]) -> None:
         self._backlog = backlog
         self._now = now
-        self._wall = wall
+        self._time = time
         self._batches: dict[HeldBatch, None] = {}
         self._added = asyncio.Event()
 
@@ -108,4 +109,4 @@ class LockRenewer:
             _log.warning("locks were not renewed, next try in %g s: %s", _RETRY_SECONDS, error)
             batch.renew_at = self._now() + _RETRY_SECONDS
         else:
-            batch.renewed(self._now(), self._wall())
+            batch.renewed(self._now(), self._time())

@@ -80,6 +80,7 @@ class Mover:
         self._backlog = backlog
         self._deferred = deferred
         self._context = context
+        self._clock = context.broker_clock(queue)
         self._on_put_aside = on_put_aside
 
     async def move(self, batch: HeldBatch, recall: Recall | None = None) -> None:
@@ -129,11 +130,13 @@ class Mover:
         self, batch: HeldBatch, by_path: dict[str, list[OutgoingMessage]]
     ) -> list[Coroutine[None, None, None]]:
         """Put the messages that can be sent into `by_path`. Return coroutines that settle the other messages."""
-        restore, ttl, wall = self._context.transport.restore, self._context.options.ttl, self._context.wall()
+        context = self._context
+        restore, ttl = context.transport.restore, context.options.ttl
+        now = self._clock.earliest(context.now(), context.wall())
         settlements: list[Coroutine[None, None, None]] = []
         for held in batch.held:
             try:
-                message = restore(held, ttl, wall)
+                message = restore(held, ttl, now)
             except NeverDeliverableError as error:
                 settlements.append(self._dead_letter(batch, error.path, [held], error.reason, error.description))
             except CannotCarryError as error:
@@ -169,10 +172,11 @@ class Mover:
         ledger = self._context.ledger
         while True:
             intended: list[_SendGroup] = []
+            broker_at = self._clock.time(self._context.now())
             try:
                 for path, epoch, given, _ in groups:
                     if messages := self._still_locked(batch, given):
-                        intended.append(_SendGroup(path, epoch, messages, ledger.begin_send(path, messages)))
+                        intended.append(_SendGroup(path, epoch, messages, ledger.begin_send(path, messages, broker_at)))
                 await ledger.flush()
             except LedgerUnavailableError as error:
                 for group in intended:

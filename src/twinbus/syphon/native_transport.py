@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from twinbus.backlog import failure_kind, was_refused
@@ -27,6 +27,7 @@ from twinbus.connect import (
     abandon_outcome,
     dead_letter_outcome,
     defer_outcome,
+    to_millis,
 )
 from twinbus.message import MessageId
 from twinbus.syphon.credentials import NamespaceAccess
@@ -109,9 +110,9 @@ class NativeTransport:
         fast = fast_translate(held.message.raw)
         if fast is not None:
             held.known_number = fast.sequence_number
-            return OutgoingMessage(fast.path, fast.message_id, len(fast.raw), fast.raw, held)
-        path, raw = translate(held.message.raw, (now - _EPOCH) // timedelta(milliseconds=1), ttl)
-        return OutgoingMessage(path, held.message.message_id, len(raw), raw, held)
+            return OutgoingMessage(fast.path, fast.message_id, len(fast.raw), fast.raw, held, fast.enqueued)
+        path, raw, enqueued = translate(held.message.raw, to_millis(now), ttl)
+        return OutgoingMessage(path, held.message.message_id, len(raw), raw, held, enqueued)
 
     async def close(self) -> None:
         await asyncio.gather(self._primary.close(), self._secondary.close())

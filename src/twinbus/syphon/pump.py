@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import datetime
 from math import inf, isinf
 from typing import Any, Final
 
@@ -63,7 +64,8 @@ class Pump:
         self._context = context
         self._backlog = context.backlog(queue)
         self._mover = Mover(queue, self._backlog, self.deferred, context, self._wake_recall)
-        self._renewer = LockRenewer(self._backlog, context.now, context.wall)
+        self._clock = context.broker_clock(queue)
+        self._renewer = LockRenewer(self._backlog, context.now, self._broker_time)
         self._loops: list[asyncio.Task[None]] = []
         self._moves: set[asyncio.Task[None]] = set()
         self._recall_wanted = asyncio.Event()
@@ -260,13 +262,20 @@ class Pump:
 
     def _hold(self, held: Sequence[HeldMessage]) -> HeldBatch:
         context = self._context
-        batch = HeldBatch(held, context.now(), context.wall())
+        # The newest message was delivered last: it shows the broker's time best.
+        self._clock.observe(held[-1].locked_until, held[-1].enqueued_time, context.now())
+        context.ledger.compare_clocks(self._clock, context.now(), context.wall())
+        batch = HeldBatch(held, context.now(), self._broker_time())
         self.held += len(held)
         self._held_bytes += batch.size
         # Grows with the first large message, and shrinks by 10 % per batch: the next messages may be as large.
         largest = max(one.size for one in held)
         self._expected_size = max(largest, self._expected_size * 0.9 + largest * 0.1)
         return batch
+
+    def _broker_time(self) -> datetime:
+        """Return the time by which locks are renewed."""
+        return self._clock.latest(self._context.now(), self._context.wall())
 
     async def _move(self, batch: HeldBatch, recall: Recall | None = None) -> None:
         self._renewer.add(batch)

@@ -78,7 +78,7 @@ class SdkTransport:
 
     def restore(self, held: HeldMessage, ttl: TimeToLive, now: datetime) -> OutgoingMessage:
         assert isinstance(held, SdkHeld)
-        path, raw = translate(held.message.raw, to_millis(now), ttl)
+        path, raw, enqueued = translate(held.message.raw, to_millis(now), ttl)
         single = None
         if len(raw) > _FITS_ANY_BATCH:
             single = lossless_message(raw)
@@ -88,7 +88,7 @@ class SdkTransport:
                     "a batch, and outside of a batch the SDK cannot encode it without loss",
                     path,
                 )
-        return OutgoingMessage(path, held.message_id, len(raw), SdkContent(raw, single), held)
+        return OutgoingMessage(path, held.message_id, len(raw), SdkContent(raw, single), held, enqueued)
 
     async def close(self) -> None:
         await asyncio.gather(*(member.close() for member in tuple(self._members)))

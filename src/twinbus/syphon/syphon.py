@@ -190,6 +190,7 @@ class Syphon:
             if queue not in self._pumps:
                 pump = self._pumps[queue] = Pump(queue, self._context)
                 pump.when_drained(self._wake)
+            self._context.broker_clock(queue).lock_seconds = self._discovery.lock_seconds(queue)
         self._context.pump_count = max(1, len(self._pumps))
         if not found:
             _log.warning("no backlog queue was found")

@@ -11,10 +11,13 @@ the credit may stay granted for the next receive. Such credit is *used*: when it
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
 from twinbus.ledger import OK, SYPHON_STARTED, UNKNOWN, Fact, Ledger, Move, RunningOperation, Stage, result_of_failure
+from twinbus.syphon.broker_clock import BrokerClock
 from twinbus.syphon.progress import ProgressCounter
 from twinbus.syphon.transport import (
     PEEK_PAGE_SIZE,
@@ -26,12 +29,19 @@ from twinbus.syphon.transport import (
     SendFailedError,
 )
 
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 NOT_TRIED: Final = "not_tried"
 """Result of an operation whose intent could not be written to the disk, so that nothing was sent."""
+CLOCK_COMPARED: Final = "clock"
+"""Event of the state entry with the difference of two clocks."""
+CLOCK_TOLERANCE: Final = 1.0
+"""Seconds. Clocks that differ by no more than this count as equal."""
 LOCK_LOST: Final = "lock_lost"
 NOT_FOUND: Final = "message_not_found"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SyphonLedger:
@@ -45,6 +55,8 @@ class SyphonLedger:
         self._ledger = ledger
         self._primary = primary
         self._secondary = secondary
+        self._ahead: float | None = None
+        """How far the clock of this machine is ahead of the broker's, in seconds, as recorded."""
 
     def started(self, options: Mapping[str, Fact]) -> None:
         """Record that a syphon starts, with those of its options that its cost depends on (M4)."""
@@ -69,9 +81,35 @@ class SyphonLedger:
         if self._ledger is not None:
             self._ledger.done(stage, self._secondary, queue, (), size, seconds=seconds, result=result, cause=cause)
 
-    def begin_send(self, path: str, messages: Sequence[OutgoingMessage]) -> RunningOperation | None:
+    def compare_clocks(self, clock: BrokerClock, now: float, wall: datetime) -> None:
+        """Record how far the clock of this machine (`wall`) is ahead of the broker's (L5).
+
+        Records the first difference, and the next one that differs from the recorded one by more than 1 s.
+        """
+        time = clock.time(now)
+        if time is None:
+            return
+        ahead = (wall - _EPOCH) / timedelta(seconds=1) - time / 1000
+        if self._ahead is not None and abs(ahead - self._ahead) <= CLOCK_TOLERANCE:
+            return
+        self._ahead = ahead
+        if abs(ahead) > CLOCK_TOLERANCE:
+            _log.warning(
+                "the clock of this machine is %.1f s %s the clock of %s",
+                abs(ahead),
+                "ahead of" if ahead > 0 else "behind",
+                self._secondary,
+            )
+        if self._ledger is not None:
+            facts = {"ahead": round(ahead, 3), "lock": clock.lock, "lock_known": clock.lock_seconds is not None}
+            self._ledger.state(CLOCK_COMPARED, facts, pair=self._primary)
+
+    def begin_send(
+        self, path: str, messages: Sequence[OutgoingMessage], broker_at: int | None = None
+    ) -> RunningOperation | None:
         """Write the intent of a send to the primary. Await `flush` before the send.
 
+        `broker_at` is the broker's time now (L5), in ms since the epoch; None if it is not known.
         Raises LedgerUnavailableError if the ledger cannot be written and its option `on_error` is "stop".
         """
         self.counts.operations[Stage.RETURN_PRIMARY] += len(messages)
@@ -79,7 +117,14 @@ class SyphonLedger:
             return None
         ids = [message.message_id for message in messages]
         sizes = [message.size for message in messages]
-        return self._ledger.begin(Stage.RETURN_PRIMARY, self._primary, path, ids, sizes)
+        waited: Sequence[int] = ()
+        if broker_at is not None:
+            # A message that arrived within the last milliseconds may seem to arrive later than now.
+            waited = [max(0, broker_at - one.enqueued) for one in messages if one.enqueued is not None]
+            waited = waited if len(waited) == len(messages) else ()
+        return self._ledger.begin(
+            Stage.RETURN_PRIMARY, self._primary, path, ids, sizes, broker_at=broker_at, waited=waited
+        )
 
     async def flush(self) -> None:
         """Return when all intents are on disk."""

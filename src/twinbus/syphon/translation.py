@@ -56,6 +56,8 @@ class DeadLetterReason(StrEnum):
 class TranslatedMessage(NamedTuple):
     path: str
     raw: bytes
+    enqueued: int | None = None
+    """When the backlog enqueued the message by the broker's clock, in ms since the epoch."""
 
 
 MAX_HEADER_TTL: Final = 0xFFFF_FFFF  # ms; a longer time to live is written as absolute-expiry-time
@@ -90,7 +92,7 @@ _NULL: Final = b"\x40"
 
 
 def translate(raw: bytes, now: int, ttl: TimeToLive = "restart") -> TranslatedMessage:
-    """Returns the destination and the message for it. `now` is in ms since the epoch.
+    """Returns the destination and the message for it. `now` is the broker's time (L5), in ms since the epoch.
 
     Raises NeverDeliverableError if the message can never be delivered (Y6) or has expired (Y7).
     """
@@ -147,6 +149,7 @@ def _translate(sections: Sections, now: int, ttl: TimeToLive) -> TranslatedMessa
             properties,
             body,
         ),
+        enqueued,
     )
 
 

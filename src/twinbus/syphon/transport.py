@@ -59,6 +59,8 @@ class OutgoingMessage(NamedTuple):
     size: int
     content: Any
     held: HeldMessage
+    enqueued: int | None = None
+    """When the message arrived in the backlog by the broker's clock, in ms since the epoch; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class Transport(Protocol):
     def destination(self, path: str) -> Destination: ...
 
     def restore(self, held: HeldMessage, ttl: TimeToLive, now: datetime) -> OutgoingMessage:
-        """Return the message as it was before the diversion (S7).
+        """Return the message as it was before the diversion (S7). `now` is the time by the broker's clock (L5).
 
         Raises NeverDeliverableError (Y6, or expired with ttl="absolute") or CannotCarryError (Y10).
         """

@@ -247,6 +247,9 @@ class Failing:
             raise ConnectionError("away")
         return ["b"]
 
+    def lock_seconds(self, queue: str) -> float | None:
+        return None
+
     async def remaining(self) -> int | None:
         return None
 
