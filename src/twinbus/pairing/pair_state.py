@@ -317,6 +317,7 @@ class PairState:
         if side is self.primary:
             for shared in list(self._entities.values()):
                 shared.advance(PairClosed())
+            self.rotation.wake_waiting_calls()
         else:
             self.rotation.close()
         if self.closed:

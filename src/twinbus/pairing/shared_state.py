@@ -67,6 +67,7 @@ from twinbus.pairing.events import BacklogUnattended, Notice
 _log = logging.getLogger("twinbus.pairing")
 
 FailedCallEffect = RaiseToCaller | SendToBacklog | RaiseUnusable
+ForCall = TryAnother | RaiseSendError | rotation.ProbeEffect
 Now = Callable[[], float]
 Chance = Callable[[], float]
 IsFailedOver = Callable[[str], bool]
@@ -178,28 +179,36 @@ class SharedRotation:
         self._driver = driver
         self._now = now
         self._lock = threading.Lock()
+        self.on_change: set[Callable[[], None]] = set()
+        """Callbacks for a change of `rotation`, called in the thread that changed it. None may block."""
         self._timer = driver.timer(lambda: self.advance(ProbationEnded()))
 
-    def advance(self, event: rotation.Event) -> bool:
-        """Apply an event. Returns True if the event is a failed send that should try another queue."""
-        try_another = False
+    def advance(self, event: rotation.Event) -> ForCall | None:
+        """Apply an event. If a call asked, or its send failed, returns the effect that says what the call must do."""
+        for_call: ForCall | None = None
         notices: list[rotation.QueueLeft | rotation.QueueReturned] = []
         with self._lock:
-            decision = rotation.advance(self.rotation, event, self._now())
+            before = self.rotation
+            decision = rotation.advance(before, event, self._now())
             self.rotation = decision.rotation
             for effect in decision.effects:
                 match effect:
-                    case TryAnother():
-                        try_another = True
-                    case RaiseSendError():
-                        try_another = False
                     case ArmProbation(at):
                         self._timer.arm(at)
                     case PublishQueueNotice(notice):
                         notices.append(notice)
+                    case _:
+                        for_call = effect
+        if decision.rotation is not before:
+            self.wake_waiting_calls()
         for notice in notices:
             self._driver.emit(notice)
-        return try_another
+        return for_call
+
+    def wake_waiting_calls(self) -> None:
+        """Let every call that waits for a backlog queue look again."""
+        for wake in tuple(self.on_change):
+            wake()
 
     def missing(self, causes: tuple[QueueCause, ...]) -> None:
         """Report queues that provisioning could neither find nor create (P7)."""
@@ -208,10 +217,28 @@ class SharedRotation:
 
     def failed(self, queue: str, kind: FailureKind, detail: str) -> bool:
         """Report a failed send to a backlog queue. Returns whether to try another queue."""
-        return self.advance(BacklogSendFailed(queue, kind, detail))
+        return isinstance(self.advance(BacklogSendFailed(queue, kind, detail)), TryAnother)
+
+    def ask_probe(self, tried: frozenset[str]) -> rotation.ProbeEffect:
+        """Return what a call does that found no queue in the rotation (S6)."""
+        effect = self.advance(rotation.ProbeAsked(tried))
+        assert isinstance(effect, rotation.ProbeEffect)
+        return effect
+
+    def probe_succeeded(self, queue: str) -> None:
+        self.advance(rotation.ProbeSucceeded(queue))
+
+    def probe_failed(self, queue: str, kind: FailureKind, detail: str) -> bool:
+        """Report a failed probe. Returns False if the call must raise the error of its send."""
+        return isinstance(self.advance(rotation.ProbeFailed(queue, kind, detail)), TryAnother)
+
+    def probe_abandoned(self) -> None:
+        """Report that a probe ended without a result."""
+        self.advance(rotation.ProbeAbandoned())
 
     def close(self) -> None:
         self._timer.disarm()
+        self.wake_waiting_calls()
 
 
 class SharedBacklogWatch:

@@ -138,3 +138,95 @@ def test_the_notices_have_names_of_their_own() -> None:
 
 def test_c1_p7_a_queue_on_probation_is_there_and_one_that_was_never_found_is_not() -> None:
     assert advance(WITHOUT_1, r.QueueMissing("b2", K.DNS), 5.0).rotation.found == ("b0", "b1")
+
+
+# --- S6, none left: probes -------------------------------------------------------------------------------------------
+
+
+def emptied(*queues: str, at: float = 5.0) -> Rotation:
+    rotation = FULL
+    for second, queue in enumerate(queues):
+        rotation = advance(rotation, r.BacklogSendFailed(queue, K.TIMEOUT), at + second).rotation
+    return rotation
+
+
+NONE_LEFT = emptied("b2", "b0", "b1")
+"""b2 left at 5, b0 at 6, b1 at 7."""
+PROBING = advance(NONE_LEFT, r.ProbeAsked(), 10.0).rotation
+
+
+def test_s6_with_none_left_a_call_probes_the_queue_that_left_first_on_probation_or_not() -> None:
+    after, effects = advance(NONE_LEFT, r.ProbeAsked(), 10.0)
+    assert effects == (r.ProbeQueue("b2"),)
+    assert (after.probing, after.next_probe, after.usable) == (True, 11.0, ())
+
+
+def test_s6_a_call_does_not_probe_a_queue_that_it_tried_itself() -> None:
+    assert advance(NONE_LEFT, r.ProbeAsked(frozenset({"b2"})), 10.0).effects == (r.ProbeQueue("b0"),)
+    tried = frozenset(FULL.queues)
+    assert advance(NONE_LEFT, r.ProbeAsked(tried), 10.0) == RotationDecision(NONE_LEFT, (r.RaiseUnavailable(),))
+    assert advance(PROBING, r.ProbeAsked(tried), 10.0) == RotationDecision(PROBING, (r.RaiseUnavailable(),))
+
+
+def test_s6_one_call_at_a_time_probes_and_the_others_wait_for_its_result() -> None:
+    assert advance(PROBING, r.ProbeAsked(), 60.0) == RotationDecision(PROBING, (r.WaitForProbe(None),))
+
+
+@pytest.mark.parametrize("end", [r.ProbeFailed("b2", K.TIMEOUT), r.ProbeAbandoned()])
+def test_s6_probes_are_at_least_a_second_apart(end: r.Event) -> None:
+    ended = advance(PROBING, end, 10.2).rotation
+    assert not ended.probing
+    assert advance(ended, r.ProbeAsked(), 10.999) == RotationDecision(ended, (r.WaitForProbe(11.0),))
+    assert isinstance(advance(ended, r.ProbeAsked(), 11.0).effects[0], r.ProbeQueue)
+
+
+def test_s6_a_probe_that_succeeds_brings_the_queue_back() -> None:
+    after, effects = advance(PROBING, r.ProbeSucceeded("b2"), 10.5)
+    assert (after.usable, after.probing, after.failed_probes) == (("b2",), False, 0)
+    assert effects[0] == r.PublishQueueNotice(r.QueueReturned("b2", 10.5))
+
+
+@pytest.mark.parametrize("kind", sorted(EVICTING_FAILURES))
+def test_s6_a_probe_that_fails_lets_the_next_one_try_another_queue(kind: FailureKind) -> None:
+    after, effects = advance(PROBING, r.ProbeFailed("b2", kind, "still"), 10.5)
+    assert effects == (r.TryAnother(),)
+    assert after.causes == (("b0", K.TIMEOUT, ""), ("b1", K.TIMEOUT, ""), ("b2", kind, "still"))
+    # Its probation still ends when it would have ended.
+    assert after.absent[-1] == r.Absence(QueueCause("b2", kind, "still"), 5.0, 35.0)
+    assert (after.probing, after.failed_probes) == (False, 1)
+    assert advance(after, r.ProbeAsked(), 11.0).effects == (r.ProbeQueue("b0"),)
+
+
+@pytest.mark.parametrize("kind", sorted(set(FailureKind) - EVICTING_FAILURES))
+def test_s6_a_probe_that_ends_by_a_fault_of_its_message_or_server_busy_is_no_failed_probe(kind: FailureKind) -> None:
+    after, effects = advance(PROBING, r.ProbeFailed("b2", kind), 10.5)
+    assert effects == (r.RaiseSendError(),)
+    assert (after.absent, after.probing, after.failed_probes) == (NONE_LEFT.absent, False, 0)
+
+
+def test_s6_a_probe_without_a_result_changes_nothing_but_that_it_is_over() -> None:
+    after, effects = advance(PROBING, r.ProbeAbandoned(), 10.5)
+    assert (after.absent, after.probing, after.failed_probes, effects) == (NONE_LEFT.absent, False, 0, ())
+
+
+def test_s6_a_queue_that_returned_during_its_probe_leaves_again_if_the_probe_fails() -> None:
+    back = advance(PROBING, r.ProbationEnded(), 35.0).rotation
+    assert (back.usable, back.probing) == (("b2",), True)
+    after, effects = advance(back, r.ProbeFailed("b2", K.DETACHED, "again"), 36.0)
+    assert after.usable == ()
+    assert after.absent[-1] == r.Absence(QueueCause("b2", K.DETACHED, "again"), 36.0, 66.0)
+    assert effects[0] == r.PublishQueueNotice(r.QueueLeft("b2", 36.0, K.DETACHED, 0))
+    assert effects[-1] == r.TryAnother()
+    assert after.failed_probes == 1
+    assert advance(back, r.ProbeSucceeded("b2"), 36.0).rotation.usable == ("b2",)
+
+
+def test_s6_a_call_that_asks_when_a_queue_has_just_returned_looks_again_at_once() -> None:
+    assert advance(WITHOUT_1, r.ProbeAsked(), 8.0) == RotationDecision(WITHOUT_1, (r.WaitForProbe(8.0),))
+
+
+def test_p1_a_queue_that_was_never_found_is_not_probed() -> None:
+    missing = Rotation(("b0", "b1"), 30.0)
+    for queue in missing.queues:
+        missing = advance(missing, r.QueueMissing(queue, K.DNS), 1.0).rotation
+    assert advance(missing, r.ProbeAsked(), 9.0) == RotationDecision(missing, (r.RaiseUnavailable(),))

@@ -26,6 +26,7 @@ from twinbus.pairing.decide.send_flow import (
     DivertTo,
     FlowErrors,
     SendContext,
+    WaitForQueue,
     pause_before_retry,
 )
 from twinbus.pairing.errors import BacklogUnavailableError, QueueCause, ScheduledInBacklogError
@@ -211,8 +212,77 @@ def test_s12_another_try_needs_a_retryable_error_a_retry_left_and_time_for_the_p
 def test_s6_any_queue_that_was_not_tried_yet_can_be_picked(chance: float, queue: str) -> None:
     pair = Pair(3)
     pair.context.queue, pair.chance = "b0", chance
-    assert pair.context.pick_queue({"b0": QueueCause("b0", K.TIMEOUT, "")}) == queue
+    assert pair.context.pick_queue(pair.rotation.rotation, {"b0": QueueCause("b0", K.TIMEOUT, "")}) == queue
     assert pair.context.queue == queue
+
+
+# --- S6, none left ---------------------------------------------------------------------------------------------------
+
+
+def none_left(queues: int = 2) -> Pair:
+    pair = Pair(queues)
+    for queue in pair.rotation.rotation.queues:
+        pair.rotation.failed(queue, K.TIMEOUT, "")
+    pair.time = 5.0
+    return pair
+
+
+def test_s6_with_none_left_one_call_probes_and_the_others_wait_and_use_the_queue_that_it_brought_back() -> None:
+    pair = none_left()
+    first, second = pair.divert(65.0), pair.divert(20.0)
+    probe, waiting = next(first), next(second)
+    assert isinstance(probe, DivertTo)
+    assert (probe.queue, probe.seconds, probe.probe) == ("b0", 60.0, True)
+    assert waiting == WaitForQueue(pair.rotation.rotation, 15.0)
+    next_payload(probe.diversion, LIMITS)
+    with pytest.raises(StopIteration):
+        first.send(None)
+    assert pair.rotation.rotation.usable == ("b0",)
+    step = second.send(None)
+    assert isinstance(step, DivertTo)
+    assert (step.queue, step.probe) == ("b0", False)
+
+
+def test_s6_when_the_probe_fails_all_that_waited_raise_and_the_next_call_waits_for_its_second() -> None:
+    pair = none_left()
+    first, second = pair.divert(None), pair.divert(None)
+    next(first), next(second)
+    pair.time = 5.25
+    for call, resume in (
+        (first, partial(first.throw, ConnectionResetError("x"))),
+        (second, partial(second.send, None)),
+    ):
+        with pytest.raises(BacklogUnavailableError) as raised:
+            resume()
+        assert {cause.queue for cause in raised.value.causes} == {"b0", "b1"}
+        call.close()
+    third = pair.divert(None)
+    assert next(third) == WaitForQueue(pair.rotation.rotation, 0.75)
+    pair.time = 6.0
+    probe = third.send(None)
+    assert isinstance(probe, DivertTo)
+    assert (probe.queue, probe.probe) == ("b1", True)
+
+
+@pytest.mark.parametrize("error", [AliasInUseError(["x-ms-path"]), call_errors.NoTurnError("b0", 1.0), GeneratorExit()])
+def test_s6_a_probe_that_says_nothing_about_its_queue_lets_the_next_call_probe(error: BaseException) -> None:
+    pair = none_left()
+    first = pair.divert(None)
+    next(first)
+    with pytest.raises(type(error)):
+        first.throw(error)
+    assert not pair.rotation.rotation.probing
+    assert pair.rotation.rotation.failed_probes == 0
+
+
+def test_s6_a_call_whose_time_ends_while_it_waits_raises_with_the_causes() -> None:
+    pair = none_left()
+    first, second = pair.divert(None), pair.divert(8.0)
+    next(first)
+    assert next(second) == WaitForQueue(pair.rotation.rotation, 3.0)
+    pair.time = 8.0
+    with pytest.raises(BacklogUnavailableError):
+        second.send(None)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

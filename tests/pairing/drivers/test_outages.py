@@ -270,6 +270,31 @@ async def test_s6_none_left_raises_with_the_causes_and_the_message_stays_the_cal
     assert pair.backlog_queues == ()
 
 
+async def test_s6_diverting_works_again_when_the_secondary_is_back_and_not_when_a_probation_ends(
+    world: World, queue: str
+) -> None:
+    pair = await world.pair(probation=timedelta(hours=1), keywords={"retry_total": 0})
+    sender, other = await world.sender(pair, queue), await world.sender(pair, queue)
+    await world.do(pair.force_failover, queue)
+    world.secondary.faults.set("internal-error")
+    with pytest.raises(BacklogUnavailableError):
+        await world.send(sender, ServiceBusMessage("kept"))
+    # A probe fails, and the call that waits for it raises with it.
+    failed = await asyncio.gather(
+        world.send(sender, ServiceBusMessage("kept")),
+        world.send(other, ServiceBusMessage("kept")),
+        return_exceptions=True,
+    )
+    assert [type(one) for one in failed] == [BacklogUnavailableError, BacklogUnavailableError]
+    assert pair.backlog_queues == ()
+    world.secondary.faults.clear()
+    names = [f"after {number}" for number in range(8)]
+    await asyncio.gather(
+        *(world.send((sender, other)[n % 2], ServiceBusMessage("x", message_id=name)) for n, name in enumerate(names))
+    )
+    assert sorted(str(one.message_id) for one in await world.backlog(pair)) == names
+
+
 async def test_s6_a_backlog_queue_that_takes_nothing_leaves_the_rotation_and_the_message_goes_to_another(
     world: World, queue: str
 ) -> None:

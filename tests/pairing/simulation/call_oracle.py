@@ -23,7 +23,7 @@ from tests.pairing.simulation.fake_entities import DeliveryCounts, Failure
 from twinbus.backlog import FailureKind
 from twinbus.pairing.call_arguments import check_cancel
 from twinbus.pairing.call_errors import NoTurnError
-from twinbus.pairing.decide.send_flow import BacklogHandle, CallPrimary, DivertTo, SendStep
+from twinbus.pairing.decide.send_flow import BacklogHandle, CallPrimary, DivertTo, SendStep, WaitForQueue
 from twinbus.pairing.errors import (
     BacklogUnavailableError,
     PartialSendError,
@@ -46,6 +46,8 @@ class CallKind(Enum):
 class StepKind(Enum):
     PRIMARY = "on the primary"
     BACKLOG = "on a backlog queue"
+    PROBE = "on a backlog queue that left, because none is left"
+    WAIT = "it waits for the probe of another call"
     RETURN = "it returns"
     RAISE = "it raises"
 
@@ -94,6 +96,9 @@ class CallOracle:
     """Whether a link to a backlog queue is open for it, so that copies can be made."""
     diverting: bool = False
     """Whether it was given to a backlog queue."""
+    probing: bool = False
+    probes_seen: int | None = None
+    """How many probes had failed when it found no queue."""
     tried: set[str] = field(default_factory=set)
     safe: set[str] = field(default_factory=set)
 
@@ -138,19 +143,42 @@ class CallOracle:
         elif self.sides.secondary():
             self.due = ExpectedStep(StepKind.RAISE, "secondary")
         elif not (queues := self.shelf.choices(self.sender, self.tried)):
-            self.due = ExpectedStep(StepKind.RAISE, BacklogUnavailableError)
+            self._finds_none(now)
         elif now >= self.end:
             self.due = ExpectedStep(StepKind.RAISE, OperationTimeoutError)
         else:
             self.due = ExpectedStep(StepKind.BACKLOG, None, queues)
 
+    def _finds_none(self, now: float) -> None:
+        shelf = self.shelf
+        if self.probes_seen is None:
+            self.probes_seen = shelf.failed_probes
+        left = [queue for queue in shelf.away if queue not in self.tried]
+        if shelf.usable() or not left or now >= self.end or shelf.failed_probes > self.probes_seen:
+            self.due = ExpectedStep(StepKind.RAISE, BacklogUnavailableError)
+        elif shelf.probing or now < shelf.next_probe:
+            self.due = ExpectedStep(StepKind.WAIT)
+        else:
+            self.due = ExpectedStep(StepKind.PROBE, None, (left[0],))
+
+    def abandons_probe(self) -> None:
+        """It is cancelled, its time is over, or its message cannot be diverted."""
+        if self.probing:
+            self.probing = self.shelf.probing = False
+
     def link_is_open(self) -> None:
         """The link to a backlog queue is open, so copies can be made."""
         self.opened = True
         if self.letter.undivertible is not None:
+            self.abandons_probe()
             self.due = ExpectedStep(StepKind.RAISE, self.letter.undivertible)
 
-    def queue_took(self, parcel: SentTransfer, now: float) -> None:
+    def queue_took(self, queue: str, parcel: SentTransfer, now: float) -> None:
+        if self.probing:
+            self.probing = False
+            self.shelf.probe_succeeded(queue)
+            self.shelf.places[self.sender] = queue
+        self.probes_seen = None
         self.safe.update(parcel.ids)
         self.belief.diverted += len(parcel.ids)
         self.shelf.diverted += len(parcel.ids)
@@ -163,14 +191,18 @@ class CallOracle:
     def queue_failed(self, queue: str, failure: Failure, now: float) -> None:
         over = now >= self.end
         if failure.kind is FailureKind.NO_TURN:
+            self.abandons_probe()
             self.due = ExpectedStep(StepKind.RAISE, failure.error)
         elif over and failure.kind is FailureKind.TIMEOUT:
             # The call's own time was too short to tell (S6).
+            self.abandons_probe()
             self.shelf.places.pop(self.sender, None)
             self.due = ExpectedStep(StepKind.RAISE, failure.error)
         else:
             self.shelf.answers += 1
-            if not self.shelf.failed(queue, failure.kind, now):
+            judge = self.shelf.probe_failed if self.probing else self.shelf.failed
+            self.probing = False
+            if not judge(queue, failure.kind, now):
                 self.due = ExpectedStep(StepKind.RAISE, failure.error)
                 return
             self.tried.add(queue)
@@ -186,11 +218,19 @@ class CallOracle:
             case CallPrimary(seconds):
                 self._must(self.due.on is StepKind.PRIMARY, step)
                 self._must(abs(seconds - self._primary_seconds(now)) < SLACK, step)
-            case DivertTo(queue, _, seconds):
-                self._must(self.due.on is StepKind.BACKLOG and queue in self.due.queues, step)
+            case DivertTo(queue, _, seconds, probe):
+                self._must(self.due.on is (StepKind.PROBE if probe else StepKind.BACKLOG), step)
+                self._must(queue in self.due.queues, step)
                 self._must(seconds > 0 and abs(now + seconds - self.end) < SLACK, step)
-                self.shelf.places[self.sender] = queue
                 self.diverting = True
+                self.probing = probe
+                if probe:
+                    self.shelf.probe_begins(now)
+                else:
+                    self.shelf.places[self.sender] = queue
+            case WaitForQueue(_, seconds):
+                until = self.end if self.shelf.probing else min(self.shelf.next_probe, self.end)
+                self._must(self.due.on is StepKind.WAIT and abs(now + seconds - until) < SLACK, step)
 
     def sends(self, parcel: SentTransfer) -> None:
         """Check what a link is about to send to a backlog queue."""

@@ -16,6 +16,8 @@ REFUSED = {K.ENTITY_NOT_FOUND, K.UNAUTHORIZED}
 CALLERS_FAULT = {K.MESSAGE_TOO_LARGE, K.CLOSED}
 NEVER_EVICT = {K.SERVER_BUSY, *CALLERS_FAULT}
 SLACK = 1e-5
+PROBE_SECONDS = 1.0
+"""S6: at most one probe a second."""
 
 
 class ViolationError(BaseException):
@@ -148,12 +150,16 @@ class BacklogModel:
     rules: Rules
     queues: tuple[str, ...]
     away: dict[str, float] = field(default_factory=dict)
+    """Until when each queue is on probation; the one that is to be probed first stands first."""
     places: dict[str, str] = field(default_factory=dict)
     """Which queue each sender is on."""
     closed: bool = False
     answers: int = 0
     """To messages: how often one was heard."""
     diverted: int = 0
+    probing: bool = False
+    next_probe: float = 0.0
+    failed_probes: int = 0
 
     def usable(self) -> tuple[str, ...]:
         return tuple([queue for queue in self.queues if queue not in self.away]) if self.away else self.queues
@@ -170,6 +176,24 @@ class BacklogModel:
             return False
         self.away.setdefault(queue, now + self.rules.probation)
         return True
+
+    def probe_begins(self, now: float) -> None:
+        if self.probing or now < self.next_probe:
+            raise ViolationError("two probes at once, or within a second")
+        self.probing, self.next_probe = True, now + PROBE_SECONDS
+
+    def probe_failed(self, queue: str, kind: FailureKind, now: float) -> bool:
+        """Whether that says anything about the queue."""
+        self.probing = False
+        if kind in NEVER_EVICT:
+            return False
+        self.failed_probes += 1
+        self.away[queue] = self.away.pop(queue, now + self.rules.probation)
+        return True
+
+    def probe_succeeded(self, queue: str) -> None:
+        self.probing = False
+        self.away.pop(queue, None)
 
     def ended(self, now: float) -> None:
         self.away = {queue: until for queue, until in self.away.items() if until > now}

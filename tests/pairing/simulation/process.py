@@ -232,6 +232,7 @@ class SimulatedProcess:
             self.rotation.close()
             self.shelf.closed = True
             return
+        self.rotation.wake_waiting_calls()
         for path, cell in self.cells.items():
             self.beliefs[path].close()
             cell.advance(failover.PairClosed())

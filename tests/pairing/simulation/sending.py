@@ -24,6 +24,7 @@ from twinbus.pairing.decide.send_flow import (
     QueueLeftMeanwhileError,
     SendStep,
     SendSteps,
+    WaitForQueue,
 )
 from twinbus.pairing.message_copies import next_payload
 
@@ -146,6 +147,7 @@ class SimulatedCall:
         self.story.stock.endings[f"cancelled at step {self._tried}"] += 1
         self._over()
         self.left_behind()
+        self.story.abandons_probe()
         if self._steps is not None:
             self._steps.close()
 
@@ -170,10 +172,28 @@ class SimulatedCall:
                 until = self.story.until
                 left = None if until is None else until - now
                 self._in_turn(self._sender.turn, left, lambda _: self._primary(), self._primary_answered)
-            case DivertTo(queue, diversion, seconds):
+            case DivertTo(queue, diversion, seconds, probe):
                 turn = process.links[queue]
                 late = partial(self._failed, queue)
-                self._in_turn(turn, seconds, lambda left: self._queue(queue, diversion, left), late)
+                self._in_turn(turn, seconds, lambda left: self._queue(queue, diversion, left, probe), late)
+            case WaitForQueue(_, seconds):
+                self._wait(seconds)
+
+    def _wait(self, seconds: float) -> None:
+        process, token = self._process, self._trying
+
+        def look_again() -> None:
+            process.rotation.on_change.discard(wake)
+            if self._trying is token and process.alive:
+                self._trying = None
+                self.story.seeks(process.now())
+                self._got(None)
+
+        def wake() -> None:
+            process.at(0.0, look_again)
+
+        process.rotation.on_change.add(wake)
+        process.at(seconds, look_again)
 
     def _in_turn(
         self, turn: Turn | None, seconds: float | None, go: Callable[[float], None], late: Callable[[Failure], None]
@@ -224,10 +244,10 @@ class SimulatedCall:
         self.story.begins(self._process.now())
         self._threw(FailedOverMeanwhileError())
 
-    def _queue(self, queue: str, diversion: Diversion, left: float) -> None:
+    def _queue(self, queue: str, diversion: Diversion, left: float, probe: bool) -> None:
         process = self._process
         end = process.now() + left
-        if queue not in process.rotation.rotation.usable:
+        if not probe and queue not in process.rotation.rotation.usable:
             self._leave_turn()
             self.story.seeks(process.now())
             self._threw(QueueLeftMeanwhileError())
@@ -298,7 +318,7 @@ class SimulatedCall:
 
     def _took(self, queue: str, parcel: SentTransfer) -> None:
         self._leave_turn()
-        self.story.queue_took(parcel, self._process.now())
+        self.story.queue_took(queue, parcel, self._process.now())
         self._process.heard = QueueAnswered(queue, None, parcel)
         self._got(None)
 

@@ -18,7 +18,7 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from twinbus.ledger import Stage
 from twinbus.pairing.aio.timeouts import TaskTimeouts, wait_for_event
 from twinbus.pairing.call_errors import NoTurnError
-from twinbus.pairing.decide.send_flow import Diversion, QueueLeftMeanwhileError
+from twinbus.pairing.decide.send_flow import DivertTo, QueueLeftMeanwhileError, WaitForQueue
 from twinbus.pairing.message_copies import next_payload
 from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.recording import OperationRecorder
@@ -52,25 +52,25 @@ class AioBacklogLink:
         self._sender: ServiceBusSender | None = None
         self._limits: LinkLimits | None = None
 
-    async def send(self, diversion: Diversion, seconds: float, destination: str) -> None:
+    async def send(self, step: DivertTo, destination: str) -> None:
         """Send the next transfer of a diversion. `destination` is the `namespace/entity` on the primary.
 
         Raises QueueLeftMeanwhileError, NoTurnError, or the error of the SDK call.
         """
-        until = time.monotonic() + seconds
+        until = time.monotonic() + step.seconds
         try:
-            await self._timeouts.take_turn(self._turn, self._queue, seconds)
+            await self._timeouts.take_turn(self._turn, self._queue, step.seconds)
         except NoTurnError:
             # After this error, a call on a closed pair raises PairClosedError or PairFaultedError (C3).
             if self._closed.is_set():
                 raise QueueLeftMeanwhileError from None
             raise
         try:
-            self._check_in_rotation()
+            self._check_in_rotation(step.probe)
             if self._limits is None:
-                await self._call(open_aio_link, until)
+                await self._call(open_aio_link, until, step.probe)
             assert self._limits is not None
-            await self._send(diversion, self._limits, until, destination)
+            await self._send(step, self._limits, until, destination)
         finally:
             self._turn.release()
 
@@ -79,8 +79,8 @@ class AioBacklogLink:
         if self._sender is not None:
             self._timeouts.retire(self._sender, self._turn)
 
-    async def _send(self, diversion: Diversion, limits: LinkLimits, until: float, destination: str) -> None:
-        payload = next_payload(diversion, limits)
+    async def _send(self, step: DivertTo, limits: LinkLimits, until: float, destination: str) -> None:
+        payload = next_payload(step.diversion, limits)
         prefix = self._recorder.prefix(Stage.SEND_BACKLOG, self._queue, destination)
         send = self._recorder.aio_recorded(prefix, payload, lambda sender: sender.send_messages(payload))
 
@@ -89,15 +89,16 @@ class AioBacklogLink:
                 await open_aio_link(sender, left)
             await send(sender)
 
-        await self._call(open_and_send, until)
+        await self._call(open_and_send, until, step.probe)
 
-    async def _call(self, call: LinkCall, until: float) -> None:
+    async def _call(self, call: LinkCall, until: float, probe: bool) -> None:
         end = min(time.monotonic() + self._timeouts.try_timeout, until)
         try:
             try:
                 await self._try_once(call, end)
             except Exception as error:
-                await self._timeouts.retry(error, partial(self._try_once, call), end, self._retries, self._pause)
+                pause = partial(self._pause, probe)
+                await self._timeouts.retry(error, partial(self._try_once, call), end, self._retries, pause)
         except BaseException:
             # The link is dropped also if the caller was cancelled, because no call waits for the answer on it any more.
             self._drop()
@@ -116,13 +117,13 @@ class AioBacklogLink:
         if self._limits is None:
             self._limits = link_limits(sender)
 
-    async def _pause(self, seconds: float) -> None:
+    async def _pause(self, probe: bool, seconds: float) -> None:
         await wait_for_event(self._closed, seconds)
-        self._check_in_rotation()
+        self._check_in_rotation(probe)
 
-    def _check_in_rotation(self) -> None:
+    def _check_in_rotation(self, probe: bool) -> None:
         # An earlier call failed on this queue: the calls that waited for the link do not try the queue again.
-        if self._closed.is_set() or self._queue not in self._rotation.rotation.usable:
+        if self._closed.is_set() or not (probe or self._queue in self._rotation.rotation.usable):
             raise QueueLeftMeanwhileError
 
     def _drop(self) -> None:
@@ -145,6 +146,7 @@ class AioBacklogLinks:
         self._make: Callable[[str], AioBacklogLink] = lambda queue: AioBacklogLink(
             client, side, queue, rotation, timeouts, recorder
         )
+        self._rotation = rotation
         self._links: dict[str, AioBacklogLink] = {}
 
     def __getitem__(self, queue: str) -> AioBacklogLink:
@@ -152,6 +154,16 @@ class AioBacklogLinks:
         if found is None:
             found = self._links[queue] = self._make(queue)
         return found
+
+    async def wait(self, step: WaitForQueue) -> None:
+        """Wait until the rotation has changed, or the pair closes."""
+        changed = asyncio.Event()
+        self._rotation.on_change.add(changed.set)
+        try:
+            if self._rotation.rotation is step.rotation:
+                await wait_for_event(changed, step.seconds)
+        finally:
+            self._rotation.on_change.discard(changed.set)
 
     def close(self) -> None:
         for link in self._links.values():

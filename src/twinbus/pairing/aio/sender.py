@@ -24,7 +24,14 @@ from twinbus.pairing.call_arguments import IdentifiedBatch, check_cancel, check_
 from twinbus.pairing.call_errors import closed_error
 from twinbus.pairing.decide import send_flow
 from twinbus.pairing.decide.failover import SendRoute
-from twinbus.pairing.decide.send_flow import CallOrigin, CallPrimary, DivertTo, FailedOverMeanwhileError, SendSteps
+from twinbus.pairing.decide.send_flow import (
+    CallOrigin,
+    CallPrimary,
+    DivertTo,
+    FailedOverMeanwhileError,
+    SendSteps,
+    WaitForQueue,
+)
 from twinbus.pairing.pair_state import SenderSetup
 from twinbus.sdk import empty_batch, supports_concurrent_sends
 
@@ -194,7 +201,10 @@ class PairedSender:
             while True:
                 try:
                     if isinstance(step, DivertTo):
-                        await self._links[step.queue].send(step.diversion, step.seconds, self._destination)
+                        await self._links[step.queue].send(step, self._destination)
+                        result = None
+                    elif isinstance(step, WaitForQueue):
+                        await self._links.wait(step)
                         result = None
                     else:
                         result = await self._call_primary(call, time.monotonic() + step.seconds)

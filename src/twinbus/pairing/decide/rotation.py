@@ -4,6 +4,10 @@ The queues that senders may use are *in the rotation*. All senders of a pair sha
 leaves the rotation for the `probation` time and then returns. A queue that could be neither found nor created stays out
 until it is found.
 
+If no queue is left, a call may *probe* one: it sends its messages to the queue that left first, on probation or not.
+One call at a time probes, at most once a second for the pair. The other calls wait for its result. A queue whose probe
+fails moves behind the others, so that the next probe tries another queue.
+
 This module is pure. Sending, timers and the random number belong to the driver. Times are seconds on a monotonic clock.
 """
 
@@ -11,10 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple, assert_never
+from typing import ClassVar, Final, NamedTuple, assert_never
 
 from twinbus.backlog import EVICTING_FAILURES, FailureKind
 from twinbus.pairing.errors import QueueCause
+
+PROBE_SECONDS: Final = 1.0
+"""The least time between the beginnings of two probes of a pair."""
 
 
 class Absence(NamedTuple):
@@ -27,11 +34,17 @@ class Absence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The backlog queues of a pair. Immutable: a sender reads `usable` without a lock."""
+    """The backlog queues of a pair. Immutable: a sender reads `usable` without a lock.
+
+    `absent` is in the order in which queues are probed. `next_probe` is the earliest time of the next probe.
+    """
 
     queues: tuple[str, ...]
     probation: float
     absent: tuple[Absence, ...] = ()
+    probing: bool = False
+    next_probe: float = 0.0
+    failed_probes: int = 0
     usable: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +96,44 @@ class QueueMissing:
     detail: str = ""
 
 
-Event = BacklogSendFailed | ProbationEnded | QueueFound | QueueMissing
+@dataclass(frozen=True, slots=True)
+class ProbeAsked:
+    """A call found no queue in the rotation. It has tried the queues `tried` itself. The effect says what it does."""
+
+    tried: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSucceeded:
+    """The queue accepted the message of the call that probed it."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFailed:
+    """The queue did not accept the message of the call that probed it."""
+
+    queue: str
+    kind: FailureKind
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAbandoned:
+    """A probe ended without a result: the call was cancelled, its time ended, or its message cannot be diverted."""
+
+
+Event = (
+    BacklogSendFailed
+    | ProbationEnded
+    | QueueFound
+    | QueueMissing
+    | ProbeAsked
+    | ProbeSucceeded
+    | ProbeFailed
+    | ProbeAbandoned
+)
 
 
 # --- effects: what the driver must do --------------------------------------------------------------------------------
@@ -133,7 +183,27 @@ class PublishQueueNotice:
     notice: QueueLeft | QueueReturned
 
 
-Effect = TryAnother | RaiseSendError | ArmProbation | PublishQueueNotice
+@dataclass(frozen=True, slots=True)
+class ProbeQueue:
+    """Send the message to this queue. Always report ProbeSucceeded, ProbeFailed or ProbeAbandoned."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForProbe:
+    """Wait until the rotation changes, at most until the time `until` (None: no limit). Then look for a queue again."""
+
+    until: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseUnavailable:
+    """Raise BacklogUnavailableError: no queue can be probed by this call."""
+
+
+ProbeEffect = ProbeQueue | WaitForProbe | RaiseUnavailable
+Effect = TryAnother | RaiseSendError | ArmProbation | PublishQueueNotice | ProbeEffect
 
 
 class RotationDecision(NamedTuple):
@@ -162,8 +232,43 @@ def advance(rotation: Rotation, event: Event, now: float) -> RotationDecision:
             return _return(rotation, [event.queue], now)
         case QueueMissing():
             return _leave(rotation, QueueCause(event.queue, event.kind, event.detail), now, None)
+        case ProbeAsked():
+            return _probe(rotation, event.tried, now)
+        case ProbeSucceeded():
+            return _return(replace(rotation, probing=False), [event.queue], now)
+        case ProbeFailed():
+            ended = replace(rotation, probing=False)
+            if event.kind not in EVICTING_FAILURES:
+                return RotationDecision(ended, (RaiseSendError(),))
+            return _probe_failed(ended, QueueCause(event.queue, event.kind, event.detail), now)
+        case ProbeAbandoned():
+            return RotationDecision(replace(rotation, probing=False))
         case _:
             assert_never(event)
+
+
+def _probe(rotation: Rotation, tried: frozenset[str], now: float) -> RotationDecision:
+    if rotation.usable:
+        # A queue has returned since the call looked.
+        return RotationDecision(rotation, (WaitForProbe(now),))
+    # A queue that was never found is not probed: provisioning looks for it (P8).
+    left = [one.cause.queue for one in rotation.absent if one.until is not None and one.cause.queue not in tried]
+    if not left:
+        return RotationDecision(rotation, (RaiseUnavailable(),))
+    if rotation.probing:
+        return RotationDecision(rotation, (WaitForProbe(None),))
+    if now < rotation.next_probe:
+        return RotationDecision(rotation, (WaitForProbe(rotation.next_probe),))
+    return RotationDecision(replace(rotation, probing=True, next_probe=now + PROBE_SECONDS), (ProbeQueue(left[0]),))
+
+
+def _probe_failed(rotation: Rotation, cause: QueueCause, now: float) -> RotationDecision:
+    others = tuple(one for one in rotation.absent if one.cause.queue != cause.queue)
+    failed = tuple(one._replace(cause=cause) for one in rotation.absent if one.cause.queue == cause.queue)
+    counted = replace(rotation, absent=(*others, *failed), failed_probes=rotation.failed_probes + 1)
+    # If the queue returned during the probe, it leaves again.
+    left = _leave(counted, cause, now, now + rotation.probation)
+    return RotationDecision(left.rotation, (*left.effects, TryAnother()))
 
 
 def _leave(rotation: Rotation, cause: QueueCause, now: float, until: float | None) -> RotationDecision:

@@ -12,7 +12,8 @@ the result back in, or throws the error in:
        +--- DivertTo(queue, diversion, seconds) ----->  one transfer to one backlog queue
 
 `divert` repeats `DivertTo` until every message is accepted. A queue that fails is reported to the rotation. Then the
-call tries another queue, while time is left. It tries each queue that fails only once (S6).
+call tries another queue, while time is left. It tries each queue that fails only once (S6). If no queue is left, the
+call probes one, or waits for the probe of another call (`WaitForQueue`).
 
 The drivers do not use `call` for the usual send. They call the primary directly. They start the generator `call` only
 if the direct call fails, with its error in `failed`, or if the entity's route is not the primary.
@@ -41,7 +42,7 @@ from twinbus.pairing.decide.failover import (
     SendRoute,
     SendToBacklog,
 )
-from twinbus.pairing.decide.rotation import Rotation
+from twinbus.pairing.decide.rotation import ProbeEffect, ProbeQueue, Rotation, WaitForProbe
 from twinbus.pairing.errors import (
     BacklogUnavailableError,
     PartialSendError,
@@ -104,14 +105,23 @@ class DivertTo(NamedTuple):
     """Send the current transfer of a diversion to `queue`.
 
     `seconds` is all the time that the call has left (S6): for waiting for the link, for opening it and for sending.
+    A `probe` sends to the queue although it is not in the rotation.
     """
 
     queue: str
     diversion: Diversion
     seconds: float
+    probe: bool = False
 
 
-SendStep = CallPrimary | DivertTo
+class WaitForQueue(NamedTuple):
+    """Wait until the pair's rotation is another one than `rotation`, or the pair closes, at most for `seconds`."""
+
+    rotation: Rotation
+    seconds: float
+
+
+SendStep = CallPrimary | DivertTo | WaitForQueue
 SendSteps = Generator[SendStep, Any, T]
 
 
@@ -154,6 +164,14 @@ class FlowRotation(Protocol):
     def rotation(self) -> Rotation: ...
 
     def failed(self, queue: str, kind: FailureKind, detail: str) -> bool: ...
+
+    def ask_probe(self, tried: frozenset[str]) -> ProbeEffect: ...
+
+    def probe_succeeded(self, queue: str) -> None: ...
+
+    def probe_failed(self, queue: str, kind: FailureKind, detail: str) -> bool: ...
+
+    def probe_abandoned(self) -> None: ...
 
 
 class FlowSide(Protocol):
@@ -232,20 +250,20 @@ class SendContext:
         usable = self.pair.rotation.rotation.usable
         return self.now() + max(self.try_timeout * (len(usable) + 1), _MIN_BACKLOG_SECONDS)
 
-    def pick_queue(self, failed: Mapping[str, QueueCause]) -> str:
-        """Return the queue for the next transfer, and remember it for the sender's next transfers.
+    def pick_queue(self, rotation: Rotation, failed: Mapping[str, QueueCause]) -> str | None:
+        """Return the queue for the next transfer, and remember it for the sender's next transfers. None: no queue.
 
         `failed` are the queues that failed in this call. None of them is picked, even if it has returned to the
-        rotation. Raises PairClosedError or PairFaultedError if a side is not open, or BacklogUnavailableError.
+        rotation. Raises PairClosedError or PairFaultedError if a side is not open.
         """
-        rotation = self.pair.rotation.rotation
         picked = choose_queue([queue for queue in rotation.usable if queue not in failed], self.queue, self.chance())
         self.pair.refuse_unless_open()
-        if picked is None:
-            causes = {**failed, **{cause.queue: cause for cause in rotation.causes}}
-            raise BacklogUnavailableError(self.path, tuple(causes.values()))
-        self.queue = picked
+        self.queue = picked or self.queue
         return picked
+
+    def unavailable(self, failed: Mapping[str, QueueCause]) -> BacklogUnavailableError:
+        causes = {**failed, **{cause.queue: cause for cause in self.pair.rotation.rotation.causes}}
+        return BacklogUnavailableError(self.path, tuple(causes.values()))
 
 
 def choose_queue(usable: Sequence[str], current: str | None, chance: float) -> str | None:
@@ -429,9 +447,26 @@ def _transfer(
 
     Returns the queue that accepted the transfer.
     """
+    failed_probes: int | None = None
     while True:
-        queue = context.pick_queue(failed)
+        rotation = context.pair.rotation.rotation
+        queue = context.pick_queue(rotation, failed)
         left = deadline - context.now()
+        if queue is None:
+            if failed_probes is None:
+                failed_probes = rotation.failed_probes
+            if rotation.usable or rotation.failed_probes > failed_probes or left <= 0:
+                # Every queue in the rotation failed in this call, or the probe did that this call waited for.
+                raise context.unavailable(failed)
+            match context.pair.rotation.ask_probe(frozenset(failed)):
+                case ProbeQueue(probed):
+                    if (yield from _probe(context, probed, diversion, deadline, failed)):
+                        return probed
+                case WaitForProbe(until):
+                    yield WaitForQueue(rotation, left if until is None else min(max(until - context.now(), 0.0), left))
+                case _:
+                    raise context.unavailable(failed)
+            continue
         if left <= 0:
             raise context.errors.timed_out("the call's time ended before the backlog had taken the message")
         try:
@@ -442,13 +477,50 @@ def _transfer(
             # The message cannot be diverted to any queue.
             raise
         except Exception as error:
-            _queue_failed(context, queue, error, deadline, failed)
+            _queue_failed(context, queue, error, deadline, failed, context.pair.rotation.failed)
         else:
             return queue
 
 
+def _probe(
+    context: SendContext, queue: str, diversion: Diversion, deadline: float, failed: dict[str, QueueCause]
+) -> SendSteps[bool]:
+    """Send one transfer to a queue outside the rotation. Returns whether the queue accepted the transfer."""
+    is_reported = False
+
+    def report(*cause: *tuple[str, FailureKind, str]) -> bool:
+        nonlocal is_reported
+        is_reported = True
+        return context.pair.rotation.probe_failed(*cause)
+
+    try:
+        yield DivertTo(queue, diversion, deadline - context.now(), probe=True)
+    except QueueLeftMeanwhileError:
+        # The pair closed.
+        return False
+    except CallerError:
+        raise
+    except Exception as error:
+        _queue_failed(context, queue, error, deadline, failed, report)
+        return False
+    else:
+        is_reported = True
+        context.pair.rotation.probe_succeeded(queue)
+        context.queue = queue
+        return True
+    finally:
+        if not is_reported:
+            # Also if the call was cancelled: the next call must be allowed to probe.
+            context.pair.rotation.probe_abandoned()
+
+
 def _queue_failed(
-    context: SendContext, queue: str, error: Exception, deadline: float, failed: dict[str, QueueCause]
+    context: SendContext,
+    queue: str,
+    error: Exception,
+    deadline: float,
+    failed: dict[str, QueueCause],
+    report: Callable[[str, FailureKind, str], bool],
 ) -> None:
     """Report the failure to the rotation. Returns if the call should try another queue; otherwise raises the error."""
     kind = failure_kind(error)
@@ -461,7 +533,7 @@ def _queue_failed(
         context.queue = None
         raise error
     cause = QueueCause(queue, kind, _first_line(error))
-    try_another = context.pair.rotation.failed(*cause)
+    try_another = report(*cause)
     context.pair.backlog_answered(queue, error)
     if not try_another:
         raise error

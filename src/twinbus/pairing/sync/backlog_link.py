@@ -14,7 +14,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusSender
 
 from twinbus.ledger import Stage
 from twinbus.pairing.call_errors import NoTurnError
-from twinbus.pairing.decide.send_flow import Diversion, QueueLeftMeanwhileError
+from twinbus.pairing.decide.send_flow import Diversion, DivertTo, QueueLeftMeanwhileError, WaitForQueue
 from twinbus.pairing.message_copies import next_payload
 from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.recording import OperationRecorder
@@ -48,24 +48,25 @@ class BacklogLink:
         self._closed = False
         self._limits: LinkLimits | None = None
 
-    def send(self, diversion: Diversion, seconds: float, destination: str) -> None:
+    def send(self, step: DivertTo, destination: str) -> None:
         """Send the next transfer of a diversion. `destination` is the `namespace/entity` on the primary.
 
         Raises QueueLeftMeanwhileError, NoTurnError, or the error of the SDK call.
         """
+        seconds = step.seconds
         until = time.monotonic() + seconds
         if not self._turn.acquire(timeout=seconds):
             # After this error, a call on a closed pair raises PairClosedError or PairFaultedError (C3).
             raise QueueLeftMeanwhileError if self._closed else NoTurnError(self._queue, seconds)
         try:
-            if self._closed or self._queue not in self._rotation.rotation.usable:
+            if self._closed or not (step.probe or self._queue in self._rotation.rotation.usable):
                 # An earlier call failed on this queue: the calls that waited for the link do not try the queue again.
                 raise QueueLeftMeanwhileError
             if time.monotonic() >= until:
                 raise NoTurnError(self._queue, seconds)
             if self._sender is None or self._limits is None:
                 self._open(until)
-            self._send(diversion, until, destination)
+            self._send(step.diversion, until, destination)
         finally:
             self._turn.release()
 
@@ -124,6 +125,7 @@ class BacklogLinks:
         self._make: Callable[[str], BacklogLink] = lambda queue: BacklogLink(
             client, side, queue, rotation, timeouts, recorder
         )
+        self._rotation = rotation
         self._making = threading.Lock()
         self._links: dict[str, BacklogLink] = {}
         self._closed = False
@@ -136,6 +138,16 @@ class BacklogLinks:
                     raise QueueLeftMeanwhileError
                 found = self._links.setdefault(queue, self._make(queue))
         return found
+
+    def wait(self, step: WaitForQueue) -> None:
+        """Wait until the rotation has changed, or the pair closes."""
+        changed = threading.Event()
+        self._rotation.on_change.add(changed.set)
+        try:
+            if self._rotation.rotation is step.rotation and not self._closed:
+                changed.wait(step.seconds)
+        finally:
+            self._rotation.on_change.discard(changed.set)
 
     def close(self) -> None:
         with self._making:

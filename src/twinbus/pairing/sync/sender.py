@@ -25,6 +25,7 @@ from twinbus.pairing.decide.send_flow import (
     DivertTo,
     FailedOverMeanwhileError,
     SendSteps,
+    WaitForQueue,
 )
 from twinbus.pairing.pair_state import SenderSetup
 from twinbus.pairing.sync.backlog_link import BacklogLinks
@@ -183,7 +184,10 @@ class PairedSender:
             while True:
                 try:
                     if isinstance(step, DivertTo):
-                        self._links[step.queue].send(step.diversion, step.seconds, self._destination)
+                        self._links[step.queue].send(step, self._destination)
+                        result = None
+                    elif isinstance(step, WaitForQueue):
+                        self._links.wait(step)
                         result = None
                     else:
                         # `_call_primary` computes the seconds again after it has waited for the link.
