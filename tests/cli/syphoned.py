@@ -59,7 +59,7 @@ class Backlog:
 
     @property
     def weaker(self) -> dict[str, str]:
-        """Use a key that has no right to list the secondary's queues."""
+        """The same environment with a key that has no right to list the secondary's queues."""
         weak = self._secondary.replace("=all;", "=app;").replace("key-of-all", "key-of-app")
         return {**self.environment, "TWINBUS_SECONDARY_CONNECTION_STRING": weak}
 

@@ -50,7 +50,7 @@ def test_s7_s9_an_older_backlog_has_every_alias_of_both_drivers_and_of_dotnet(fo
 
 
 def shown(raw: bytes) -> dict[str, Any]:
-    """What the SDK's own decoder finds in a message; only what is set."""
+    """Return the fields of a message that are set, as the SDK decodes them."""
     message: Any = decode_payload(memoryview(raw))
     header, properties = message.header, message.properties
     annotations = message.message_annotations or {}

@@ -39,7 +39,7 @@ _LARGE = 10_000
 
 
 class Opened:
-    """A folder in use by a server, and what should be in it."""
+    """A folder that a server uses, and the list of what should be in it."""
 
     def __init__(self, namespace: LocalNamespace, said: dict[str, Any]) -> None:
         self.namespace = namespace
@@ -50,7 +50,7 @@ class Opened:
         )
 
     def receivers(self, entity: str) -> Iterator[tuple[ServiceBusReceiver, str | None]]:
-        """Receivers for an entity's sessions and sub-queues, each with the state of what is there if it is dead."""
+        """Yield receivers for the sessions and sub-queues of an entity, each with its kind of dead letters or None."""
         topic, _, subscription = entity.partition("/")
         for sub_queue, dead in SUB_QUEUES.items():
             if topic == "news":
@@ -62,7 +62,7 @@ class Opened:
                 yield self.client.get_queue_receiver(entity, sub_queue=sub_queue), dead
 
     def peeked(self, entities: Iterable[str]) -> dict[str, dict[str, dict[str, Any]]]:
-        """Every message of these entities and of their sub-queues, by id."""
+        """Return all messages of these entities and of their sub-queues, by id."""
         found: dict[str, dict[str, dict[str, Any]]] = {entity: {} for entity in entities}
 
         def peek(entity: str, one: ServiceBusReceiver, dead: str | None) -> None:
@@ -76,7 +76,7 @@ class Opened:
 
 
 def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """The SDK takes half a second to open a receiver, and another to close it, without doing anything."""
+    """Run the calls at the same time: the SDK waits half a second to open a receiver, and again to close it."""
     with ThreadPoolExecutor(len(calls)) as threads:
         return list(threads.map(lambda call: call(), calls))
 
@@ -134,7 +134,7 @@ def test_n1_sessions_of_an_older_folder_have_their_state(opened: Opened) -> None
 
 
 def test_n2_an_older_folder_goes_on_where_it_was(opened: Opened) -> None:
-    """Sequence numbers go on, what waited is forwarded, what is deferred and dead-lettered can be taken."""
+    """Sequence numbers continue, waiting messages are forwarded, deferred and dead-lettered ones can be received."""
     client, admin = opened.client, opened.admin
     waiting = admin.get_queue("waiting")
     waiting.status = EntityStatus.ACTIVE
@@ -255,6 +255,6 @@ def _taken(receiver: ServiceBusReceiver, count: int) -> set[str]:
 
 
 def test_nobody_opens_a_folder_before_it_was_written(folder: Path) -> None:
-    """The clock of this machine is not behind the one that wrote the set: scheduled and expired messages hang on it."""
+    """The clock of this machine must not be behind the clock that wrote the set: times of messages depend on it."""
     said = expected(folder / "data-closed.json")
     assert datetime.fromtimestamp(said["written_at"] / 1000, UTC) < datetime.now(UTC)

@@ -53,7 +53,7 @@ def old(request: pytest.FixtureRequest, tmp_path: Path) -> Old:
 
 
 def comparable(entries: Iterable[Entry], said: Iterable[dict[str, Any]]) -> tuple[Counter[str], Counter[str]]:
-    """Entries and what was recorded of them, both as texts. Fields that were not recorded by hand do not count."""
+    """Return the entries, and the entries in the list of the set, as texts. Compares only fields in the list."""
     names: dict[str, set[str]] = {}
     wanted: Counter[str] = Counter()
     for one in said:

@@ -1,8 +1,8 @@
 """Fuzzing of `twinbus.amqp`: damaged values, messages and recordings of two joined cores, and maps made to be slow.
 
-`python -m tests.fuzz.codec --inputs 50000 --seed 1` runs as many inputs; a finding names the seed and number that
-repeat it. An input passes if nothing but DecodeError comes out of the readers, nothing at all out of a connection,
-what the core keeps stays within its limits, and its CPU time stays in proportion to its bytes (X1).
+`python -m tests.fuzz.codec --inputs 50000 --seed 1` runs this number of inputs. A finding names the seed and the number
+of its input. An input passes if the readers raise nothing but DecodeError, a connection raises nothing, the memory of
+the core stays within its limits, and the CPU time stays in proportion to the bytes (X1).
 """
 
 import argparse
@@ -140,7 +140,7 @@ class CodecFuzzCounts:
 
 
 class FindingError(AssertionError):
-    """An input that did what no input may do."""
+    """An input that violates one of the rules above."""
 
 
 def mutated(raw: bytes, chance: Random, others: list[bytes]) -> bytes:
@@ -187,7 +187,7 @@ def try_value(chance: Random) -> bool:
 
 
 def _check_dicts(value: Any) -> None:
-    """No dict has so many keys whose hash a peer can predict that they could make it slow."""
+    """Check that no dict has so many keys with a predictable hash that it could become slow."""
     if isinstance(value, dict) and sum(isinstance(key, PREDICTABLE_TYPES) for key in value) > MAX_PREDICTABLE_KEYS:
         raise FindingError("a dict has too many keys whose hash can be predicted")
     if isinstance(value, dict | NumberKeyedMap):
@@ -211,7 +211,7 @@ def try_message(chance: Random) -> bool:
         raw = read_routing_fields(raw).raw
     except DecodeError:
         return False
-    # What was taken can be given an id and be delivered, and is well formed afterwards.
+    # An accepted message can get an id and be delivered, and is a valid message afterwards.
     named = with_message_id(raw, "new")
     split_sections(named)
     ours = broker_annotations(1, 2, 3)
@@ -287,7 +287,7 @@ def _read_section(raw: bytes) -> bool:
 
 
 def record() -> tuple[list[bytes], list[bytes]]:
-    """What a client and a server said to each other, piece by piece."""
+    """Return the bytes that a client and a server sent to each other, piece by piece."""
     joined = Joined(
         Connection.client("client", "host", max_frame_size=600, idle_timeout=30.0),
         Connection.server("server", max_frame_size=700),
@@ -360,7 +360,7 @@ def _damaged_recording(chance: Random, as_server: bool) -> list[bytes]:
 
 
 def _damaged(piece: bytes, chance: Random, others: list[bytes]) -> bytes:
-    """Damaged anywhere, or inside one frame whose size is set right again, so that the damage lies deeper."""
+    """Damage the bytes anywhere, or inside one frame whose size field is corrected, so that the frame is decoded."""
     match chance.randrange(4):
         case 0:
             return mutated(piece, chance, others)

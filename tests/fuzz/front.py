@@ -1,4 +1,4 @@
-"""Mutations of recorded AMQP traffic against a live namespace, while a well-behaved client goes about its work.
+"""Mutations of recorded AMQP traffic against a running namespace, while a well-behaved client uses it.
 
     python -m tests.fuzz.front --inputs 20000 --seed 1
 
@@ -55,7 +55,7 @@ ENTITIES = (
 
 
 class FuzzError(AssertionError):
-    """An input after which the namespace was not what it should be."""
+    """An input after which the namespace violates one of the rules above."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class FrontFuzzCounts:
     answered: int = 0
     rounds: int = 0
     operations: int = 0
-    """What of the damaged traffic still was understood, and carried out."""
+    """How many requests of the damaged traffic were carried out."""
     slowest: float = 0.0
     """CPU time of a frame with colliding keys over that of an ordinary one of the same size."""
 
@@ -117,7 +117,7 @@ def mutate(chance: random.Random, recorded: Sequence[Recording]) -> list[bytes]:
 
 
 def _in_pieces(chance: random.Random, frames: Sequence[bytes]) -> list[bytes]:
-    """As a network brings them: mostly frame by frame, some together, some cut."""
+    """Split the bytes as a network does: mostly one frame, sometimes several frames, or a part of a frame."""
     together = chance.choice((0.0, 0.0, 0.1, 1.0))
     pieces = [b""]
     for frame in frames:
@@ -140,7 +140,7 @@ def _flipped(chance: random.Random, frame: bytes) -> bytes:
 
 
 def _renumbered(chance: random.Random, frame: bytes) -> bytes:
-    """Another channel, or another small number where a handle, an id or a code may be."""
+    """Replace the channel, or a small number at a place where a handle, an id or a code may be."""
     damaged = bytearray(frame)
     if len(damaged) < 16:
         return frame
@@ -152,7 +152,7 @@ def _renumbered(chance: random.Random, frame: bytes) -> bytes:
 
 
 def _resized(chance: random.Random, frame: bytes) -> bytes:
-    """Cut out or doubled inside, with a size that fits: the frame is whole, its content is not."""
+    """Remove or repeat bytes inside a frame, and correct its size: the frame is complete, its content is not valid."""
     start = chance.randrange(8, max(9, len(frame)))
     length = chance.choice((1, 2, 8, 64))
     body = frame[8:start] + frame[start:][length:] if chance.random() < 0.5 else frame[8:start] + frame[start:] * 2
@@ -164,7 +164,7 @@ def _resized(chance: random.Random, frame: bytes) -> bytes:
 
 @dataclass
 class Steady:
-    """A client that behaves: what it stores has to be there, and what it sends has to arrive as it was sent."""
+    """A well-behaved client: its stored messages must stay, and its sent messages must arrive unchanged."""
 
     bus: ServiceBusConnection
     kept: list[bytes] = field(default_factory=list)
@@ -197,12 +197,12 @@ class Steady:
 
 
 async def converse(port: int, pieces: Sequence[bytes], turns: int) -> int:
-    """Say all that, end, and read until the namespace ends too; how many bytes it answered."""
+    """Send all pieces and close, then read until the namespace closes. Returns the number of bytes that it sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answer = bytearray()
 
     async def listen() -> None:
-        with suppress(OSError):  # it ended while more was being said
+        with suppress(OSError):  # the namespace closed before all pieces were sent
             while data := await reader.read(1 << 20):
                 answer.extend(data)
 

@@ -105,7 +105,7 @@ class HttpFuzzCounts:
 
 
 class FuzzError(AssertionError):
-    """An input that was not answered as it should be."""
+    """An input whose answer violates one of the rules above."""
 
 
 def mutate(chance: random.Random) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""A peer whose frames are well formed and whose behaviour is not: any frame in any order, as the seed will have it."""
+"""A peer that sends valid frames in an invalid order. The seed chooses the frames and their order."""
 
 from collections.abc import Callable
 from random import Random
@@ -24,7 +24,7 @@ from twinbus.amqp.performatives import (
 
 
 def conversation(chance: Random, as_server: bool) -> list[bytes]:
-    """Well-formed frames in any order, about few channels, handles and deliveries: the damage is in what they mean."""
+    """Return valid frames in a random order, for a small number of channels, handles and deliveries."""
     if as_server:
         opening = AMQP_HEADER + performative_frame(0, Open("peer", max_frame_size=512))
     else:

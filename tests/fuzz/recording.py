@@ -1,4 +1,4 @@
-"""What real clients say to a namespace: recorded by a proxy on the same port of another loopback address."""
+"""Records what real clients send to a namespace, with a proxy on the same port of another loopback address."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Recording = list[bytes]
 
 
 async def recordings(server: NamespaceServer, *, with_sdk: bool) -> list[Recording]:
-    """What clients can do, and the first words of other protocols. The official SDK takes its time: some seconds."""
+    """Return recordings of everything that clients can do, and first bytes of other protocols. Takes some seconds."""
     recorded: list[bytearray] = []
     async with _proxy(server, recorded):
         string = server.connection_string.replace("localhost", _PROXY)

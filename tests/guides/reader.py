@@ -1,7 +1,7 @@
-"""A reader who follows a page: types its commands in order and runs its programs, in a folder that was empty.
+"""Follows a page as a reader does: runs its commands in order and its programs, in an empty folder.
 
-A page's blocks are told apart by their fences. `console` holds commands after `$ `, each followed by what it prints.
-`python` is a program, and a `text` block right after it is what it prints. `…` stands for anything.
+The word after the fence of a block says what the block is. `console` has commands after `$ `, each followed by its
+output. `python` is a program, and a `text` block directly after it is its output. `…` stands for any text.
 """
 
 import os
@@ -23,7 +23,7 @@ _SERVE = re.compile(r"twinbus serve\b(?!.*--namespace)")
 
 @dataclass(frozen=True)
 class Command:
-    """One line that a reader types, and what the page shows below it; None where it shows nothing."""
+    """One line that a reader types, and the output that the page shows; None if the page shows no output."""
 
     text: str
     shown: str | None
@@ -36,7 +36,7 @@ class Program:
 
 
 def steps(page: str) -> Iterator[Command | Program]:
-    """What a reader does, in the order of the page."""
+    """Return the commands and programs of a page, in order."""
     blocks = list(_BLOCK.finditer(page))
     for number, block in enumerate(blocks):
         kind, text = block.groups()
@@ -49,7 +49,7 @@ def steps(page: str) -> Iterator[Command | Program]:
 
 
 def hidden_commands(page: str) -> list[str]:
-    """Commands that stand in a block of another kind, where nobody would type them."""
+    """Return commands that are in a block of another kind, so that this module does not run them."""
     typed = re.compile(r"\$ |(twinbus|pip|make|spark-submit|python|export) ")
     return [
         line
@@ -97,12 +97,12 @@ class Reader:
             "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src"),
             "COLUMNS": "120",
             "NO_COLOR": "1",
-            # For programs that start a JVM: half its processor time, where it runs for a moment only.
+            # For programs that start a JVM for a short time: the options halve its processor time.
             "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         }
 
     def follow(self, step: Command | Program) -> None:
-        """Raises AssertionError where the step fails, or prints something else than the page shows."""
+        """Run a step. Raises AssertionError if it fails, or if its output is not the output on the page."""
         text, shown = self._here(step.text), None if step.shown is None else self._here(step.shown)
         if isinstance(step, Program):
             self._run_program(text, shown)
@@ -159,7 +159,7 @@ class Reader:
             _compare(text, shown, done.stdout)
 
     def _serve(self, text: str, shown: str | None) -> None:
-        """In a shell of its own, until the reader starts the next one or the page ends."""
+        """Start a server in its own shell. It runs until the next server starts or the page ends."""
         self.stop()
         named = " ".join(
             f"--namespace {name}={port}"

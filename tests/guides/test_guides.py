@@ -1,4 +1,4 @@
-"""Read me and guides are true: what they tell a reader to type works, and options and events are those of the code."""
+"""README and guides are true: their commands work, and their options and events are those of the code."""
 
 import re
 from dataclasses import fields
@@ -15,7 +15,7 @@ GUIDES = ROOT / "docs" / "guides"
 PAGES = [ROOT / "README.md", *sorted(GUIDES.glob("*.md"))]
 # Pages that `make test` follows; `make test-all` follows every page.
 QUICK = ("README", "five-minutes")
-# By page and beginning: what a reader types that no test can, or that another test runs.
+# By page: the first characters of commands that no test can run, or that another test runs.
 NOT_FOLLOWED = {
     ("README", "make demo"): "tests/cli/test_demo.py plays it",
     ("README", "make test"): "this test is a part of it",
@@ -110,7 +110,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def rows() -> dict[str, tuple[str, str]]:
-    """Option → default and range, as the guide has them."""
+    """Return default and range of each option, from the guide."""
     text = (GUIDES / "options.md").read_text(encoding="utf-8")
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "| `" in line[:4]]
     return {row[0].strip("`"): (row[1], row[2]) for row in cells if len(row) == 4}

@@ -1,4 +1,4 @@
-"""Disks in trouble."""
+"""Disks that fail, for tests of the ledger."""
 
 import os
 import threading
@@ -10,7 +10,7 @@ import pytest
 
 @contextmanager
 def hanging_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """One that does not answer within the block; the event tells that it was asked."""
+    """Make syncs of the disk wait until the block ends. The event is set when the first sync waits."""
     answers, asked = threading.Event(), threading.Event()
     fsync = os.fsync
 

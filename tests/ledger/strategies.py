@@ -1,4 +1,4 @@
-"""Entries of every kind, for properties."""
+"""Hypothesis strategies for entries of every kind."""
 
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ NUMBERS = st.integers(0, 2**62)
 IDS = st.lists(TEXTS, max_size=3).map(tuple)
 # Written with six decimals.
 SECONDS = st.integers(0, 10**9).map(lambda millionths: round(millionths / 10**6, 6))
-# Generated: JSON has no way to write a number that is none.
+# Without NaN and infinities: JSON cannot express them.
 FACTS = st.dictionaries(TEXTS, TEXTS | NUMBERS | st.booleans() | st.floats(allow_nan=False, allow_infinity=False))
 OPTIONAL = st.none() | TEXTS
 # Every writer makes its own ids, of these characters.

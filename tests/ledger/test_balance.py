@@ -1,4 +1,4 @@
-"""What must add up: single cases, an oracle that tries every way, and worlds that know the truth."""
+"""The balance: single cases, a comparison with an oracle that tries every outcome, and simulated worlds."""
 
 from collections import Counter
 from dataclasses import replace
@@ -54,7 +54,7 @@ def movement(move: Move, *ids: str) -> Movement:
 
 
 def counts(found: Balance) -> dict[str, int]:
-    """Those that are not 0."""
+    """Return the sums that are not 0."""
     totals = {name: getattr(found, name).total() for name in (*NAMED, "unconfirmed")}
     return {name: total for name, total in totals.items() if total}
 
@@ -246,7 +246,7 @@ def test_more_redirects_than_acceptances_do_not_add_acceptances() -> None:
 
 
 def redirection(name: str, source: str, destination: str) -> list[Entry]:
-    """As `deadletter resubmit --to` writes it."""
+    """Return a redirect entry as `deadletter resubmit --to` writes it."""
     moved = Movement(
         at=0, id=f"{source}-{destination}", move=Move.REDIRECTED, ids=(name,), source=source, destination=destination
     )
@@ -291,7 +291,7 @@ DOES = {
 
 
 def every_way(name: str, operations: list[Operation]) -> list[Counter[str]]:
-    """What happened to one message, in each way in which its operations of unknown outcome may have gone."""
+    """Yield what may have happened to one message: each combination of results of its operations of unknown outcome."""
     mine = [one for one in operations if name in one.ids]
     ways = []
     for went in product([True, False], repeat=sum(one.result == "unknown" for one in mine)):

@@ -1,4 +1,4 @@
-"""A disk that is full, for real: a small file system, or where none may be mounted, a limit on file sizes."""
+"""A really full disk: a small file system or, where the test may not mount one, a limit on file sizes."""
 
 import logging
 import subprocess
@@ -17,7 +17,7 @@ MOUNT = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs"]
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 128 KB, of which 64 are taken by a file that can be removed."""
+    """A file system of 128 KB. A file that the test can remove uses 64 KB of it."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run([*MOUNT, disk], check=False, capture_output=True).returncode:
@@ -34,7 +34,7 @@ def send(ledger: Ledger, number: int) -> None:
 
 
 def fill(ledger: Ledger) -> int:
-    """Send until a group cannot be written; how many were sent."""
+    """Send until a group cannot be written. Returns the number of sends."""
     for number in range(10_000):
         send(ledger, number)
         if number % 20 == 0 and not ledger.flush():

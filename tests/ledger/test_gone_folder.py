@@ -16,7 +16,7 @@ from twinbus.ledger.entries import Gap, Operation
 from twinbus.ledger.segments import list_segments
 
 BEFORE = 7
-# Only a flush writes: how much of it is lost does not depend on the time a test takes.
+# Only a flush writes, so the number of lost entries does not depend on the speed of the machine.
 SLOW = timedelta(minutes=1)
 
 
@@ -90,7 +90,7 @@ def test_l7_with_stop_operations_are_refused_from_the_next_flush_until_the_folde
         send(ledger, *range(BEFORE))
         assert ledger.flush()
         happens(directory)
-        with suppress(LedgerUnavailableError):  # the writer may have looked already
+        with suppress(LedgerUnavailableError):  # the writer may have checked already
             send(ledger, BEFORE)
         with pytest.raises(LedgerUnavailableError):
             ledger.flush()
@@ -175,7 +175,7 @@ def test_l7_a_folder_that_is_gone_is_noticed_on_closing(
 
 
 def test_l7_the_entries_of_a_segment_that_is_gone_at_sealing_count_as_missing(tmp_path: Path) -> None:
-    """It is full, so the next group begins another one: what the first one held is booked there."""
+    """The segment is full. The next group starts another segment, which reports the entries of the first as missing."""
     with Ledger(tmp_path, options=LedgerOptions(segment_bytes=4096, group_interval=SLOW)) as ledger:
         send(ledger, *range(100))
         assert ledger.flush()
@@ -206,7 +206,7 @@ def test_l7_a_gap_entry_that_is_lost_with_its_segment_is_written_again(tmp_path:
 
 
 def test_l7_a_segment_that_another_writer_sealed_is_not_written_any_more(tmp_path: Path) -> None:
-    """It is there, but who reads sealed segments once may have read it already: its last lines are written again."""
+    """A reader of sealed segments may have read the segment already, so its last lines are written again."""
     with Ledger(tmp_path, options=LedgerOptions(group_interval=SLOW)) as ledger:
         send(ledger, 1)
         assert ledger.flush()

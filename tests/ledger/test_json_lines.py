@@ -1,4 +1,4 @@
-"""Entries as lines and back, and the text forms of ids and units."""
+"""Entries become lines and lines become entries; ids as texts; billable units."""
 
 import json
 from dataclasses import fields

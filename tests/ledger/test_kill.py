@@ -1,4 +1,4 @@
-"""kill -9 for real: what was flushed is there. And many processes in one directory."""
+"""A real kill -9: flushed entries are on the disk. And many processes in one directory."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from twinbus.ledger import Ledger, balance, read_ledger
 from twinbus.ledger.entries import Intent, Operation, SegmentHeader
 from twinbus.ledger.segments import list_segments
 
-# Tells each number once it is flushed; of every third operation only the intent.
+# Prints each number after its entry is flushed. Every third operation has only an intent.
 WRITING = """
 import sys
 from datetime import timedelta
@@ -33,7 +33,7 @@ LIVES = 8
 
 
 def live(directory: Path, name: int, seconds: float) -> int:
-    """Let it write for so long, kill it; how many numbers it had flushed."""
+    """Let the writer run for this number of seconds, then kill it. Returns how many numbers it had printed."""
     child = subprocess.Popen([sys.executable, "-c", WRITING, directory, str(name)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     child.stdout.readline()
@@ -56,7 +56,8 @@ def test_everything_flushed_before_a_kill_is_in_the_ledger(tmp_path: Path) -> No
     for name, count in flushed.items():
         assert begun[name] >= set(range(count))
         assert begun[name] == set(range(len(begun[name])))
-    # Each life sealed what the one before had left open; one that died between two segments left none.
+    # Each process sealed the segment that the killed process before it left open. A process that was killed between two
+    # segments left no open segment.
     assert [segment.is_open for segment in list_segments(tmp_path)].count(True) <= 1
     found = balance(read_ledger(tmp_path))
     assert found.unconfirmed.total() == sum(map(len, begun.values()))

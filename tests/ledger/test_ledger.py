@@ -52,7 +52,7 @@ def entries_in(directory: Path) -> list[Entry]:
 
 
 def send(ledger: Ledger, *ids: object) -> None:
-    """One id alone is passed as a text, as a paired sender does it."""
+    """Record a send. A single id is passed as a text, as a paired sender does."""
     given: Sequence[object] = ids[0] if len(ids) == 1 and isinstance(ids[0], str) else ids
     ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", given, 10).end()
 

@@ -1,4 +1,4 @@
-"""docs/ledger.md is the schema in prose: nothing is in one and not in the other."""
+"""docs/ledger.md describes exactly the kinds and fields of the schema."""
 
 import re
 from dataclasses import fields
@@ -14,7 +14,7 @@ EVERYWHERE = {"at", "id"}
 
 
 def described(kind: str) -> str:
-    """What stands between this kind and the next."""
+    """Return the text of docs/ledger.md about this kind."""
     (found,) = re.findall(rf"^\*\*`{kind}`\*\*:(.*?)(?=^\*\*`|^## )", PAGE, re.DOTALL | re.MULTILINE)
     return str(found)
 

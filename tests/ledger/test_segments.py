@@ -1,4 +1,4 @@
-"""Segments: what append promises, rolling, the budget, and segments whose writer is gone."""
+"""Segments: guarantees of `append`, starting the next segment, the disk budget, segments of ended writers."""
 
 import errno
 import fcntl
@@ -32,7 +32,7 @@ def only(directory: Path) -> Segment:
 
 
 def body(segment: Segment) -> bytes:
-    """All but the header."""
+    """Return all lines except the header."""
     header, _, rest = segment.path.read_bytes().partition(b"\n")
     assert isinstance(decode_entry(header), SegmentHeader)
     return rest

@@ -1,6 +1,6 @@
-"""A small world of senders, a backlog and a syphon, all of whose operations go wrong in every way, with its ledger.
+"""A simulated world of senders, a backlog and a syphon, whose operations fail in every way, and its ledger.
 
-It knows where every copy really is. `careless`: a syphon that now and then completes without having delivered.
+The world knows where every copy really is. `careless`: the syphon sometimes completes a message without delivering it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ QUEUE = "contoso/x-servicebus-transfer/0"
 
 
 class KilledError(Exception):
-    """The process that was at work is gone; another takes its place."""
+    """The running process was killed. Another process replaces it."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ class World:
     # --- how it is told ----------------------------------------------------------------------------------------------
 
     def _operation(self, stage: Stage, name: str, do: object) -> bool:
-        """Try it: whether the one who tries is told that it is done. It may be killed on the way."""
+        """Try an operation. Returns whether the caller got a success. The process may be killed during this."""
         assert callable(do)
         fate = self._chance.choices(["ok", "refused", "unknown", "silent", "killed"], [20, 3, 2, 2, 1])[0]
         if fate in ("ok", "unknown"):

@@ -25,7 +25,7 @@ from twinbus.testing import LocalNamespaces
 
 PRIMARY = "contoso"
 
-# Prints a line of JSON for each thing that it records, before it is recorded.
+# Prints a line of JSON for each entry, before the entry is recorded.
 _TELLING = """
 import json, resource, sys
 from datetime import timedelta
@@ -70,7 +70,7 @@ sys.stdin.read()
 """
 )
 
-# Entries beyond the size that a file may have wait in 4 KB of memory; the others are missing.
+# The file cannot grow beyond its limit. Further entries wait in 4 KB of memory, and the rest count as missing.
 GAP = (
     _TELLING
     + """
@@ -115,7 +115,7 @@ sys.stdin.read()
 
 
 def make(folder: Path, work: Path) -> Path:
-    """`ledger` in `folder`; returns a folder with the sealed segments alone."""
+    """Write `ledger` into `folder`. Returns a folder that has only the sealed segments."""
     ledger, sealed = work / "ledger", work / "ledger-sealed"
     expected: dict[str, Any] = asyncio.run(_real(ledger))
     expected["gap"] = _ended(GAP, ledger)
@@ -143,7 +143,7 @@ def make(folder: Path, work: Path) -> Path:
 
 
 async def _real(ledger: Path) -> dict[str, Any]:
-    """Pairs send and divert, a syphon brings all home, and one message is diverted after that."""
+    """Send and divert with pairs, move all messages home with a syphon, and divert one more message."""
     queues = [{"name": "orders"}]
     config = {
         "namespaces": [
@@ -196,7 +196,7 @@ def _ended(program: str, ledger: Path) -> list[dict[str, Any]]:
 
 
 def _begun(program: str, ledger: Path) -> tuple[subprocess.Popen[str], list[dict[str, Any]]]:
-    """A writer that has flushed all it had to record, and is still there."""
+    """Start a writer. When this returns, the writer has flushed its entries and still runs."""
     child = subprocess.Popen(
         [sys.executable, "-c", program, ledger], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

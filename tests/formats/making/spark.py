@@ -22,7 +22,7 @@ from twinbus.testing import LocalNamespace
 
 QUEUE = "events"
 READ = 3
-"""So many messages the stream has read and committed."""
+"""The number of messages that the stream has read and committed."""
 
 _HEADER = {"v": 1, "kind": "header", "at": 1_790_000_000_000, "writer": "client-elsewhere-1-00000000000000aa"}
 _HEADER |= {"role": "client", "host": "elsewhere", "pid": 1, "version": "0", "segment": 0}
@@ -45,7 +45,7 @@ ADDED = (
 
 
 def make(folder: Path, work: Path, sealed: Path) -> None:
-    """`tables` and `servicebus-checkpoint` in `folder`."""
+    """Write `tables` and `servicebus-checkpoint` into `folder`."""
     spark = session("formats")
     try:
         _tables(spark, folder, work, sealed)
@@ -55,7 +55,7 @@ def make(folder: Path, work: Path, sealed: Path) -> None:
 
 
 def _tables(spark: SparkSession, folder: Path, work: Path, sealed: Path) -> None:
-    """Two batches, so that the tables have several parts; the jobs follow both, and their results land."""
+    """Ingest two batches, so that the tables have several parts. The jobs follow both, and write their results."""
     ledger, tables, added = work / "ledger-ingested", work / "tables", work / "ledger-added"
     for made in (ledger, added):
         made.mkdir()
@@ -81,7 +81,7 @@ def _tables(spark: SparkSession, folder: Path, work: Path, sealed: Path) -> None
 
 
 def _of_lines(files: list[Path]) -> dict[str, Any]:
-    """Ids by table, and the operations, units and bytes of each stage."""
+    """Return the ids of each table, and the operations, units and bytes of each stage, from the lines."""
     found = [(file, line) for file in files for line in enumerate(file.read_text().splitlines(), 1)]
     lines = [json.loads(line) for _, (_, line) in found if line.startswith("{")]
     by_kind: dict[str, list[str]] = {}
