@@ -93,7 +93,7 @@ class Run:
                     await syphon.run()
             await self._receive(SENT + self.story.diverted)
         if standing is not None:
-            # What was received last is completed too, once the receiver has it all.
+            # The receiver completes the last messages after it has received all of them.
             await until(lambda: standing.progress().held == 0)
 
     async def _pair(self) -> Any:
@@ -109,7 +109,7 @@ class Run:
             ledger=self._books,
         )
         strings = (self._primary.connection_string, self._secondary.connection_string)
-        # A send that fails goes to the backlog at once, so that each failure is one call.
+        # A failed send is diverted in the same call, so that each failure is one call.
         return await aio.pair_connection_strings(*strings, options=options, retry_total=0)
 
     @asynccontextmanager
@@ -137,7 +137,7 @@ class Run:
     @contextmanager
     def _outage(self) -> Iterator[None]:
         if self.story.kind is OutageKind.UNREACHABLE:
-            # Not killed: what its meter has counted is to be on the disk.
+            # The namespace is stopped and not killed, so that its meter writes its counts to the disk.
             self._primary.stop()
             yield
             self._primary.start()

@@ -1,4 +1,4 @@
-"""M4, M2, Y2: what a forecast foresees, in numbers that can be worked out by hand."""
+"""M4, M2, Y2: forecasts compared with numbers that were computed by hand."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -82,7 +82,7 @@ def test_m4_an_outage_is_diverted_from_the_failover_to_the_ping_that_succeeds() 
     assert found.outage.diverted == 10 * 540
     for stage in (Stage.SEND_BACKLOG, Stage.RECEIVE_BACKLOG, Stage.RETURN_PRIMARY, Stage.COMPLETE_BACKLOG):
         assert units(found, None, stage) == 5400
-    assert units(found, CostPhase.DRAIN, Stage.RECEIVE_PRIMARY) == 5400 + 54  # and what is sent meanwhile
+    assert units(found, CostPhase.DRAIN, Stage.RECEIVE_PRIMARY) == 5400 + 54  # and messages sent meanwhile
     # An outage that ends a second later is found at the next ping.
     later = foreseen(**{**DRILL, "outage": timedelta(seconds=601)})
     assert later.outage.diverted == 10 * 600

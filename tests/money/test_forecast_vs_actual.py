@@ -1,4 +1,4 @@
-"""M4: what a difference between forecast and actual is made of. Its parts add up to it."""
+"""M4: the parts of a difference between forecast and actual. The sum of the parts is the difference."""
 
 from datetime import timedelta
 from decimal import Decimal

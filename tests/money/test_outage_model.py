@@ -1,4 +1,4 @@
-"""The course of an outage as the forecast has it, against the parts themselves: their habits, machines and pumps."""
+"""The model of an outage, compared with the constants, state machines and pumps of the product."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_g2_s3_pings_and_restore_happen_when_the_failover_machine_has_them(secon
 
 
 def walked(seconds: float, chance: float) -> tuple[int, float]:
-    """Pings until the primary is back after so many seconds, and when sends go there again."""
+    """Return the number of pings in an outage of `seconds`, and when sends go to the primary again."""
     entity = failover.Entity("orders", failover.FailoverPolicy(), 0.0)
     entity = failover.advance(entity, failover.PrimarySendFailed(FailureKind.TIMEOUT), 0.0).entity
     entity = failover.advance(entity, failover.FailoverTimerFired(), 60.0, chance).entity
@@ -87,11 +87,11 @@ def test_s6_senders_that_pick_at_random_use_so_many_queues_on_average() -> None:
 
 QUEUES = 3
 SPREAD = 10
-"""What chance makes of the few: how a poll ends when messages come, how long each pause between two probes is."""
+"""Allowed difference for small counts: random pauses and the ends of polls change them."""
 
 
 class WholePages(SimulatedBacklog):
-    """Peeks show as many as were asked for, as a namespace does."""
+    """A backlog whose peeks return full pages, as those of a namespace do."""
 
     async def peek(self, start: int, count: int) -> Sequence[PeekedMessage]:
         found: list[PeekedMessage] = []
@@ -113,7 +113,7 @@ class Transport(SimulatedTransport):
 
 
 class Simulated:
-    """A standing syphon on three backlog queues, one of which takes what is diverted during the outages."""
+    """A standing syphon on three backlog queues. One of the queues gets the messages diverted in the outages."""
 
     def __init__(self, scenario: Scenario, begins: tuple[float, ...]) -> None:
         went, chance = model_outage(scenario), Random(7)
@@ -133,7 +133,7 @@ class Simulated:
         self._seconds = scenario.period.total_seconds()
 
     async def live(self) -> dict[str, int]:
-        """Operations by stage, as the syphon itself counts them."""
+        """Run the simulation. Returns the operations by stage, as the syphon counts them."""
         start = now()
         for letter in self.queues["b0"].letters:
             letter.comes += start
@@ -189,6 +189,6 @@ def test_m4_a_standing_syphon_makes_the_forecast_operations_within_1_percent(
     foreseen = {str(stage): found.of(stage=stage).operations for stage in stages}
     actual = {str(stage): counted.get(stage, 0) for stage in stages}
     assert sum(actual.values()) == pytest.approx(sum(foreseen.values()), rel=0.01), (foreseen, actual)
-    # Nor do errors of one stage make up for those of another.
+    # Errors of different stages must not cancel each other.
     for stage, count in foreseen.items():
         assert actual[stage] == pytest.approx(count, rel=0.01, abs=SPREAD), (foreseen, actual)

@@ -1,6 +1,6 @@
 """M4: forecast against actual for three outages, short, long and flapping, on real namespaces with a pair and a syphon.
 
-The actual is what the namespaces' own meters counted (N5), and what the pair and its syphon put down (M1).
+The actual figures are those of the namespaces' own meters (N5), and of the ledgers of the pair and its syphon (M1).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 NAMES = [story.name for story in STORIES]
 SENDS = (Stage.SEND_PRIMARY, Stage.RETURN_PRIMARY)
 SPREAD = 50
-"""What a stage of few operations may be off by: polls, peeks and probes fall as the machine's clock has it."""
+"""Allowed difference for a stage with few operations: the number of polls, peeks and probes depends on timing."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def runs(folder: Path) -> dict[str, Run]:
 
 
 def foreseen(story: Story) -> Forecast:
-    """From what is known beforehand: the plan of the story, and the options of the pair and its syphon."""
+    """Return the forecast from what is known before the run: the plan, and the options of the pair and its syphon."""
     scenario = Scenario(
         backlog_queues=BACKLOG,
         message_size=SIZE + 64,
@@ -66,7 +66,7 @@ def test_m4_n5_operations_agree_with_the_namespaces_own_meters_within_1_percent(
     planned = dict.fromkeys(actual, 0)
     for line in foreseen(runs[name].story).bill.lines:
         stage, used = line.usage.stage, line.usage
-        # On no meter: management calls, and sends that met the outage. And it does not know that a send is a return.
+        # A meter counts no management calls and no sends during an outage. It counts a return of the syphon as a send.
         if stage == Stage.MANAGE or (stage in SENDS and not used.anyway):
             continue
         stage = Stage.SEND_PRIMARY if stage in SENDS else stage
@@ -89,7 +89,7 @@ def test_m4_m1_operations_agree_with_the_ledger_within_1_percent_and_the_remaind
 
 
 def spent(ledger: Path) -> list[StageSpending]:
-    """The cost by stage, without Spark."""
+    """Return the cost by stage, computed without Spark."""
     units, messages, vain, never = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     for one in operations(ledger):
         if unsent(one):

@@ -1,4 +1,4 @@
-"""M3: prices are data with a date and an origin, can be replaced, and a table that is wrong is refused by its place."""
+"""M3: prices are data with a date and an origin; a user can replace them; an error names the wrong place of a table."""
 
 import ast
 from decimal import Decimal

@@ -43,7 +43,7 @@ class Delivery(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Receiver:
-    """Stands for a receiver link of the front. It keeps the effects that it got."""
+    """Replaces a receiver link of the front. Stores the effects that it gets."""
 
     deliveries: list[Delivery] = field(default_factory=list)
     drained: int = 0

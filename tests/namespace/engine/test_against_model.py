@@ -318,7 +318,7 @@ class EntityMachine(RuleBasedStateMachine):
 
     @rule(milliseconds=st.sampled_from([1_000, 10_000, 90_000]), credit=st.integers(1, 2))
     def be_late(self, milliseconds: int, credit: int) -> None:
-        """Time jumps, and credit arrives before any timer has fired."""
+        """Advance the time, and grant credit before any timer has fired."""
         self.bus.now += milliseconds
         for attached in list(self.receivers):
             self._grant(attached, credit, drain=False)
@@ -337,7 +337,7 @@ class EntityMachine(RuleBasedStateMachine):
     # --- looking -------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Bring the model up to now, then compare with it what every receiver was told since."""
+        """Advance the model to the present time, then compare it with the new effects of every receiver."""
         now = self.bus.now
         for body, (due, session, ttl, _) in list(self.scheduled.items()):
             if due <= now:

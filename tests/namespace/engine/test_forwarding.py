@@ -27,7 +27,7 @@ def forwarding_bus(**settings: Any) -> Bus:
 
 
 def transferred(bus: Bus, path: str) -> list[tuple[str, str]]:
-    """Body and reason of what stands in the transfer dead-letter queue."""
+    """Return body and reason of each message in the transfer dead-letter queue."""
     rows = bus.receive(path, transfer=True).rows
     return [(text_of(row), (overlay_properties(row.overlay) or {})["DeadLetterReason"]) for row in rows]
 
@@ -119,7 +119,7 @@ def test_a_circle_through_a_topic_ends_for_every_copy() -> None:
     for name in ("on", "too"):
         bus.update(f"t/Subscriptions/{name}", forward_to="back")
     bus.send("t", "round")
-    # Each round is two hops and makes two of one; after four hops nothing moves any more.
+    # Each round is two hops and doubles the messages. After four hops no message moves any more.
     assert bus.counts("t/Subscriptions/kept")[0] == 1 + 2 + 4
     assert [len(transferred(bus, f"t/Subscriptions/{name}")) for name in ("on", "too")] == [4, 4]
     assert bus.counts("back") == (0, 0, 0, 0)

@@ -74,7 +74,7 @@ def test_an_entity_that_is_not_disabled_for_sends_accepts_them(status: EntitySta
 
 
 def full(bus: Bus, path: str = "q") -> None:
-    """As if it held its quota but for one kilobyte."""
+    """Set the size of the entity to one kilobyte below its quota."""
     bus.entity(path).counters.size = 1024 * 1024 * 1024 - 1024
 
 

@@ -18,7 +18,7 @@ RELEASE = events.Release()
 
 
 def held_in(bus: Bus, lane: str) -> tuple[bytes, int]:
-    """A message held under lock in this lane: its token and sequence number."""
+    """Lock a message in this lane. Returns its token and sequence number."""
     bus.send("q", "m")
     [first] = bus.receive("q").deliveries
     assert first.token is not None

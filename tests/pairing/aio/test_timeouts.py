@@ -1,4 +1,4 @@
-"""Deadlines of an asyncio pair leave no trace in the task that they ended a call of (S12, S13)."""
+"""After a deadline has ended a call, the task of the call can be used as before (S12, S13)."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from twinbus.pairing.aio.timeouts import CallDeadlines, cancel_until_done
 
 
 async def ends_when_cancelled(times: int) -> str:
-    """As the SDK does where it cleans up."""
+    """End only after this number of cancellations, as the SDK does while it cleans up."""
     for _ in range(times):
         try:
             await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""Deciding whether anybody empties the backlog (Y1)."""
+"""Deciding whether a syphon empties the backlog (Y1)."""
 
 from __future__ import annotations
 

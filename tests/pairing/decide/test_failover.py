@@ -270,7 +270,7 @@ def test_a_walk_through_every_state_that_can_be_reached_meets_every_cell_that_ca
 
 
 def walk(policy: f.FailoverPolicy) -> set[tuple[EntityMode, f.Trigger]]:
-    """Every event, soon and late, from every state it leads to; instants and counts are folded together."""
+    """Apply every event, early and late, to every reachable state. Differences in times and counts are ignored."""
     waiting = [(f.Entity("orders", policy, 0.0), 0.0)]
     seen = set[tuple[EntityMode, bool, int]]()
     met = set[tuple[EntityMode, f.Trigger]]()

@@ -1,4 +1,4 @@
-"""The guide shows the table that the machine works by."""
+"""The diagram and the table in the guide are those of the code."""
 
 from __future__ import annotations
 

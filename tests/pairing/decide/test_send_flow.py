@@ -1,6 +1,6 @@
-"""Details of the send flow that the simulation hardly meets: times that coincide, chance, error texts.
+"""Details of the send flow that rarely occur in the simulation: equal times, chance, error texts.
 
-Everything else about it: `tests/pairing/simulation`.
+`tests/pairing/simulation` tests everything else of the send flow.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Pair:
         (60.0, 90.0, 10.0),
         (0.0, 8.0, 4.0),
         (4.0, 8.0, 4.0),
-        (8.0, 8.0, 8.0),  # the timer fires when the call is over
+        (8.0, 8.0, 8.0),  # the timer fires when the call has ended
         (0.0, 90.0, 10.0),
     ],
 )

@@ -1,6 +1,6 @@
-"""Two real namespaces in processes of their own, to be broken one by one, and both drivers behind one face.
+"""Two real namespaces, each in its own process, that tests can make fail, and one interface for both drivers.
 
-They are started once: a test has a queue of its own, and `healed` mends what it broke.
+The namespaces are started once. Each test has its own queue, and `healed` repairs the namespaces after the test.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from twinbus.connect import ReceivedMessage, connect
 from twinbus.testing import LocalNamespace
 
 NUMBERED = 400
-"""Queues, a new one for each test: more than there are tests."""
+"""The number of queues: more than there are tests, because each test uses a new queue."""
 KEY = "SAS_KEY_VALUE"
 BRIEF = timedelta(seconds=1)
-"""The `try_timeout` of tests in which nobody answers, or tries go on; the others have time on a busy machine."""
+"""The `try_timeout` of tests that wait for a timeout. Other tests have a longer one, for a busy machine."""
 ALL = "RootManageSharedAccessKey"
 PATIENCE = 100.0
 """Seconds for a server to start on a busy machine."""
@@ -62,7 +62,7 @@ def secondary() -> Iterator[LocalNamespace]:
 
 @pytest.fixture(autouse=True)
 def healed(primary: LocalNamespace, secondary: LocalNamespace) -> Iterator[None]:
-    """Whatever a test broke is whole again for the next one."""
+    """Clear faults and restart killed namespaces after the test."""
     yield
     for namespace in (primary, secondary):
         if not namespace.running:
@@ -77,7 +77,7 @@ def queue() -> str:
 
 
 class World:
-    """The two namespaces and pairs of them, whichever driver runs these."""
+    """The two namespaces, and pairs of them with one of the drivers."""
 
     def __init__(self, driver: str, primary: LocalNamespace, secondary: LocalNamespace) -> None:
         self.driver = driver
@@ -87,14 +87,14 @@ class World:
         self.try_timeout = timedelta(seconds=20)
 
     async def do(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """A call of a pair or sender: awaited, or in a thread."""
+        """Call a method of a pair or sender: await it, or run it in a thread."""
         if self.driver == "aio":
             result = call(*arguments, **keywords)
             return await result if inspect.isawaitable(result) else result
         return await asyncio.to_thread(call, *arguments, **keywords)
 
     async def pair(self, *, keywords: dict[str, Any] | None = None, **options: Any) -> Any:
-        """Short intervals, and backlog queues of its own."""
+        """Return a pair with short intervals and its own backlog queues."""
         short = {
             "backlog_queue_count": 2,
             "failover_interval": timedelta(0),
@@ -118,7 +118,7 @@ class World:
         await self.do(sender.send_messages, message, **keywords)
 
     async def backlog(self, pair: Any) -> list[ReceivedMessage]:
-        """What the backlog queues of a pair hold, in the order of its queues."""
+        """Return the messages in the backlog queues of a pair, in the order of the queues."""
         found: list[ReceivedMessage] = []
         async with connect(self.secondary.connection_string, timeout=10) as bus:
             for queue in pair.backlog_queues:
@@ -127,7 +127,7 @@ class World:
         return found
 
     async def backlog_queue_of(self, queues: Iterable[str], message_id: str) -> str:
-        """Which of these holds a diverted message, whether or not it has left the rotation since."""
+        """Return the backlog queue that has a diverted message, also if the queue has left the rotation."""
         async with connect(self.secondary.connection_string, timeout=10) as bus:
             for queue in queues:
                 async with await bus.receiver(queue) as receiver:
@@ -149,7 +149,7 @@ class World:
                 await asyncio.sleep(0.02)
 
     async def struck(self, namespace: LocalNamespace) -> None:
-        """Until a fault with a count is used up."""
+        """Wait until a fault with a count is used up."""
         async with asyncio.timeout(SOON):
             while await asyncio.to_thread(namespace.faults.list):  # noqa: ASYNC110 - it happens in another process
                 await asyncio.sleep(0.02)

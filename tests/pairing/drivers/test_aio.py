@@ -1,4 +1,4 @@
-"""What only the asyncio driver has to see to, because tasks share what it holds: S1, S12, S13."""
+"""Tests of the asyncio driver alone: tasks that share its links (S1, S12, S13)."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from twinbus.testing import LocalNamespace
 
 from .conftest import BRIEF, World, state_of
 
-# As in test_outages: much more than any time-out here, much less than the SDK takes by itself.
+# As in test_outages: much longer than any timeout here, much shorter than the SDK's own timeouts.
 AT_ONCE = 8.0
 LONG = timedelta(minutes=1)
 
@@ -35,7 +35,7 @@ async def ids(world: World, queue: str) -> list[Any]:
 
 
 async def opened(world: World, queue: str, **options: Any) -> tuple[Any, Any]:
-    """A pair, and a sender whose link is open; no try is followed by another."""
+    """Yield a pair without retries, and a sender whose link is open."""
     pair = await world.pair(keywords={"retry_total": 0}, **{"try_timeout": LONG, **options})
     sender = await world.sender(pair, queue)
     await world.send(sender, ServiceBusMessage("x", message_id="before"))
@@ -43,14 +43,14 @@ async def opened(world: World, queue: str, **options: Any) -> tuple[Any, Any]:
 
 
 async def hits(namespace: LocalNamespace, count: int) -> None:
-    """Until the last fault that was set has struck so often."""
+    """Wait until the last fault that was set has this number of hits."""
     async with asyncio.timeout(AT_ONCE):
         while (await asyncio.to_thread(namespace.faults.list))[-1]["hits"] < count:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.02)
 
 
 async def held_back(world: World, queue: str, sender: Any, count: int) -> list[asyncio.Task[None]]:
-    """So many sends in flight at once: the primary has them all, and answers none until its faults are cleared."""
+    """Start sends that the primary receives but does not answer until its faults are cleared."""
     world.primary.faults.set("black-hole", entity=queue, points=["send"])
     tasks = [sent(sender, f"many-{number}") for number in range(count)]
     await hits(world.primary, count)
@@ -59,7 +59,7 @@ async def held_back(world: World, queue: str, sender: Any, count: int) -> list[a
 
 async def test_s1_sends_of_tasks_that_share_a_sender_overlap(world: World, queue: str) -> None:
     pair, sender = await opened(world, queue)
-    # All of them are with the primary before the first is answered.
+    # The primary has received all of them before it answers the first.
     many = await held_back(world, queue, sender, 100)
     assert not any(task.done() for task in many)
     world.primary.faults.clear()
@@ -75,7 +75,7 @@ async def test_s13_sends_that_begin_while_others_are_in_flight_are_each_sent_onc
     tasks = []
     for number in range(60):
         tasks.append(sent(sender, f"{number}"))
-        # Some begin while another reads, some while one writes: each at its own moment.
+        # The sends start at different times: some while another task reads, some while another task writes.
         await asyncio.sleep(0.001 * (number % 5))
     async with asyncio.timeout(AT_ONCE):
         await asyncio.gather(*tasks)
@@ -111,7 +111,7 @@ async def test_s13_one_short_time_out_among_many_takes_nothing_from_the_others(w
     world.primary.faults.clear()
     async with asyncio.timeout(AT_ONCE):
         await asyncio.gather(*others, later)
-    # Their successes are the last word on the primary.
+    # The timeout came first and these successes came last, so the entity is healthy.
     assert state_of(pair, queue) == "healthy"
     found = await ids(world, queue)
     assert sorted(set(found) - {"hasty"}) == sorted({"before", "later", *(f"many-{number}" for number in range(20))})
@@ -123,7 +123,7 @@ async def test_s13_an_error_of_one_send_among_many_takes_nothing_from_the_others
     world.primary.faults.set("delay", entity=queue, points=["send"], delay=1.5, count=20)
     others = [sent(sender, f"many-{number}") for number in range(20)]
     await world.struck(world.primary)
-    # After this one the SDK closes its link, whoever else is on it.
+    # After this error the SDK closes the link, also if other calls use the link.
     world.primary.faults.set("internal-error", entity=queue, points=["send"], count=1)
     bad = sent(sender, "bad")
     async with asyncio.timeout(AT_ONCE):
@@ -136,7 +136,7 @@ async def test_s13_an_error_of_one_send_among_many_takes_nothing_from_the_others
 
 
 async def answered_late(world: World, queue: str, sender: Any, *delays: float) -> list[asyncio.Task[None]]:
-    """Sends in flight, each answered by itself: between two answers the SDK looks for what is to be sent."""
+    """Start sends that are answered after different delays: between two answers the SDK looks for messages to send."""
     tasks = []
     for number, delay in enumerate(delays):
         world.primary.faults.set("delay", entity=queue, points=["send"], delay=delay, count=1)
@@ -160,7 +160,7 @@ async def test_s13_a_message_that_cannot_be_encoded_is_an_error_of_its_own_send_
 async def test_s13_what_was_given_up_before_it_was_written_is_written_by_nobody_else(world: World, queue: str) -> None:
     pair, sender = await opened(world, queue)
     others = await answered_late(world, queue, sender, 1.5, 1.8)
-    # A window that the primary has closed: the SDK keeps what is to be sent until it opens.
+    # The primary has closed its window: the SDK keeps messages until the window opens.
     session = sender._link.sender._handler._session
     window, session.remote_incoming_window = session.remote_incoming_window, 0
     async with asyncio.timeout(AT_ONCE):
@@ -177,7 +177,7 @@ async def test_s13_no_more_is_sent_than_the_primary_has_granted_credit_for_and_t
 ) -> None:
     _, sender = await opened(world, queue)
     link = sender._link.sender._handler._link
-    # As if it had granted no more than that, of which the SDK would take no notice.
+    # As if the primary had granted no more credit than this. The SDK itself would ignore the limit.
     link.current_link_credit = 2
     world.primary.faults.set("black-hole", entity=queue, points=["send"])
     tasks = [sent(sender, f"{number}") for number in range(5)]
@@ -190,7 +190,7 @@ async def test_s13_no_more_is_sent_than_the_primary_has_granted_credit_for_and_t
         await given_up
     assert link.current_link_credit == 0
     world.primary.faults.clear()
-    # Its next flow: so many more than it has had (AMQP 2.6.7).
+    # The next flow of the primary: credit for this number of further messages (AMQP 2.6.7).
     window = [None, link._session.remote_incoming_window, 0, link._session.remote_outgoing_window]
     await link._incoming_flow([*window, link.handle, link.delivery_count, 100, None, None, None, None])
     async with asyncio.timeout(AT_ONCE):

@@ -1,4 +1,4 @@
-"""Y1: a backlog that fills while nobody syphons raises an alert; real servers, both drivers."""
+"""Y1: a backlog that fills while no syphon runs raises an alert. Real servers, both drivers."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ def brief(world: World) -> None:
 
 
 async def diverted(world: World, queue: str, *ids: str, **options: Any) -> Any:
-    """A pair with messages in its only backlog queue, whose entity is back on the primary."""
+    """Return a pair with messages in its only backlog queue. The entity of the messages is restored."""
     pair = await world.pair(**{"backlog_queue_count": 1, **OFTEN, **options})
     await divert(world, pair, queue, *ids)
     await world.do(pair.force_restore, queue)
@@ -66,7 +66,7 @@ async def taking(world: World, pair: Any) -> AsyncIterator[Receiver]:
 
 
 async def take_home(world: World, pair: Any, count: int) -> None:
-    """What a syphon would do to the backlog queue."""
+    """Remove messages from the backlog queue, as a syphon does."""
     async with taking(world, pair) as receiver:
         await receiver.complete(await receiver.receive(count, max_wait=5))
 
@@ -87,12 +87,12 @@ async def test_y1_a_backlog_that_nobody_syphons_is_told_once_and_taken_back_when
     told = gauge(pair, "oldest_seconds")
     assert told is not None
     assert told > 1
-    # It is looked at again and again, and told once.
+    # The queue is peeked at repeatedly, and the alert is raised once.
     await world.until(lambda: (gauge(pair, "oldest_seconds") or 0) > told)
     assert [message.delivery_count for message in await world.backlog(pair)] == [0, 0]
     await take_home(world, pair, 1)
     await world.until(lambda: gauge(pair, "unattended") == 0)
-    # The second one has stood at the front for a second now, too.
+    # The second message has also been the oldest for a second now.
     await world.until(lambda: gauge(pair, "unattended") == 1)
     await take_home(world, pair, 1)
     await world.until(lambda: gauge(pair, "oldest_seconds") == 0)
@@ -119,7 +119,7 @@ async def test_y1_each_look_is_one_peek_in_the_ledger_and_they_end_when_the_queu
     await world.do(pair.close)
     found = peeks(tmp_path)
     assert {(one.entity, one.result, one.units) for one in found} == {(backlog_queue(pair), "ok", 1)}
-    # One message at most is asked for, and the last peek found none.
+    # Each peek requests at most one message, and the last peek found none.
     assert found[0].bytes in range(200, 400)
     assert [one.bytes for one in found].index(0) == len(found) - 1
 

@@ -144,7 +144,7 @@ LOGIC: list[tuple[str, bool | None]] = [
     ("NOT (1=0 AND 1=1)", True),
     ("NOT 1=1 OR 1=1", True),
     ("NOT (1=1 OR 1=1)", False),
-    ("1=0 and color = 5", False),  # what is decided already is not looked at
+    ("1=0 and color = 5", False),  # the second condition is not evaluated if the first decides
     ("EXISTS(missing) AND color LIKE quantity", False),
     ("1=1 or color = 5", True),
     ("((((1))))=((1))", True),
@@ -366,7 +366,7 @@ def test_a_message_without_sections_has_no_properties() -> None:
 
 
 def test_the_body_is_never_decoded() -> None:
-    no_list = b"\x00\x53\x77\xc0\x03\x02\xff\xff"  # an amqp-value whose inside means nothing
+    no_list = b"\x00\x53\x77\xc0\x03\x02\xff\xff"  # an amqp-value with an invalid content
     spoiled = view(RAW[: RAW.index(b"\x00\x53\x75")] + no_list)
     assert (
         compile_filter("color = 'blue' AND sys.Label = 'Red' AND sys.PartitionKey = 'p1'", {}).evaluate(spoiled) is True
