@@ -70,7 +70,7 @@ SENDER_CASES: Final = [
     Case("send_messages", lambda: (42,), "TypeError"),
     Case("send_messages", lambda: (None,), "TypeError"),
     Case("send_messages", lambda: ("text",), "TypeError"),
-    # The time-out is checked before the message, and both before nothing is sent.
+    # The timeout is checked before the message. Both are checked also if there is nothing to send.
     Case("send_messages", lambda: (BAD_MAPPING,), "ValueError", {"timeout": -1}),
     Case("send_messages", lambda: ([],), "ValueError", {"timeout": -1}),
     Case("send_messages", lambda: (ServiceBusMessage("x", time_to_live=TOO_LONG),), "TimeToLiveError", as_sdk=False),

@@ -33,12 +33,12 @@ LONG = timedelta(minutes=1)
 
 
 class Tokens:
-    """A TokenCredential whose tokens are SAS tokens, which is all a local namespace knows to judge."""
+    """A TokenCredential whose tokens are SAS tokens: a local namespace can verify no other tokens."""
 
     def __init__(self, namespace: LocalNamespace, seconds: int = 3600) -> None:
         self.key = KEY
         self.seconds = seconds
-        self.until: int | None = None  # an end for all of them, whatever their seconds
+        self.until: int | None = None  # one end for all tokens, whatever lifetime was requested
         self.given = 0
         self._namespace = namespace
 
@@ -61,7 +61,7 @@ def client(world: World, namespace: LocalNamespace, tokens: Tokens, **keywords: 
 
 
 def in_tls(namespace: LocalNamespace) -> dict[str, Any]:
-    """On the very port: the SDK goes to 5671 unless it is told the address, and then it means WebSockets."""
+    """Make clients use TLS on the namespace's own port. Without these options the SDK would use port 5671."""
     address = f"sb://localhost:{namespace.port}"
     trust = {"use_tls": True, "connection_verify": str(namespace.ca)}
     return {"custom_endpoint_address": address, "transport_type": TransportType.Amqp, **trust}
@@ -72,7 +72,7 @@ def tokens(world: World, namespace: LocalNamespace, seconds: int = 3600) -> Toke
 
 
 async def paired(world: World, clients: list[Any], **options: Any) -> Any:
-    """On backlog queues that are there already: the management API takes keys alone from a local namespace."""
+    """Pair with backlog queues that exist already: the management API of a local namespace accepts only keys."""
     name = f"tokens-{world.driver}"
     await world.do((await world.pair(primary_name=name)).close)
     short = {"failover_interval": timedelta(0), "backlog_queue_count": 2, "primary_name": name, **options}
@@ -107,7 +107,7 @@ async def test_p1_a_token_credential_serves_the_primary_and_the_backlog(world: W
 async def test_s2_a_key_revoked_under_an_open_link_reaches_the_caller_and_never_fails_over(
     world: World, queue: str
 ) -> None:
-    # Without a second try, and with more time than a busy machine needs: only the credential can fail.
+    # One try, with more time than a busy machine needs, so that only the credential can fail.
     short = tokens(world, world.primary, seconds=2)
     clients = [client(world, world.primary, short), client(world, world.secondary, tokens(world, world.secondary))]
     pair = await paired(world, clients, failover_interval=LONG, try_timeout=LONG)
@@ -125,7 +125,7 @@ async def test_s2_a_key_revoked_under_an_open_link_reaches_the_caller_and_never_
     async with asyncio.timeout(100):
         while not await sent():
             assert set(kinds) <= CREDENTIAL_REFUSED, "a busy machine: the token ended before its link was open"
-        # What it signs from now on is refused, and what it signed ends with its time: the server takes the link away.
+        # From now on its signatures are refused. Older signatures expire, and the server then detaches the link.
         short.key = "revoked"
         kinds.clear()
         while len(kinds) < 3:
@@ -142,7 +142,7 @@ async def test_m1_a_send_under_way_when_its_link_is_taken_away_may_have_happened
     pair = await paired(world, clients, failover_interval=LONG, try_timeout=LONG, ledger=tmp_path)
     sender = await world.sender(pair, queue)
     world.primary.faults.set("drop-ack", entity=queue, points=["send"], count=1)
-    while await asyncio.to_thread(world.primary.faults.list):  # the token may end before its link is open
+    while await asyncio.to_thread(world.primary.faults.list):  # the token may expire before its link is open
         short.until = int(time.time()) + 3
         with pytest.raises(ServiceBusError):
             await world.send(sender, ServiceBusMessage("x", message_id="stored"))
@@ -162,7 +162,7 @@ async def test_s2_a_send_under_way_when_its_token_ends_is_told_so_and_fails_noth
     pair = await paired(world, clients, failover_interval=LONG, try_timeout=LONG)
     sender = await world.sender(pair, queue)
     await world.do(sender.create_message_batch)
-    # The server takes the link away before it answers.
+    # The server detaches the link before it answers.
     world.primary.faults.set("black-hole", entity=queue, points=["send"])
     with pytest.raises(ServiceBusError) as raised:
         await world.send(sender, ServiceBusMessage("x"))

@@ -1,4 +1,4 @@
-"""A drill (S11) of what is not a queue."""
+"""Drills and forced failovers (S11) of topics."""
 
 from datetime import timedelta
 
@@ -30,7 +30,7 @@ async def test_s11_a_drill_of_a_topic_diverts_restores_by_a_ping_and_its_subscri
             seen = [str(message) async for message in receiver]
     assert drill.as_meant, told
     assert "2 of 2 diverted messages taken back out of the backlog" in [moment.what for moment in told]
-    # Neither the ping nor what was diverted.
+    # Neither the ping nor a diverted message was received.
     assert seen == ["drill, before"] * 2 + ["drill, after"] * 2
 
 

@@ -1,4 +1,4 @@
-"""However a pair ends, or fails to begin, nothing of it stays and it can be made again: P3, C2, C3."""
+"""After a pair has ended, or failed to start, nothing of it is left, and it can be made again: P3, C2, C3."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ LONG = timedelta(minutes=1)
 
 
 class Traces:
-    """What of a pair could stay: tasks, threads, sockets. Taken before it is made."""
+    """The tasks, threads and sockets before a pair is made. `gone` waits until there are no others."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -48,7 +48,7 @@ class Traces:
 
 
 async def busy(world: World, queue: str) -> tuple[Any, asyncio.Task[None]]:
-    """A pair with all that it can have: links on both sides, a receiver, pings, and a call that nobody answers."""
+    """Return a pair with links on both sides, a receiver, pings, and a call without an answer."""
     pair = await world.pair(try_timeout=LONG, ping_interval=timedelta(seconds=1), ping="message")
     direct, diverting = await world.sender(pair, queue), await world.sender(pair, "nowhere")
     await world.send(direct, ServiceBusMessage("x"))
@@ -274,5 +274,5 @@ async def test_c3_a_step_of_closing_that_fails_is_raised_and_the_others_are_done
     with pytest.raises(RuntimeError, match="does not end"):
         await world.do(pair.close)
     await traces.gone()
-    # Whoever closes it again is told again.
+    # A second close would raise the same error, so the fixture must not close the pair.
     world.stack.pop_all()

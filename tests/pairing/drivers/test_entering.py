@@ -1,4 +1,4 @@
-"""An asyncio pair before, while and after it is paired (P1, P3, C3, S13): entered, awaited, or neither."""
+"""An asyncio pair before, during and after pairing (P1, P3, C3, S13): with `async with`, with `await`, or neither."""
 
 import asyncio
 import sys
@@ -164,7 +164,7 @@ async def test_p3_a_pair_that_is_only_made_or_closed_unpaired_is_in_nobodys_way(
         with pytest.raises(PairingRefusedError):
             await other
         await pair.get_queue_sender(queue).send_messages(ServiceBusMessage("x"))
-        # Closing those two has not made room for a third.
+        # Closing `idle` and refusing `other` did not unregister `pair`: another pair is still refused.
         with pytest.raises(PairingRefusedError):
             await made(world)
 
@@ -231,7 +231,7 @@ async def test_p1_bad_credentials_surface_from_every_send_of_a_pair_that_nobody_
     with pytest.raises(ProvisioningError):
         await sender.send_messages(ServiceBusMessage("x"))
     assert await world.held(queue) == []
-    # It is in nobody's way meanwhile (P3).
+    # A pair whose pairing failed is not registered, so another pair is allowed (P3).
     await made(world)
 
 
@@ -270,7 +270,7 @@ async def test_p8_a_secondary_that_is_away_fails_entering_as_the_option_says(wor
 
 
 async def test_p8_sends_whose_callers_give_up_still_bring_the_pairing_to_its_end(world: World, queue: str) -> None:
-    """The secondary never answers, and no caller waits for as long as one try of it takes."""
+    """The secondary never answers, and no caller waits as long as one try takes."""
     pair = made(world, options=BRIEF_OPTIONS)
     sender = pair.get_queue_sender(queue)
     world.secondary.faults.set("black-hole")
@@ -377,7 +377,7 @@ async def test_c3_a_pair_entered_twice_is_closed_by_the_first_exit(world: World,
 
 
 def in_a_thread(make: Callable[[], Coroutine[Any, Any, Any]]) -> Coroutine[Any, Any, Any]:
-    """Runs it in another event loop, which is closed afterwards."""
+    """Run a coroutine in another event loop, in a thread. The loop is closed afterwards."""
     return asyncio.to_thread(lambda: asyncio.run(make()))
 
 
@@ -481,7 +481,7 @@ print("ok", flush=True)
 async def test_s12_c3_after_its_loop_was_closed_a_pair_refuses_sends_and_can_be_closed(
     world: World, queue: str, tidy: str
 ) -> None:
-    """In a process of its own: Python reports the tasks that a closed loop leaves."""
+    """Runs in its own process, because Python logs tasks that a closed loop leaves."""
     strings = (world.primary.connection_string, world.secondary.connection_string)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CLOSED_LOOP, *strings, queue, tidy, stdout=asyncio.subprocess.PIPE
@@ -498,7 +498,7 @@ def fault_both(pair: Pair) -> None:
 
 
 async def used(world: World, pair: Pair, queue: str) -> None:
-    """With links on both sides, and pings that nobody answers."""
+    """Use the pair: links on both sides, and pings without an answer."""
     sender = pair.get_queue_sender(queue)
     await sender.send_messages(ServiceBusMessage("x"))
     world.primary.faults.set("black-hole", entity="beside-it")

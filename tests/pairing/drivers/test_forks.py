@@ -63,7 +63,7 @@ async def test_s13_a_cancelled_send_is_over_and_the_next_one_works(
         assert {"before", "after"} <= {one.message_id for one in await world.held(queue)}
 
 
-# Without retries, so that a link which the child had cut would fail the parent's next send.
+# Without retries, so that the parent's next send would fail if the child had closed its link.
 SYNC = """
 import gc, os, sys
 from azure.servicebus import ServiceBusMessage

@@ -1,4 +1,4 @@
-"""Credentials whose issuer hangs or cannot be reached: S2, S6, S12. That is no outage of either namespace."""
+"""Credentials whose issuer does not answer or cannot be reached: S2, S6, S12. This is no outage of a namespace."""
 
 import asyncio
 import threading
@@ -16,12 +16,12 @@ from twinbus.testing import LocalNamespace
 from .conftest import World, state_of
 from .test_credentials import Tokens, client, paired, tokens
 
-# Much less than the issuer takes; half of it is the primary's where the call may divert.
+# Much shorter than the issuer waits. If the call may divert, half of it is for the primary.
 BRIEF = 3.0
 
 
 class Issuer(Tokens):
-    """Answers nobody while it hangs, and refuses connections while it is away."""
+    """An issuer that can be set to give no answer, or to refuse connections."""
 
     def __init__(self, namespace: LocalNamespace) -> None:
         super().__init__(namespace)
@@ -68,7 +68,7 @@ def issuer() -> Iterator[Made]:
 
 
 async def begun(world: World, queue: str, primary: Any, secondary: Any) -> tuple[Any, Any]:
-    """A pair with these credentials, and a sender of it."""
+    """Return a pair with these credentials, and a sender."""
     clients = [client(world, world.primary, primary), client(world, world.secondary, secondary)]
     pair = await paired(world, clients)
     return pair, await world.sender(pair, queue)
@@ -89,7 +89,7 @@ async def test_s2_an_issuer_that_hangs_while_a_link_opens_reaches_the_caller_and
             await world.send(sender, ServiceBusMessage("x"), timeout=BRIEF)
         assert failure_kind(raised.value) is FailureKind.TOKEN_UNAVAILABLE
     if world.driver == "sync":
-        # A thread that cannot be ended waits for it: one, not one a call.
+        # One thread, which cannot be ended, waits for the issuer: one for all calls.
         assert given.asked == 1
     assert state_of(pair, queue) == "healthy"
     given.answers.set()
@@ -103,7 +103,7 @@ async def test_s2_s12_an_issuer_that_hangs_when_a_token_is_renewed_ends_the_call
     given = issuer(world, world.primary)
     pair, sender = await begun(world, queue, given, tokens(world, world.secondary))
     await world.send(sender, ServiceBusMessage("x", message_id="before"))
-    # As if its last tenth had begun: the SDK renews it in the next call, on the open link.
+    # As if a tenth of the token's lifetime were left: the SDK renews it in the next call, on the open link.
     link_of(sender)._handler._cbs_authenticator._refresh_window = 3600
     given.answers.clear()
     async with asyncio.timeout(30):

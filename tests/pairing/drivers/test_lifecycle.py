@@ -1,4 +1,4 @@
-"""How a pair begins, is asked, and ends: P1, P3, P8, S3, S11, S13, G1, G3, C1 to C3."""
+"""How a pair starts, what its methods return, and how it ends: P1, P3, P8, S3, S11, S13, G1, G3, C1 to C3."""
 
 import asyncio
 import gc
@@ -170,7 +170,7 @@ async def test_s2_an_entity_that_does_not_exist_is_named_after_one_try(world: Wo
     for call in (sender.send_messages, sender.schedule_messages):
         when = () if call == sender.send_messages else (datetime.now(UTC) + timedelta(hours=1),)
         with pytest.raises(MessagingEntityNotFoundError, match="create it, or correct the name") as refused:
-            # A second try would begin after a minute.
+            # A second try would start after a minute.
             await asyncio.wait_for(world.do(call, ServiceBusMessage("x"), *when), 30)
         assert f"no queue or topic 'nowhere' on localhost:{world.primary.port}" in str(refused.value)
         assert isinstance(refused.value.__cause__, ServiceBusError)
@@ -191,7 +191,7 @@ async def test_g1_g3_a_ping_restores_a_session_queue_and_nobody_sees_it(world: W
 
 
 async def test_s6_a_thousand_senders_share_the_links_to_the_backlog(world: World, queue: str) -> None:
-    # Whatever a busy machine takes for a thousand sends at once: none of the queues may leave for that.
+    # Long enough that no queue leaves the rotation because a busy machine is slow with a thousand sends.
     pair = await world.pair(try_timeout=timedelta(minutes=5))
     await world.do(pair.force_failover, queue)
     senders = [pair.get_queue_sender(queue) for _ in range(1000)]

@@ -1,4 +1,4 @@
-"""What a diverted message looks like in the backlog, whatever it was made of (S7 to S10)."""
+"""Diverted messages of every kind, as they are in the backlog (S7 to S10)."""
 
 import asyncio
 import os
@@ -172,7 +172,7 @@ async def test_s9_a_part_that_fails_names_the_safe_and_the_unsafe(world: World, 
     pair, sender = await diverting(world, queue, probation=timedelta(minutes=1), keywords={"retry_total": 0})
     await world.send(sender, ServiceBusMessage("warm"))
     (backlog,) = pair.backlog_queues
-    # The first of three parts is taken, and the others' answer is an error.
+    # The first of three parts is accepted. The others get an error.
     messages = [ServiceBusMessage(os.urandom(150_000), message_id=str(number)) for number in range(3)]
     world.secondary.faults.set("delay", entity=backlog, points=["send"], delay=0.3, count=1)
 

@@ -1,4 +1,4 @@
-"""The faults of a real primary, each as its clause says, with the official SDK's senders."""
+"""Faults of a real primary, with the official SDK's senders: each has the consequence that its clause demands."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ from twinbus.testing import LocalNamespace
 
 from .conftest import ALL, BRIEF, KEY, World, config, state_of
 
-# try_timeout is 1 s, and the rest is for a machine under load; without a deadline of ours the SDK takes minutes.
+# try_timeout is 1 s; the rest is for a busy machine. Without our deadline the SDK takes minutes.
 AT_ONCE = 8.0
 BACKLOG_BYTES = 5120 * 1024 * 1024  # P5
 
@@ -197,7 +197,7 @@ async def test_g4_an_entity_deleted_while_failed_over_is_unusable_and_its_sends_
     assert {one.message_id for one in await world.backlog(pair)} == {"failed over", "unusable"}
     await world.until(lambda: bool(heard))
     assert next(one.cause for one in pair.entities()) is FailureKind.ENTITY_NOT_FOUND
-    # Pings go on: one finds it when it is there again.
+    # Pings continue: one succeeds when the entity exists again.
     await asyncio.to_thread(_create, world.primary, queue)
     await world.state(pair, queue, "on_trial")
 
@@ -223,7 +223,7 @@ async def test_s6_a_queue_that_fails_leaves_for_all_senders(world: World, queue:
     pair = await world.pair(keywords={"retry_total": 0}, probation=timedelta(minutes=1))
     await world.do(pair.force_failover, queue)
     on: dict[str, list[Any]] = {name: [] for name in pair.backlog_queues}
-    # Of three senders on two queues, two are on the same.
+    # Two of three senders use the same one of two queues.
     for number in range(3):
         sender = await world.sender(pair, queue)
         await world.send(sender, ServiceBusMessage("x", message_id=f"where-{number}"))
@@ -233,7 +233,7 @@ async def test_s6_a_queue_that_fails_leaves_for_all_senders(world: World, queue:
     world.secondary.faults.set("internal-error", entity=bad)
     await world.send(first, ServiceBusMessage("x", message_id="found out"))
     assert pair.backlog_queues == (good,)
-    # It would take messages again, and the one that was not told by it keeps away all the same.
+    # The queue accepts messages again, but also the sender that got no error from it does not use it.
     world.secondary.faults.clear()
     await world.send(second, ServiceBusMessage("x", message_id="was told"))
     assert [await world.backlog_queue_of(on, name) for name in ("found out", "was told")] == [good, good]
@@ -302,7 +302,7 @@ async def test_s6_a_backlog_queue_that_takes_nothing_leaves_the_rotation_and_the
     shut, other = pair.backlog_queues
     await asyncio.to_thread(_set_status, world.secondary, shut, "SendDisabled")
     await world.do(pair.force_failover, queue)
-    # As many senders as leave hardly a chance that none of them picks it.
+    # So many senders that very probably one of them picks the queue.
     for position in range(12):
         await world.send(await world.sender(pair, queue), ServiceBusMessage("x", message_id=str(position)))
     assert pair.backlog_queues == (other,)
@@ -379,9 +379,9 @@ async def test_s6_a_call_ends_though_queues_come_back_from_probation_while_it_tr
 
 
 def _fill(secondary: LocalNamespace, file: Path, queue: str) -> None:
-    """Stop it, let the store say that the queue's size is at its quota, and start it.
+    """Stop the namespace, set the queue's size in the store to its quota, and start the namespace.
 
-    By hand, because the smallest quota is 1 GB: filling it would take minutes and the disk of whoever runs the tests.
+    The queue is not really filled: the smallest quota is 1 GB, which would take minutes and disk space.
     """
     secondary.stop()
     with contextlib.closing(apsw.Connection(str(file))) as store:
@@ -399,7 +399,7 @@ async def test_s6_a_backlog_queue_that_is_full_leaves_the_rotation_and_the_messa
 ) -> None:
     with LocalNamespace("filled", data=tmp_path, config=config("filled", 0)) as filled:
         world.secondary = filled
-        # Time for a second try: the first one after the restart finds the old connection broken.
+        # Time for a second try: the first try after the restart uses the broken connection.
         pair = await world.pair(probation=timedelta(minutes=1), try_timeout=timedelta(seconds=10))
         heard: list[Any] = []
         pair.on("backlog_queue_left", heard.append)
@@ -407,7 +407,7 @@ async def test_s6_a_backlog_queue_that_is_full_leaves_the_rotation_and_the_messa
         queues = pair.backlog_queues
         await world.do(pair.force_failover, queue)
         await world.send(sender, ServiceBusMessage("x", message_id="before"))
-        # A sender stays on its queue, so this is where its next message goes first.
+        # A sender stays with its queue, so its next message goes to this queue first.
         full = await world.backlog_queue_of(queues, "before")
         await asyncio.to_thread(_fill, filled, tmp_path / "filled.sqlite", full)
         await world.send(sender, ServiceBusMessage("x", message_id="after"))

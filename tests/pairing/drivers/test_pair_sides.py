@@ -50,7 +50,7 @@ async def test_c1_a_client_closed_behind_the_pairs_back_counts_as_closed(world: 
 
 
 def lose(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a client of the caller's own making may be lost: it makes nothing any more, though nobody closed it."""
+    """Make a client unusable, as a caller's client may become: it makes no more senders, although it is not closed."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError("this client is no good any more")
@@ -68,7 +68,7 @@ async def test_c1_a_primary_whose_client_cannot_be_recovered_faults(
     with pytest.raises(RuntimeError, match="no good"):
         pair.get_queue_sender("what is wrong here may be the name alone")
     assert pair.primary.state == "open"
-    # Back from a failover the sender needs another link.
+    # After the restore the sender needs another link.
     await world.do(pair.force_failover, queue)
     await world.do(pair.force_restore, queue)
     with pytest.raises(PairFaultedError, match="no good") as raised:
@@ -106,7 +106,7 @@ async def test_c3_a_call_that_waits_for_its_turn_on_a_backlog_link_is_told_that_
     pair = await world.pair(backlog_queue_count=1, try_timeout=LONG)
     first, second = await world.sender(pair, queue), await world.sender(pair, queue)
     await world.do(pair.force_failover, queue)
-    # Nobody answers while the link opens: closing the pair cannot end that at once.
+    # The opening of the link gets no answer, and closing the pair cannot end the opening immediately.
     world.secondary.faults.set("black-hole")
     opening = asyncio.create_task(world.send(first, ServiceBusMessage("x"), timeout=4.0))
     await asyncio.wait([opening], timeout=0.3)

@@ -1,4 +1,4 @@
-"""M1, S8, S11: what a pair does on real servers is in its ledger, and the ledger's balance is what there is."""
+"""M1, S8, S11: the ledger of a pair has all its operations on real servers, and its balance is true."""
 
 import asyncio
 import contextlib
@@ -52,13 +52,13 @@ def brief(world: World) -> None:
 
 
 async def closed(world: World, pair: Any, folder: Path) -> list[Operation]:
-    """The operations in a ledger, after its pair has closed."""
+    """Close the pair, and return the operations in its ledger."""
     await world.do(pair.close)
     return operations(folder)
 
 
 def operations(folder: Path) -> list[Operation]:
-    """Those on messages. One that took longer than a group is gathered has its intent and its outcome put together."""
+    """Return the operations on messages. An intent and its outcome become one operation."""
     entries = [one for one in read_ledger(folder) if getattr(one, "stage", None) is not Stage.MANAGE]
     outcomes = {entry.id: entry for entry in entries if isinstance(entry, Outcome)}
     found = [entry for entry in entries if isinstance(entry, Operation)]
@@ -88,7 +88,7 @@ async def test_m1_a_send_is_one_operation_with_its_id_its_bytes_and_its_units(
     small = ServiceBusMessage(
         b"x" * 1000, message_id="s" * 36, subject="s" * 50, application_properties={"k": "v" * 40}
     )
-    # A byte on either side of a unit: here an estimate would not do.
+    # One byte below and above a unit: an estimate of the size would not be exact enough.
     large = ServiceBusMessage(b"", message_id="large")
     large = ServiceBusMessage(b"x" * (64 * 1024 - encoded_size(large.raw_amqp_message) - 2), message_id="large")
     assert encoded_size(large.raw_amqp_message) == 64 * 1024 + 1
@@ -177,7 +177,7 @@ async def test_m1_a_diverted_batch_is_an_operation_for_every_part_and_a_compress
     pair = await world.pair(ledger=tmp_path)
     pair.force_failover(queue)
     sender = await world.sender(pair, queue)
-    # Too large with its aliases, and much smaller packed (S9).
+    # Too large together with its aliases, and much smaller when compressed (S9).
     large = ServiceBusMessage(b"x" * (SECONDARY_LIMIT - 100), session_id="s" * 100, message_id="packed")
     await world.send(sender, large)
     await world.send(sender, [ServiceBusMessage(os.urandom(100_000), message_id=f"part-{n}") for n in range(4)])
@@ -199,7 +199,7 @@ async def test_m1_of_a_batch_that_failed_in_part_the_safe_ones_are_accepted_and_
     sender = await world.sender(pair, queue)
     await world.send(sender, ServiceBusMessage(b"", message_id="before"))
     [backlog] = pair.backlog_queues
-    # The first part is taken after a while, within which the queue becomes busy for the others.
+    # The first part is accepted after a delay. During the delay the queue becomes busy for the other parts.
     world.secondary.faults.set("delay", entity=backlog, points=["send"], delay=0.5, count=1)
     messages = [ServiceBusMessage(os.urandom(150_000), message_id=f"part-{number}") for number in range(3)]
     sending = asyncio.create_task(world.send(sender, messages))
@@ -316,7 +316,7 @@ async def test_m1_the_balance_of_an_outage_is_what_the_receivers_get(world: Worl
     delivered = {message.id for message in found.delivered}
     arrived = {one.message_id for one in there}
     assert delivered <= arrived
-    # What else is there went out when nobody answered any more: the ledger says of each that it may be.
+    # The other messages were sent without an answer: the ledger records each of them as unknown.
     assert arrived - delivered <= {message.id for message in found.possibly_duplicated | found.unconfirmed} | {
         message.id for message in found.in_backlog
     }
@@ -327,7 +327,7 @@ async def test_m1_the_balance_of_an_outage_is_what_the_receivers_get(world: Worl
 
 
 def unwritable(folder: Path) -> Path:
-    """A directory that turns into a file."""
+    """Replace the directory of a ledger by a file."""
     folder.rmdir()
     folder.write_text("")
     return folder
@@ -340,7 +340,7 @@ async def test_m1_a_ledger_that_cannot_be_written_stops_every_call_before_it_is_
     pair = await world.pair(ledger=folder, ledger_on_error="stop")
     sender = await world.sender(pair, queue)
     unwritable(folder)
-    # Nobody knows before something was to be written.
+    # The failure is only noticed when an entry is written.
     await world.send(sender, ServiceBusMessage(b"", message_id="first"))
 
     async def refused() -> bool:
@@ -369,7 +369,7 @@ async def test_m1_a_ledger_that_cannot_be_written_stops_every_call_before_it_is_
     assert len(await world.held(queue)) == held
     assert await world.backlog(pair) == []
     folder.unlink()
-    # It is tried again every second.
+    # The writer tries again every second.
     async with asyncio.timeout(10):
         while await refused():  # noqa: ASYNC110 - a thread of the ledger makes it so
             await asyncio.sleep(0.1)
@@ -439,6 +439,6 @@ async def test_l7_a_ledger_whose_folder_is_gone_stops_sends_until_it_is_back(
     sent = [one for one in operations(folder) if one.stage is Stage.SEND_PRIMARY and one.result == "ok"]
     gaps = [entry for entry in read_ledger(folder) if isinstance(entry, Gap)]
     assert "again" in {name for one in sent for name in one.ids}
-    # Those of the lost segment and those since: no send is in neither.
+    # Every accepted send is in the ledger, or is counted in a gap.
     assert len(sent) + sum(gap.count for gap in gaps) >= accepted.total()
     assert balance(read_ledger(folder)).incomplete

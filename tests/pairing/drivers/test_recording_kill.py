@@ -1,4 +1,4 @@
-"""M1: kill -9 of a process that sends: what it had flushed is in the ledger."""
+"""M1: kill -9 of a process that sends: its flushed entries are in the ledger."""
 
 import asyncio
 import subprocess

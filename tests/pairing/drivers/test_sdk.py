@@ -1,4 +1,4 @@
-"""Pairs use private parts of azure-servicebus: they say so where it is another version than they were written for."""
+"""Pairs use private parts of azure-servicebus, and refuse versions that were not tested."""
 
 import pytest
 from azure.servicebus import ServiceBusMessage

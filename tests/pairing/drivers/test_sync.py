@@ -1,4 +1,4 @@
-"""What only the sync driver has to see to, because threads wait in it: S2, G2, S12, S13."""
+"""Tests of the sync driver alone: threads that wait in its calls (S2, G2, S12, S13)."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from twinbus.testing import LocalNamespace
 
 from .conftest import BRIEF, World, state_of
 
-# As in test_outages: much more than any time-out here, much less than the SDK takes by itself.
+# As in test_outages: much longer than any timeout here, much shorter than the SDK's own timeouts.
 AT_ONCE = 8.0
 LONG = timedelta(minutes=1)
 
@@ -52,7 +52,7 @@ async def test_s2_an_attempt_that_waiting_for_its_turn_cut_short_is_no_failure_o
     pair = await world.pair(try_timeout=LONG)
     sender = await world.sender(pair, queue)
     await world.send(sender, ServiceBusMessage("before"))
-    # Both are answered, one after the other, each later than the second caller's time can end.
+    # Both would get an answer, one after the other. The second answer would come after the second caller's timeout.
     world.primary.faults.set("delay", entity=queue, points=["send"], delay=1.5, count=2)
     slow = asyncio.create_task(world.send(sender, ServiceBusMessage("slow")))
     await world.until(lambda: world.primary.faults.list()[0]["hits"] == 1)
@@ -74,7 +74,7 @@ class Stuck(logging.Handler):
         self.entered, self.released = threading.Event(), threading.Event()
 
     def handle(self, record: logging.LogRecord) -> bool:
-        # Without the handler's lock: it shall hang for those who write, not for those who look.
+        # Without the handler's lock: only threads that write may hang, not the test that reads.
         if "failover_engaged" in record.getMessage():
             self.entered.set()
             self.released.wait(60)

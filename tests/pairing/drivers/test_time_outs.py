@@ -1,4 +1,4 @@
-"""How long a call may take, and what it does when its time is over, on either driver: S3, S4, S5, S6."""
+"""How long a call may take, and what it does when its time is over, with both drivers: S3, S4, S5, S6."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from twinbus.pairing.call_errors import NoTurnError
 
 from .conftest import BRIEF, World, state_of
 
-# As in test_outages: much more than any time-out here, much less than the SDK takes by itself.
+# As in test_outages: much longer than any timeout here, much shorter than the SDK's own timeouts.
 AT_ONCE = 8.0
 LONG = timedelta(minutes=1)
 
@@ -46,7 +46,7 @@ async def test_s4_a_call_with_a_time_out_of_its_own_keeps_time_for_the_backlog(w
 
 
 async def failed_over_under(world: World, queue: str, fault: str) -> tuple[Any, asyncio.Task[None]]:
-    """A pair whose entity fails over while a send of `under way` is struck; pauses between its tries are long."""
+    """Return a pair whose entity fails over while a fault holds the send `under way`. Pauses between tries are long."""
     pauses = {"retry_mode": "fixed", "retry_backoff_factor": 50, "retry_total": 3}
     pair = await world.pair(keywords=pauses, try_timeout=timedelta(minutes=2), failover_interval=LONG)
     sender = await world.sender(pair, queue)
@@ -102,7 +102,7 @@ async def test_s6_the_callers_time_out_bounds_all_queues_tried(world: World, que
     os.kill(world.secondary.pid, signal.SIGSTOP)
     with pytest.raises(OperationTimeoutError):
         await world.send(sender, ServiceBusMessage("kept"), timeout=1.5)
-    # The first had a whole try_timeout; what was left says nothing about the second.
+    # The first attempt had a whole try_timeout. The rest of the time was too short to show that the second queue fails.
     assert len(pair.backlog_queues) == 3
 
 

@@ -1,6 +1,6 @@
 """A primary reached over a WebSocket, where the sends of a sender take turns (S13).
 
-The local namespace speaks none: a bridge passes the bytes on, as a gateway does.
+The local namespace has no WebSocket server: a bridge forwards the bytes, as a gateway does.
 """
 
 import asyncio
