@@ -26,7 +26,7 @@ FOLDER = ROOT / "src" / "twinbus"
 OURS = ("twinbus.backlog", "twinbus.pairing", "tests.pairing.")
 SEEDS = 300
 SECONDS = 20
-"""Of CPU: one that hangs is killed after that."""
+"""Seconds of CPU time after which a mutant that hangs is killed."""
 FAILOVER = tuple(f"pairing/decide/test_failover{name}.py" for name in ("", "_pings", "_trial"))
 PARTS = {
     "pairing/decide/failover.py": (
@@ -82,7 +82,7 @@ def members(name: str) -> list[str]:
 
 
 def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """Each way to change this very node: what was done, and the node in its place."""
+    """Yield each change of this node: a description, and the node that replaces it."""
     match node:
         case ast.Compare(ops=[op]) if type(op) in COMPARISONS:
             yield "comparison", ast.Compare(node.left, [COMPARISONS[type(op)]()], node.comparators)
@@ -132,7 +132,7 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 
 
 def skipped(node: ast.AST) -> Iterator[ast.AST]:
-    """What is no behaviour: docstrings, annotations, decorators, assertions, imports, text of errors is behaviour."""
+    """Yield the parts of a node without behaviour: docstrings, annotations, decorators, assertions, imports."""
     match node:
         case ast.Assert() | ast.Import() | ast.ImportFrom():
             yield node
@@ -179,7 +179,7 @@ def place(parent: ast.AST, name: str, index: int, node: ast.AST) -> None:
 
 
 def survives(mutant: Mutant) -> bool:
-    """In a child of this process, which holds no part of the product yet."""
+    """Run the tests on a mutant, in a child of this process, which has imported no part of the product."""
     child = os.fork()
     if child == 0:
         os._exit(trial(mutant))
@@ -207,7 +207,7 @@ def trial(mutant: Mutant) -> int:
 
 
 def install(mutant: Mutant) -> None:
-    """The part's own loader reads the mutant instead of the file."""
+    """Make the import of this part load the mutant instead of the file."""
     path = str(FOLDER / mutant.part)
     loader = importlib.import_module("importlib.machinery").SourceFileLoader
     read = loader.get_code
@@ -226,12 +226,12 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1)
     given = parser.parse_args()
     found = [mutant for part in PARTS if given.only in part for mutant in mutants(part)]
-    # What is not ours is loaded once, for all children.
+    # Other packages are imported once, for all children.
     importlib.import_module("tests.pairing.simulation.world")
     for part in {mutant.part: None for mutant in found}:
         unchanged = (FOLDER / part).read_text(encoding="utf-8")
         if not survives(Mutant(part, 0, "none", unchanged)):
-            # Otherwise whatever is wrong with the tests would count as the death of every mutant.
+            # Otherwise an error in the tests would look as if the tests had noticed every mutant.
             sys.exit(f"{part}: its tests fail without a mutant")
     alive = []
     with ThreadPoolExecutor(given.workers) as pool:

@@ -19,7 +19,7 @@ Make = Callable[..., Any]
 
 
 class Entities(NamedTuple):
-    """Of one run of one program: no other run touches them."""
+    """The entities of one run of one program. No other run uses them."""
 
     queue: str
     session_queue: str

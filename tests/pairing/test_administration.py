@@ -45,7 +45,7 @@ def secondary() -> Iterator[LocalEndpoint]:
 
 @pytest.fixture
 def paths() -> tuple[str, ...]:
-    """Those of a primary that no other test uses."""
+    """Return the backlog queue paths of a primary that no other test uses."""
     return backlog_queue_paths(f"primary-{next(NUMBERS)}", 3)
 
 

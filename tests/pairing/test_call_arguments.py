@@ -1,4 +1,4 @@
-"""The arguments of a sender's calls: ids before the first attempt (S8), and what no namespace could take."""
+"""The arguments of a sender's calls: ids before the first attempt (S8), and arguments that no namespace accepts."""
 
 from __future__ import annotations
 

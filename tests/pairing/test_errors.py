@@ -1,4 +1,4 @@
-"""What a pair raises says who acts next, and carries what they need."""
+"""Errors of a pair say who must act, and have the data that is needed for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pair tells the world (S11): callbacks, log lines, Prometheus and OpenTelemetry."""
+"""How a pair publishes its events (S11): callbacks, log lines, Prometheus and OpenTelemetry."""
 
 import asyncio
 import logging

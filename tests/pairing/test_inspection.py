@@ -1,4 +1,4 @@
-"""What doctor finds and cleans (P6), and whether pings are hidden (G3), on real namespaces."""
+"""What `doctor` finds and removes (P6), and whether pings are hidden (G3), on real namespaces."""
 
 import itertools
 import socket
@@ -143,7 +143,7 @@ def test_p6_a_message_that_comes_between_looking_and_removing_is_kept(
     extra = paths(name, 4)[3]
 
     class Raced(Administration):
-        """A sender is quicker: it sends right before the queue takes no more."""
+        """A race: a sender sends directly before the queue is closed to sends."""
 
         def request(self, method, *arguments, **keywords):  # type: ignore[no-untyped-def]  # as Administration's
             if method == self.client.update_queue and not raced:

@@ -1,4 +1,4 @@
-"""The copies of a call's messages for the backlog: in which transfers they go, and which of them are safe (S9)."""
+"""The copies of a call's messages for the backlog: in which transfers they are sent, and which were accepted (S9)."""
 
 from __future__ import annotations
 

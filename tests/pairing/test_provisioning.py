@@ -1,4 +1,4 @@
-"""Backlog queues found or created, decided: every answer a secondary can give, without a secondary."""
+"""The decisions of provisioning for every answer that a secondary can give, without a real secondary."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -30,7 +30,7 @@ Scripted = Mapping[str, Iterable[QueueAnswer | QueueFailure]]
 
 
 class Secondary:
-    """Answers from a script, per queue in its order; the last answer goes on. It keeps what it was asked."""
+    """Answers from a script: the answers of each queue in order, then the last one again. Records the requests."""
 
     def __init__(self, looks: Scripted, creates: Scripted | None = None) -> None:
         self.asked: list[ProvisioningRequest] = []

@@ -1,4 +1,4 @@
-"""M1, M2: what the operation of a send says of its message, whatever that holds. No server: a sender that returns."""
+"""M1, M2: the recorded operation of a send, for every kind of message. Without a server: the sender returns at once."""
 
 import sys
 import threading
@@ -52,7 +52,7 @@ PREFIX = OperationRecorder(None, "contoso").prefix(Stage.SEND_PRIMARY, "orders")
 
 
 class Sender:
-    """The SDK's, as far as it is asked."""
+    """A replacement of the SDK's sender, with the methods that recording calls."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
@@ -126,7 +126,7 @@ def test_m1_operations_of_many_threads_are_each_there_once_whenever_the_writer_l
 
         def work(name: int) -> None:
             for number in range(count):
-                # Others have their turn while it is under way.
+                # Other tasks run during the send.
                 send(ledger, plain(b"x", f"{name}-{number}"), lambda: time.sleep(0))
 
         def flush() -> None:

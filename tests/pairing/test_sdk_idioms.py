@@ -32,7 +32,7 @@ OPTIONS = SendAvailabilityOptions(backlog_queue_count=1, try_timeout=timedelta(s
 
 
 def namespace_of(program: Program, flavour: str) -> str:
-    """One for each: a process has one pair for a namespace (P3), and the programs run side by side."""
+    """Return a namespace for one program: a process can pair a namespace only once (P3); programs run in parallel."""
     return f"{flavour}-{PROGRAMS.index(program)}"
 
 

@@ -1,4 +1,4 @@
-"""`python -m tests.pairing.simulation --seeds 20000 --start 0`: as many worlds; one that fails is named by its seed."""
+"""`python -m tests.pairing.simulation --seeds 20000 --start 0` runs this number of worlds and names failing seeds."""
 
 from __future__ import annotations
 

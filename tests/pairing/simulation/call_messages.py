@@ -32,7 +32,7 @@ Raws = tuple[AmqpAnnotatedMessage, ...]
 
 
 class CallMessages(NamedTuple):
-    """What one call is given. `spoilt`: no place takes it; `undivertible`: why no backlog queue does."""
+    """The messages of one call. `spoilt`: no entity accepts them. `undivertible`: why no backlog queue accepts them."""
 
     raws: Raws
     ids: tuple[str, ...]
@@ -41,15 +41,15 @@ class CallMessages(NamedTuple):
 
 
 class SentTransfer(NamedTuple):
-    """What one transfer carries: to a backlog queue with the path it is meant for, to the primary with none."""
+    """The messages of one transfer. To a backlog queue they have the path of their destination, to the primary none."""
 
     ids: tuple[str, ...]
     spoilt: bool = False
     path: str | None = None
 
 
-# Of a body that, with its aliases, shares a batch, has one for itself, fits none but goes alone; and one that goes
-# packed, or not at all.
+# Sizes of bodies that, with aliases: share a batch, need a batch of their own, fit into no batch but can be sent alone,
+# fit only compressed, or do not fit.
 SMALL, MIDDLING, WIDE, LARGE = 20, 600, 2300, 3200
 
 
@@ -97,7 +97,7 @@ def _message(identity: str, body: bytes, chance: Random, *, taken: bool) -> Amqp
 
 
 def contents(letters: Iterable[CallMessages]) -> list[object]:
-    """All that could be altered of them, by value."""
+    """Return all values of the messages that could be changed."""
     return [
         (
             dict(raw.properties.items()) if raw.properties else None,
@@ -116,7 +116,7 @@ def contents(letters: Iterable[CallMessages]) -> list[object]:
 
 @cache
 def fit(raws: Raws, path: str, limits: LinkLimits, scheduled: datetime | None = None) -> tuple[DivertedTransfer, ...]:
-    """The product's, whose copies are looked at once: they lead back to the messages and where they were meant (S7)."""
+    """Call the product's `fit_to_link`. Checks that the copies can be restored to the original messages (S7)."""
     made = message_copies.fit_to_link(raws, path, limits, scheduled)
     milliseconds = None if scheduled is None else int(scheduled.timestamp() * 1000)
     meant = {message_copies.id_of(raw): (path, _sendable(raw, milliseconds)) for raw in raws}
@@ -150,4 +150,4 @@ def _plain(value: Any) -> object:
 
 _ALL = list(_letters())
 LAST, LETTERS = tuple(_ALL[:4]), tuple(_ALL[4:])
-"""`LAST` are kept for the end of a world."""
+"""Messages for the calls of a world. `LAST` are for calls at its end."""

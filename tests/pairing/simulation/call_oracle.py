@@ -1,4 +1,4 @@
-"""What the clauses demand of one call, computed from what happened to it, without `send_flow`."""
+"""The oracle of one call: computes what the clauses demand from what happened to the call, without `send_flow`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from twinbus.pairing.pair_sides import PairClosedError, PairFaultedError
 
 
 class CallKind(Enum):
-    """What is called."""
+    """The method that is called."""
 
     SEND = "send_messages"
     SCHEDULE = "schedule_messages"
@@ -53,7 +53,7 @@ class StepKind(Enum):
 
 
 class ExpectedStep(NamedTuple):
-    """What comes next. Of an error: itself, its type, or the side whose state it tells."""
+    """The next step that the clauses demand. For an error: the error, its type, or the side whose state it reports."""
 
     on: StepKind
     error: Exception | type[Exception] | str | None = None
@@ -64,11 +64,11 @@ class ExpectedStep(NamedTuple):
 NOTHING = ExpectedStep(StepKind.RETURN)
 INSTEAD, HANDLES = "a batch, though nobody was asked", "handles"
 NUMBERS = (4, 5)
-"""Sequence numbers of the primary that somebody cancels."""
+"""Sequence numbers of the primary, for calls that cancel."""
 
 
 class Sides(NamedTuple):
-    """Whether each side is gone, told to the pair or not."""
+    """Whether each side is closed or lost, also if the pair does not know it yet."""
 
     primary: Callable[[], bool]
     secondary: Callable[[], bool]
@@ -88,10 +88,10 @@ class CallOracle:
     restores: int = 0
     """Of its entity, when it began."""
     end: float = 0.0
-    """When its time in the backlog is over."""
+    """The deadline of the call's attempts in the backlog."""
     due: ExpectedStep = NOTHING
     failed: Exception | None = None
-    """What it failed with on the primary before it was diverted."""
+    """The error of the primary before the call was diverted."""
     opened: bool = False
     """Whether a link to a backlog queue is open for it, so that copies can be made."""
     diverting: bool = False
@@ -105,7 +105,7 @@ class CallOracle:
     # --- what happened, and what follows -----------------------------------------------------------------------------
 
     def begins(self, now: float) -> None:
-        """Or begins anew, its turn having come too late."""
+        """The call starts, or starts again because its turn came too late."""
         if self.belief.closed:
             self.due = ExpectedStep(StepKind.RAISE, "primary")
         elif self.belief.over:
@@ -137,7 +137,7 @@ class CallOracle:
             self.seeks(now)
 
     def seeks(self, now: float) -> None:
-        """A backlog queue, as at the beginning so after one that would not take it."""
+        """The call looks for a backlog queue: the first, or another after one that failed."""
         if self.sides.primary():
             self.due = ExpectedStep(StepKind.RAISE, "primary")
         elif self.sides.secondary():
@@ -194,7 +194,7 @@ class CallOracle:
             self.abandons_probe()
             self.due = ExpectedStep(StepKind.RAISE, failure.error)
         elif over and failure.kind is FailureKind.TIMEOUT:
-            # The call's own time was too short to tell (S6).
+            # The call's own time was too short to show that the queue fails (S6).
             self.abandons_probe()
             self.shelf.places.pop(self.sender, None)
             self.due = ExpectedStep(StepKind.RAISE, failure.error)
@@ -238,7 +238,7 @@ class CallOracle:
         self._must(set(parcel.ids) <= set(self.letter.ids) and parcel.path == self.path, parcel)
 
     def _primary_seconds(self, now: float) -> float:
-        """Half of the time is kept for the backlog where the attempt may still find the entity failed over (S4)."""
+        """Return the seconds for the primary: half of the time if the entity may fail over during the attempt (S4)."""
         if self.until is None:
             return TRY_TIMEOUT
         interval, left = self.belief.rules.failover_interval, self.until - now
@@ -287,7 +287,7 @@ class CallOracle:
 
     def _returned(self, value: Any) -> None:
         if self.due.value is HANDLES:
-            # None can be taken for a number of the primary's (S10).
+            # No handle may look like a sequence number of the primary (S10).
             self._must(handles_among(value) == value and handles_among(value[0]) == value[:1], value)
             self._must([one.message_id for one in value] == list(self.letter.ids), value)
             self._must(len(set(value)) == len(value) and all(type(one) is BacklogHandle for one in value), value)
@@ -302,7 +302,7 @@ class CallOracle:
 
     @property
     def result(self) -> object:
-        """What the primary gives back."""
+        """Return the result that the primary returns."""
         match self.what:
             case CallKind.SCHEDULE:
                 return list(range(1, len(self.letter.ids) + 1))

@@ -9,8 +9,8 @@ from twinbus.backlog import FailureKind
 K = FailureKind
 TRY_TIMEOUT = 4.0
 LONGEST_IN_BACKLOG = 60.0
-"""For a call whose caller set no end, where all queues together need less to be found silent."""
-# S2's first list, in the spec's words.
+"""The least time in the backlog, in seconds, for a call without a timeout."""
+# The first list of S2, with the words of the specification.
 FIRST_LIST = {K.TIMEOUT, K.CONNECTION_LOST, K.DETACHED, K.INTERNAL, K.ENTITY_DISABLED, K.QUOTA_EXCEEDED}
 REFUSED = {K.ENTITY_NOT_FOUND, K.UNAUTHORIZED}
 CALLERS_FAULT = {K.MESSAGE_TOO_LARGE, K.CLOSED}
@@ -21,7 +21,7 @@ PROBE_SECONDS = 1.0
 
 
 class ViolationError(BaseException):
-    """No Exception: no part of the product may take it for the failure of a call."""
+    """A clause is violated. Not an Exception, so that the product cannot catch it as the failure of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Rules:
 
 @dataclass(slots=True)
 class EntityModel:
-    """One entity of one pair, as the clauses would have it."""
+    """The state of one entity of one pair that the clauses demand."""
 
     rules: Rules
     armed: float | None = None
@@ -78,7 +78,7 @@ class EntityModel:
                 self.trial, self.failed_trials = False, 0
 
     def failed(self, kind: FailureKind, now: float, restores: int, *, with_message: bool) -> bool:
-        """Whether the call goes on instead of failing (S4, S5, S14)."""
+        """Report a failed call. Returns whether the call is diverted instead of failing (S4, S5, S14)."""
         if not self.over and not self.closed and kind in self.rules.counting:
             if restores < self.restores:
                 return True
@@ -145,17 +145,17 @@ class EntityModel:
 
 @dataclass(slots=True)
 class BacklogModel:
-    """The backlog queues of one pair, as the clauses would have them."""
+    """The state of the backlog queues of one pair that the clauses demand."""
 
     rules: Rules
     queues: tuple[str, ...]
     away: dict[str, float] = field(default_factory=dict)
     """Until when each queue is on probation; the one that is to be probed first stands first."""
     places: dict[str, str] = field(default_factory=dict)
-    """Which queue each sender is on."""
+    """The queue of each sender."""
     closed: bool = False
     answers: int = 0
-    """To messages: how often one was heard."""
+    """The number of answers to sends of messages."""
     diverted: int = 0
     probing: bool = False
     next_probe: float = 0.0
@@ -165,13 +165,13 @@ class BacklogModel:
         return tuple([queue for queue in self.queues if queue not in self.away]) if self.away else self.queues
 
     def choices(self, sender: str, tried: set[str]) -> tuple[str, ...]:
-        """Where a sender may send now: to its own queue as long as it can, otherwise to any that it has not tried."""
+        """Return the queues that a sender may use now: its own if it is usable, otherwise any that it has not tried."""
         free = tuple([queue for queue in self.usable() if queue not in tried])
         own = self.places.get(sender)
         return (own,) if own in free else free
 
     def failed(self, queue: str, kind: FailureKind, now: float) -> bool:
-        """Whether another queue is tried."""
+        """Report a failed send. Returns whether another queue is tried."""
         if kind in NEVER_EVICT:
             return False
         self.away.setdefault(queue, now + self.rules.probation)

@@ -28,13 +28,13 @@ from twinbus.backlog import FailureKind
 
 QUICK = 0.01
 OVERDUE = 1e-6
-"""A deadline is found to have passed a little after it did."""
+"""Seconds between a deadline and the time at which it is noticed."""
 
 K = FailureKind
 
 
 class Failure(NamedTuple):
-    """What an attempt fails with, and what it is by S2: the judge believes this one, not the product's table."""
+    """The error of an attempt, and its kind by S2. The oracle uses this kind, not the table of the product."""
 
     kind: FailureKind
     error: Exception
@@ -62,7 +62,7 @@ def failure(kind: FailureKind) -> Failure:
 
 Answer = Callable[[Failure | None], None]
 At = Callable[[float, Callable[[], None]], object]
-"""Do something after so many seconds."""
+"""A function that calls another function after a number of seconds."""
 
 
 class Fault(Enum):
@@ -90,13 +90,13 @@ _KIND_OF = {Fault.FLICKER: K.INTERNAL, Fault.FULL: K.QUOTA_EXCEEDED, Fault.CARRY
 
 @dataclass(slots=True)
 class DeliveryCounts:
-    """What became of messages, by their ids, in one world."""
+    """Counts of the messages of one world, by id."""
 
     stored: Counter[str] = field(default_factory=Counter)
     promised: set[str] = field(default_factory=set)
-    """Their callers were told that they are safe."""
+    """Messages whose sends returned without an error."""
     doubtful: set[str] = field(default_factory=set)
-    """They may be stored though nobody was told: the acknowledgement was lost, came too late, or found nobody."""
+    """Messages that may be stored although no send returned: the acknowledgement was lost, late, or unused."""
     endings: Counter[str] = field(default_factory=Counter)
     """Of calls."""
 
@@ -111,7 +111,7 @@ class FakeEntity:
     last: SentTransfer | None = None
 
     def attempt(self, parcel: SentTransfer | None, seconds: float, answer: Answer) -> None:
-        """One attempt with a deadline (S12): one answer comes, and none after that. No parcel: a ping, or opening."""
+        """Make one attempt with a deadline (S12). There is exactly one answer. Without a parcel: a ping, or opening."""
         fault = self.fault
         if parcel is not None and parcel.spoilt:
             self._fail(min(QUICK, seconds), K.MESSAGE_TOO_LARGE, answer)
@@ -123,7 +123,7 @@ class FakeEntity:
             self._store(parcel, doubtful=True)
             self._fail(min(QUICK, seconds), K.CONNECTION_LOST, answer)
         else:
-            # Quickly, or after all the retries of an SDK, or never.
+            # The answer comes quickly, after all retries of an SDK, or never.
             wait = QUICK if self.chance.random() < 0.5 else self.chance.uniform(QUICK, TRY_TIMEOUT)
             silent = fault is Fault.STALL or (fault is Fault.CARRY_NOTHING and self.chance.random() < 0.5)
             if silent or wait >= seconds:

@@ -27,14 +27,14 @@ ENDPOINTS = {name: Endpoint.of(name, 5671) for name in ("primary", "secondary")}
 
 
 class Sender(NamedTuple):
-    """`turn`: of a sync one, whose calls on the primary come one after the other."""
+    """A simulated sender. `turn` is for a sync sender, whose calls on the primary run one after the other."""
 
     context: SendContext
     turn: Turn | None
 
 
 class Timer:
-    """In some worlds timers are late, and one that was taken back may fire all the same: a driver with threads."""
+    """A timer. In some worlds it fires late, and may fire after it was cancelled, as in a driver with threads."""
 
     def __init__(self, process: SimulatedProcess, due: Callable[[], object]) -> None:
         self._process = process
@@ -47,7 +47,7 @@ class Timer:
         token = self.token = object()
         lateness = process.rules.lateness
         stale = lateness > 0 and process.chance.random() < 0.3
-        # Late by the time that was asked for: one that is armed anew when overdue gets no second delay.
+        # The delay counts from the requested time: a timer that is armed again when it is overdue has no second delay.
         wait = at + process.chance.random() * lateness - process.now()
         process.at(max(wait, 0.0), lambda: self._fire(token, stale=stale))
 
@@ -65,7 +65,7 @@ class Timer:
 
 
 class SimulatedProcess:
-    """To the product it is a pair (`send_flow.FlowPair`) and a driver (`shared_state.PairDriver`)."""
+    """A process with a pair. Implements `send_flow.FlowPair` and `shared_state.PairDriver` for the product."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class SimulatedProcess:
         self._watch()
 
     def _watch(self) -> None:
-        """Cells and senders, and beside them what the clauses would have."""
+        """Make the entities and senders, and the models that they are compared with."""
         rules, now = self.rules, self.now
         policy = failover.FailoverPolicy(
             failover_interval=rules.failover_interval,
@@ -190,7 +190,7 @@ class SimulatedProcess:
         self.primary_places[path].attempt(None, TRY_TIMEOUT, answered)
 
     def stop_ping(self, cell: SharedEntity) -> None:
-        """Its answer comes all the same, as it may where threads are."""
+        """Do nothing: the answer of the ping still arrives, as it may with threads."""
 
     def emit(self, notice: Notice) -> None:
         self.notices.append(notice)
@@ -211,7 +211,7 @@ class SimulatedProcess:
         self.secondary.leave(SideState.CLOSED)
 
     def lose(self, name: str, how: int) -> None:
-        """One side alone: closed, faulted, or its client closed behind the pair's back (C1)."""
+        """End one side: close it, fault it, or close its client without telling the pair (C1)."""
         if how == 0:
             self.shut[name] = True
         else:
@@ -220,7 +220,7 @@ class SimulatedProcess:
             side.leave(state, None if how == 1 else RuntimeError("told to"))
 
     def kill(self) -> None:
-        """kill -9: whoever waits for an answer gets none."""
+        """End the process as kill -9 does: no waiting call gets an answer."""
         self.alive = False
         for call in self.calls:
             call.left_behind()

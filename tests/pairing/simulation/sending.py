@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class QueueAnswered(NamedTuple):
-    """What a backlog queue has just said to a call."""
+    """The answer of a backlog queue to a call."""
 
     queue: str
     error: Exception | None
@@ -48,7 +48,7 @@ class Turn:
         self._waiting: deque[Callable[[], bool]] = deque()
 
     def ask(self, come: Callable[[], bool]) -> None:
-        """`come` is called when it is its turn, and says whether it takes it."""
+        """Wait for a turn: `come` is called when the turn comes, and returns whether the call uses the turn."""
         if self._held:
             self._waiting.append(come)
         else:
@@ -81,7 +81,7 @@ class SimulatedCall:
         story.begins(process.now())
         self._origin = CallOrigin(self._context.shared.entity.restores, story.with_message)
         if self._context.shared.entity.route is SendRoute.PRIMARY and process.chance.random() < 0.7:
-            # The healthy path of the drivers, which start `send_flow` only if something was wrong.
+            # The usual path of the drivers: they start `send_flow` only after a failure.
             self._try(CallPrimary(self._context.primary_seconds(story.until)))
         else:
             self._call()
@@ -141,7 +141,7 @@ class SimulatedCall:
         self._leave_turn()
 
     def _cancel(self, token: object) -> None:
-        """The caller takes it back, whatever it is doing (S13)."""
+        """The caller cancels the call, at any step (S13)."""
         if self._trying is not token or not self._process.alive:
             return
         self.story.stock.endings[f"cancelled at step {self._tried}"] += 1
@@ -152,7 +152,7 @@ class SimulatedCall:
             self._steps.close()
 
     def left_behind(self) -> None:
-        """Nobody is told what became of it."""
+        """Record that it is unknown what happened to the messages: the caller gets no result."""
         self.story.stock.doubtful.update(self.story.letter.ids)
 
     # --- one step ----------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class SimulatedCall:
     def _in_turn(
         self, turn: Turn | None, seconds: float | None, go: Callable[[float], None], late: Callable[[Failure], None]
     ) -> None:
-        """`go` with what is left of the seconds, or `late`. No turn: the SDK's asyncio sender takes several at once."""
+        """Call `go` with the rest of the seconds, or `late`. Without turns (asyncio), calls overlap."""
         process, token = self._process, self._trying
         if turn is None:
             go(0.0)
@@ -235,7 +235,7 @@ class SimulatedCall:
         if story.belief.over or story.belief.closed:
             raise ViolationError(f"a call on the primary while {story.belief.mode}")
         parcel = SentTransfer(story.letter.ids, story.letter.spoilt) if story.with_message else None
-        # Counted anew: its turn may have come late.
+        # Computed again: the turn may have come late.
         seconds = self._context.primary_seconds(story.until)
         self._attempt("primary", process.primary_places[story.path], parcel, seconds, self._primary_answered)
 
@@ -252,7 +252,7 @@ class SimulatedCall:
             self.story.seeks(process.now())
             self._threw(QueueLeftMeanwhileError())
         elif queue in process.opened:
-            # By a call before.
+            # An earlier call has opened the link.
             self._send(queue, diversion, end)
         else:
 
@@ -266,7 +266,7 @@ class SimulatedCall:
             self._attempt("secondary", process.backlog[queue], None, min(TRY_TIMEOUT, left), opened)
 
     def _send(self, queue: str, diversion: Diversion, end: float) -> None:
-        """The link is open: it makes the copies that fit it, and sends the next of them."""
+        """The link is open: make the copies that fit the link, and send the next one."""
         process, story = self._process, self.story
         story.link_is_open()
         try:
@@ -305,7 +305,7 @@ class SimulatedCall:
     def _primary_answered(self, found: Failure | None) -> None:
         rerouted = self._context.shared.entity.route is not SendRoute.PRIMARY
         if found is not None and rerouted and self._process.chance.random() < 0.5:
-            # That was one of several tries, and a driver makes no other.
+            # This was one of several tries, and the driver makes no further try.
             self._failed_over_meanwhile()
             return
         self._leave_turn()

@@ -25,7 +25,7 @@ NOTHING = CallMessages((), ())
 
 
 class World:
-    """`World(seed).settle()` lives through its faults, ends them, and checks what must hold: ViolationError."""
+    """`World(seed).settle()` runs with faults, ends them, and checks the result. Raises ViolationError."""
 
     def __init__(self, seed: int) -> None:
         self.chance = chance = Random(seed)
@@ -86,7 +86,7 @@ class World:
             self.after(chance.choice((0.0, chance.uniform(0, HORIZON))), self._force)
 
     def _struck(self) -> list[FakeEntity]:
-        """A whole namespace, or one entity or queue of it."""
+        """Return what a fault hits: a whole namespace, or one entity or queue."""
         side = list(self.chance.choice((self.primary, self.backlog)).values())
         return side if self.chance.random() < 0.5 else [self.chance.choice(side)]
 
@@ -113,7 +113,7 @@ class World:
         self.processes[place] = self._process()
 
     def _lose(self) -> None:
-        """One side of one pair, which is closed whole a while later; another process takes its place."""
+        """End one side of one pair. The whole pair is closed later, and another process replaces it."""
         chance = self.chance
         place = chance.randrange(len(self.processes))
         process = self.processes[place]
@@ -178,7 +178,7 @@ class World:
             raise ViolationError("a failover was told twice, or not at all")
 
     def _check_stored(self) -> None:
-        """A message reported safe is there: that was seen to when it was reported, and nothing takes it away here."""
+        """Check that every message that was reported safe is stored. Nothing removes messages in this world."""
         for identity, copies in self.stock.stored.items():
             if copies > (identity in self.stock.promised) and identity not in self.stock.doubtful:
                 raise ViolationError(f"{identity} is stored {copies} times without a lost acknowledgement")

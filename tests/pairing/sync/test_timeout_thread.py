@@ -1,4 +1,4 @@
-"""The threads of a sync pair where the process may have no more of them: S3, S12."""
+"""A sync pair in a process that can start no more threads: S3, S12."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ SOON = 10.0
 
 
 class Limit:
-    """No thread of that name can be started while it holds, as under a limit of pids."""
+    """While this is active, no thread with this name can be started, as with a limit of processes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names = ""
@@ -36,7 +36,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
 
 
 class Sender:
-    """As much of one of the SDK as is there before its link is opened."""
+    """The attributes of a sender of the SDK that exist before its link is opened."""
 
     _handler = _credential = None
 
@@ -65,7 +65,7 @@ def test_s12_a_call_that_cannot_be_watched_is_refused_and_the_next_has_its_deadl
         thread.run(refused, lambda *_: pytest.fail("it ran"), time.monotonic())
     limit.names = ""
     assert thread.run(watched, lambda *_: watched.ended.wait(SOON), time.monotonic())
-    # What was refused is over: its sender's later calls are not cut off.
+    # The refused call has ended: later calls of its sender are not interrupted.
     assert not refused.ended.is_set()
 
 
