@@ -1,4 +1,4 @@
-"""Two namespaces, each a process of its own, with a backlog that Spark is to move; and sources that kill at a step."""
+"""Two namespaces, each in its own process, with a backlog for the syphon on Spark, and sources that kill at a step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from twinbus.syphon import HeldMessage, MoveStep
 from twinbus.testing import LocalNamespace
 
 ENOUGH = 20
-# From the receipt of a message to its removal, everything a victim may be killed between.
+# The steps from the receipt of a message to its removal. A process is killed between two of them.
 MOVES = (MoveStep.RECEIVED, MoveStep.INTENDED, MoveStep.SENDING, MoveStep.CONFIRMED, MoveStep.COMPLETED)
 WINDOW = 500
 _numbers = itertools.count()
@@ -34,7 +34,7 @@ _numbers = itertools.count()
 
 @contextmanager
 def namespaces() -> Iterator[tuple[LocalNamespace, LocalNamespace]]:
-    # A lock ends soon after its lane was killed.
+    # Short, so that a lock ends soon after its lane was killed.
     backlog: dict[str, Any] = {"lock_duration": "PT5S", "max_delivery_count": 2**31 - 1}
     watchful: dict[str, Any] = {
         "requires_duplicate_detection": True,
@@ -52,7 +52,7 @@ def namespaces() -> Iterator[tuple[LocalNamespace, LocalNamespace]]:
 
 
 class Backlog:
-    """What one test uses: two backlog queues, a destination that takes everything and one that detects duplicates."""
+    """The entities of one test: two backlog queues, a destination, and a destination that detects duplicates."""
 
     def __init__(self, primary: LocalNamespace, secondary: LocalNamespace, folder: Path) -> None:
         number = next(_numbers)
@@ -74,7 +74,7 @@ class Backlog:
         )
 
     async def fill(self, count: int, path: str | None = None, queue: int = 0, body: bytes = b"x") -> None:
-        """As a paired sender would: diverted, and put into the ledger."""
+        """Divert messages and record them in the ledger, as a paired sender does."""
         path, name = path or self.orders, self.queues[queue]
         numbers = [str(number) for number in range(self._first, self._first + count)]
         self._first += count
@@ -95,7 +95,7 @@ class Backlog:
             yield made
 
     async def arrived(self, path: str | None = None) -> Counter[str]:
-        """What is on the primary, taken off it."""
+        """Receive and complete everything on the primary."""
         async with connect(self.primary.connection_string) as bus:
             return ids(await taken(bus, path or self.orders, 0.3))
 
@@ -104,7 +104,7 @@ class Backlog:
             return ids([one for queue in self.queues for one in await bus.management(queue).peek(0, 250)])
 
     def check_ledger(self, arrived: Counter[str], path: str | None = None) -> None:
-        """Nothing is lost by its own account, and every copy that is there was intended in it."""
+        """Check that the ledger reports no loss, and that it has an intent for every copy on the primary."""
         entries = list(read_ledger(self.ledger))
         found = balance(entries)
         assert not found.lost
@@ -122,12 +122,12 @@ class Backlog:
 
 
 def watched(watch: Callable[[MoveStep, Sequence[HeldMessage]], None]) -> type[SyphonSource]:
-    """A source that tells `watch`, in its tasks, where messages are."""
+    """Return a source that calls `watch` in its tasks with each step of a message."""
     return type("Watched", (SyphonSource,), {"on_step": staticmethod(watch)})
 
 
 def killing_workers(folder: Path) -> type[SyphonSource]:
-    """A Python worker ends itself as kill -9 would, once at each step; Spark's second try is left alone."""
+    """Let a Python worker kill itself with -9, once at each step. Spark's second try of the task is not killed."""
 
     def watch(step: MoveStep, held: Sequence[HeldMessage]) -> None:
         if step in MOVES and is_first_try() and first(folder / step.name):
@@ -137,13 +137,13 @@ def killing_workers(folder: Path) -> type[SyphonSource]:
 
 
 def killing_when_told(order: Path) -> type[SyphonSource]:
-    """Where the file is there: the process that it names, at the step that it names."""
+    """If the file exists, kill the process that the file names, at the step that the file names."""
 
     def watch(step: MoveStep, held: Sequence[HeldMessage]) -> None:
         with suppress(FileNotFoundError):
             pid, at = order.read_text().split()
             if step.name == at:
-                order.unlink()  # whoever can do that is the first
+                order.unlink()  # only the first process succeeds here
                 os.kill(int(pid), signal.SIGKILL)
 
     return watched(watch)
@@ -155,7 +155,7 @@ def is_first_try() -> bool:
 
 
 def first(mark: Path) -> bool:
-    """Among all processes."""
+    """Return whether this process is the first of all processes."""
     try:
         mark.touch(exist_ok=False)
     except FileExistsError:

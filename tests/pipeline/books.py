@@ -1,4 +1,4 @@
-"""Ledgers with all that can go wrong in them: losses, duplicates, unknowns, late lines, day edges, torn segments."""
+"""Random ledgers with every problem: losses, duplicates, unknown results, late lines, ends of days, cut segments."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def state(event: str, at: int, *, to: str = "orders", by: int = 0, episode: int 
 
 
 def history(seed: int, worlds: int = 4, steps: int = 200) -> list[Entry]:
-    """Of several entities over three days. All instants are random, and many fall on the edges of days."""
+    """Return the entries of several entities over three days. Times are random, and many are at the ends of days."""
     chance = Random(seed)
     found: list[Entry] = []
     for number in range(worlds):
@@ -105,7 +105,7 @@ _known: dict[str, int] = {}
 
 
 def _instant(name: str, chance: Random) -> int:
-    """A line that is there twice has one instant."""
+    """Return the time of an entry: a line that is written twice has the same time both times."""
     days = chance.choice([-1, 0, 0, 1]) * 24 * HOUR
     return _known.setdefault(name, MIDNIGHT + days + chance.choice([-1, 0, 1, chance.randrange(24 * HOUR)]))
 
@@ -119,7 +119,7 @@ def _placed(entry: Entry, number: int, at: int) -> Entry:
 
 
 def _several(chance: Random, to: str) -> Iterable[Entry]:
-    """Operations with several messages, of which some fail, and messages that go elsewhere."""
+    """Return operations with several messages, some of which fail, and messages that are redirected."""
     for number in range(30):
         ids = tuple(f"b{chance.randrange(40)}" for _ in range(chance.randrange(5)))
         stage = chance.choice([*Stage])
@@ -135,7 +135,7 @@ def _several(chance: Random, to: str) -> Iterable[Entry]:
 
 
 def _failovers(chance: Random, to: str) -> Iterable[Entry]:
-    """Of several processes; some overlap, some are never restored, and some restores have no failover."""
+    """Return failovers of several processes: some overlap, some have no restore, and some restores have no failover."""
     for by in range(10, 14):
         at = MIDNIGHT + chance.randrange(HOUR)
         for episode in range(1, 4):
@@ -159,7 +159,7 @@ def segment_name(number: int, part: int = 0) -> str:
 
 
 def write_segments(directory: Path, entries: Sequence[Entry], seed: int, count: int = 6) -> None:
-    """Shared out at random, some lines twice and in different segments; the last one is open, and all are torn."""
+    """Write the lines to random segments, some lines twice. The last segment is open, and all end with a cut line."""
     chance = Random(seed)
     directory.mkdir(parents=True, exist_ok=True)
     shares: list[list[str]] = [[] for _ in range(count)]

@@ -11,7 +11,7 @@ from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.session import session
 from twinbus.testing import LocalNamespace
 
-# Fit for small jobs: half the processor time of a JVM that optimizes for long runs.
+# For small jobs: half the processor time of a JVM that optimizes for long runs.
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 

@@ -1,6 +1,6 @@
-"""A driver to be killed: `python -m tests.pipeline.driven '{…}'` runs streams that stop where a test wants them dead.
+"""A Spark driver that a test kills: `python -m tests.pipeline.driven '{…}'` runs streams that stop at a given step.
 
-What it runs can be run again by whoever killed it, from the same checkpoints.
+After the kill, the test can run the same streams again from the same checkpoints.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def sink(folder: Path, batch: int) -> Path:
 
 
 def committed(folder: Path) -> list[int]:
-    """The batches whose end Spark has noted."""
+    """Return the batches that Spark has committed."""
     return sorted(int(note.name) for note in (folder / "checkpoint" / "commits").glob("[0-9]*"))
 
 
@@ -64,7 +64,7 @@ def reading(
     stop_at: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
-    """Ids go to a file for each batch; a batch that is `dead_in` never ends, nor does the source's step `stop_at`."""
+    """Read a stream and write the ids of each batch to a file. The batch `dead_in` and the step `stop_at` never end."""
     folder.mkdir(exist_ok=True)
 
     def take(frame: DataFrame, batch: int) -> None:
@@ -86,7 +86,7 @@ OFFSET_LOGGED, BEFORE_COMPLETION, DURING_COMPLETION = "offset logged", "before c
 
 
 class StoppedSource(ServiceBusDataSource):
-    """The data source, but once it comes to the step `stopAt` it leaves a file in `stopFolder` and goes no further."""
+    """The data source, except that at the step `stopAt` it writes a file to `stopFolder` and then stops."""
 
     def __init__(self, options: dict[str, str]) -> None:
         told = {name.lower(): value for name, value in options.items()}
@@ -137,7 +137,7 @@ class StoppedReader(StreamReader):
 
 
 def stuck(folder: Path) -> type[SyphonSource]:
-    """Of the lanes of one batch, the first that comes to a step goes no further: in the end there is one at each."""
+    """Stop the first lane of a batch that reaches a step: at the end one lane has stopped at each step."""
 
     def watch(step: MoveStep, held: Sequence[HeldMessage]) -> None:
         if step in MOVES and first(folder / step.name):
@@ -146,7 +146,7 @@ def stuck(folder: Path) -> type[SyphonSource]:
     class Reader(LaneReader):
         def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
             assert isinstance(partition, LanePartition)
-            # Too few would be stuck for ever, and nobody at the steps behind theirs.
+            # With fewer lanes, all lanes would stop, and no lane would reach the later steps.
             self._on_step = watch if len(partition.plan.tasks) >= LANES else None
             return super().read(partition)
 
@@ -158,7 +158,7 @@ def stuck(folder: Path) -> type[SyphonSource]:
 
 
 def killing_executors(folder: Path) -> type[SyphonSource]:
-    """Once two executors have moved messages, the JVM of the one that comes to a step is killed; once at each."""
+    """After two executors have moved messages, kill the JVM of the executor that reaches a step, once at each step."""
 
     def watch(step: MoveStep, held: Sequence[HeldMessage]) -> None:
         daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
@@ -174,12 +174,12 @@ def killing_executors(folder: Path) -> type[SyphonSource]:
 
 # --- D3: a ledger that is followed ------------------------------------------------------------------------------------
 
-# All jobs die at every step in test_ledger_jobs.
+# test_ledger_jobs kills all jobs at every step.
 FOLLOWED = ("reconcile", "incidents")
 
 
 def follow(spark: SparkSession, folder: Path, ledger: Path, tables: Path) -> None:
-    """Once there is a lane at each step, so that it has the machine for itself."""
+    """Follow a ledger. Starts after a lane has stopped at each step, when the machine is idle."""
     while not all((folder / step.name).exists() for step in MOVES):
         time.sleep(0.1)
     ingest_ledger(spark, ledger, tables, every=1, most_bytes=20_000, extend=follow_jobs(FOLLOWED))
@@ -204,7 +204,7 @@ def main(told: dict[str, Any]) -> None:
         at = Path(read.pop("folder"))
         is_stopped = read.get("dead_in") is not None or "stop_at" in read
         query = reading(spark, folder=at, now=False, **read)
-        # One after the other: each starts a Python of its own.
+        # One after the other, because each starts a Python process.
         while not ((at / READ).exists() if is_stopped else committed(at)):
             assert query.isActive, query.exception()
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What the jobs should find, in DuckDB's SQL over the same Parquet files: another engine, other words."""
+"""The expected results of the jobs, computed with DuckDB's SQL from the same Parquet files."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ RECONCILE: Final = _RECONCILE.format(
           from (select *, greatest(0, least(a, redirected)) as brought from sums))
     """
 )
-# Of a ledger in which nothing was redirected.
+# For a ledger without redirects.
 RECONCILE_UNREDIRECTED: Final = _RECONCILE.format(resolved="select *, a as n from sums")
 
 COST: Final = """
@@ -206,7 +206,7 @@ order by all
 
 
 def connect(root: Path, version: TablesVersion) -> duckdb.DuckDBPyConnection:
-    """With the tables as views; operations that were only begun are among the others, of unknown outcome."""
+    """Return a connection with the tables as views. An operation without an outcome has the result unknown."""
     database = duckdb.connect()
     for table in (OPERATIONS, ENTRIES, PENDING):
         files = [str(root / part.path / "**" / "*.parquet") for part in version.of(table)]
@@ -230,7 +230,7 @@ def rows(database: duckdb.DuckDBPyConnection, query: str, **values: int) -> list
 
 
 def named(database: duckdb.DuckDBPyConnection, query: str) -> Mapping[str, Any]:
-    """The only row."""
+    """Return the only row, by column name."""
     found = database.execute(query)
     names = [column[0] for column in found.description or ()]
     (row,) = found.fetchall()

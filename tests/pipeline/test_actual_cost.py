@@ -21,7 +21,7 @@ BACKLOG = "contoso/x-servicebus-transfer/{}"
 
 
 class Books:
-    """Of an hour: ten minutes of it the primary is away, and a standing syphon moves what is diverted."""
+    """A ledger of one hour: the primary is down for ten minutes, and a standing syphon moves the diverted messages."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -102,7 +102,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Pat
 
 
 def run(*arguments: str) -> Result:
-    """In this process, whose Spark session the verb finds."""
+    """Run the verb in this process, where it uses the Spark session of the tests."""
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "250", "NO_COLOR": "1"})
 
 
@@ -149,7 +149,7 @@ def test_m4_an_earlier_forecast_is_compared_and_the_traffic_explains_the_differe
     assert stages["send_backlog"]["forecast"] == 1200
     why = "600 messages fewer were diverted than in the forecast"
     assert stages["send_backlog"]["parts"] == [{"why": why, "units": -600}]
-    # Beyond what is included: 0.80 for a million, and 0.02 for a GB.
+    # Beyond the included amount: 0.80 for a million operations, and 0.02 for a GB.
     cost = Decimal(600) * Decimal("0.80") / 10**6 + Decimal(600_000) * Decimal("0.02") / 10**9
     assert stages["send_backlog"]["actual_cost"] == pytest.approx(float(cost), rel=1e-4)
 

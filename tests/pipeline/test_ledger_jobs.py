@@ -43,12 +43,12 @@ from twinbus.pipeline.time_window import TimeWindow
 pytestmark = pytest.mark.timeout(600)  # Spark is slow on a busy machine
 
 DAY = datetime(2026, 9, 22, tzinfo=UTC)
-# Of a result row: a tuple of everything in it.
+# All values of a result row, as a tuple.
 Found = dict[tuple[str, str | None], tuple[int, ...]]
 
 
 def expected_of(found: Balance) -> Found:
-    """By message for those to be listed, and by destination for all others: messages, and each sum."""
+    """Return the expected rows: one for each listed message, and one for all other messages of a destination."""
     sums: defaultdict[tuple[str, str | None], list[int]] = defaultdict(lambda: [0] * len(JUDGED))
     named = [name for name in JUDGED if name != "in_flight"]
     counters: list[Counter[MessageKey]] = [getattr(found, name) for name in named]
@@ -62,7 +62,7 @@ def expected_of(found: Balance) -> Found:
 
 def found_in(rows: list[Row]) -> Found:
     found = {(row.destination, row.id): tuple(row[name] for name in JUDGED if name != "in_flight") for row in rows}
-    # Messages of which nothing is to be said are in no balance.
+    # Messages without a verdict are not in the balance.
     return {key: sums for key, sums in found.items() if any(sums)}
 
 
@@ -80,7 +80,7 @@ class Ingested:
 
 @pytest.fixture(scope="module")
 def books(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ingested:
-    """A history that came in two runs, the second of them with more lines of an open segment that is sealed by then."""
+    """A history ingested in two runs. The second run has more lines of a segment that was open in the first."""
     folder = tmp_path_factory.mktemp("books")
     made = Ingested(folder / "ledger", Tables(spark, folder / "tables"))
     write_segments(made.ledger, history(1), seed=1)
@@ -197,7 +197,7 @@ def test_d4_buckets_are_few_and_have_widths_that_people_count_time_in(first: int
 
 
 class BrokenOffError(Exception):
-    """The stream dies here."""
+    """The stream is ended at this step."""
 
 
 @pytest.mark.thorough
@@ -208,7 +208,7 @@ def test_d3_a_stream_that_dies_at_any_step_resumes_and_ends_with_the_result_of_t
     follow = follow_jobs(tuple(JOBS))
 
     def run() -> bool:
-        """Whether it came to its end."""
+        """Run the stream. Returns whether it ended normally."""
         query = ingest_ledger(spark, books.ledger, tables.root, most_bytes=200_000, extend=follow)
         try:
             query.awaitTermination()
@@ -313,7 +313,7 @@ def test_d3_messages_at_the_edges_of_a_window_are_in_flight_and_later_returns_ar
         "lost": lost,
         "begun": {"messages": 1, "unconfirmed": 1, "in_flight": 1},
     }
-    # Accepted before the days that are read: it may not be called unconfirmed without a word.
+    # The message was accepted before the days that are read: it must be marked as in flight, not only as unconfirmed.
     assert found(TimeWindow(DAY, DAY.replace(day=23))) == {
         None: {"messages": 2, "accepted": 2, "delivered": 2},
         "lost": lost,
@@ -332,7 +332,7 @@ def test_d3_messages_at_the_edges_of_a_window_are_in_flight_and_later_returns_ar
 
 
 def redirection(name: str, source: str, destination: str, at: int) -> list[Entry]:
-    """As `deadletter resubmit --to` writes it."""
+    """Return a redirect entry as `deadletter resubmit --to` writes it."""
     moved = movement(Move.REDIRECTED, name, at=at, to=destination, source=f"CONTOSO/{source}")
     return [
         *(operation(stage, name, at=at, to=destination) for stage in (Stage.RESUBMIT_BACKLOG, Stage.COMPLETE_BACKLOG)),
@@ -375,7 +375,7 @@ def test_d3_a_redirected_message_is_accepted_at_its_new_entity_as_often_as_befor
     sums = {name: getattr(found, name).total() for name in JUDGED if name != "in_flight"}
     said = oracle.named(oracle.connect(tables.root, tables.version()), oracle.RECONCILE)
     assert sums == {name: said[name] for name in sums}
-    # A message that may have been accepted before the window may not be called unconfirmed without a word.
+    # A message that may have been accepted before the window must be marked as in flight, not only as unconfirmed.
     rows = (
         result_over_history(tables, JOBS["reconcile"], TimeWindow(DAY.replace(day=23)))
         .where("id is not null")
@@ -429,7 +429,7 @@ def test_d3_an_incident_of_two_processes_lasts_from_the_first_failover_to_the_la
             state("restored", MIDNIGHT + 2 * minute, by=1),
             state("restored", MIDNIGHT + 3 * minute, by=2),
             operation(Stage.RETURN_PRIMARY, "a", "b", "c", at=MIDNIGHT + 4 * minute, seconds=1.0),
-            # A day later, a process that dies while it diverts.
+            # A day later, a process is killed while it diverts.
             state("failover_engaged", MIDNIGHT + 24 * HOUR, by=3, cause="dns"),
             operation(Stage.SEND_BACKLOG, "d", at=MIDNIGHT + 25 * HOUR, by=3),
         ],

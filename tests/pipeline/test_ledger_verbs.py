@@ -1,4 +1,4 @@
-"""`twinbus ledger ingest|reconcile|…` as their users have them; results in PostgreSQL."""
+"""`twinbus ledger ingest|reconcile|…`, run as a user runs them; results in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PASSWORD = "open-sesame"
 
 
 def run(*arguments: str, **environment: str) -> tuple[int, str]:
-    """In this process, whose Spark session the verb finds: how it ended, and what it told or what was wrong."""
+    """Run the verb in this process, with the Spark session of the tests. Returns its exit code and its output."""
     done = CliRunner().invoke(app, ["ledger", *arguments], env={"COLUMNS": "250", **environment})
     return done.exit_code, done.stdout or done.stderr
 
@@ -154,18 +154,18 @@ def test_d3_a_segment_that_cannot_be_read_is_reported_in_one_line(tmp_path: Path
 
 
 def binaries() -> Path | None:
-    """Of the newest PostgreSQL that Debian has installed."""
+    """Return the folder with the programs of the newest installed PostgreSQL."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     return found[-1].parent if found else None
 
 
 @pytest.fixture
 def postgres() -> Iterator[str]:
-    """The address of a server of our own."""
+    """Start a PostgreSQL server for the tests, and yield its address."""
     folder = binaries()
     if folder is None or not JAR.exists():
         component_missing("PostgreSQL and its JDBC driver", "postgresql libpostgresql-jdbc-java")
-    # It refuses to run as root.
+    # PostgreSQL refuses to run as root.
     user = "postgres" if os.geteuid() == 0 else None
     data = Path(tempfile.mkdtemp(prefix="twinbus-postgres-"))
     if user:

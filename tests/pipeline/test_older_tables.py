@@ -1,4 +1,4 @@
-"""Tables and stream checkpoints that earlier versions wrote: Spark reads them, and streams go on where they stood."""
+"""Tables and stream checkpoints that earlier versions wrote: Spark reads them, and streams continue from them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_l7_a_stream_whose_tables_are_gone_does_not_start_new_ones_in_the_middle
 
 
 def opened(found: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """A copy of the tables, and of the ledger that they were made from."""
+    """Return a copy of the tables, and of the ledger from which they were made."""
     root, ledger = (unpacked(found / f"{name}.tar.xz", tmp_path) for name in ("tables", "tables-ledger"))
     # Where a ledger's checkpoint is follows from the ledger's path.
     key = hashlib.sha256(str(ledger).encode()).hexdigest()[:16]
@@ -87,7 +87,7 @@ def ids(rows: DataFrame) -> list[str]:
 def test_d1_a_stream_resumes_from_an_older_checkpoint_of_the_servicebus_source(
     spark: SparkSession, namespace: LocalNamespace, found: Path, tmp_path: Path
 ) -> None:
-    """Sequence numbers of a new queue begin with 1 like those of the old one: only later messages are read."""
+    """The numbers of a new queue start with 1, as in the old queue: only messages after the offset are read."""
     checkpoint = unpacked(found / "servicebus-checkpoint.tar.xz", tmp_path)
     through = expected(found / "servicebus-checkpoint.json")["through"]
     queue = new_queue(namespace, f"older-{found.name}")

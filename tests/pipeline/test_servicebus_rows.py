@@ -1,4 +1,4 @@
-"""D1: every message becomes a row that Spark takes, whatever its sender put into it."""
+"""D1: every message becomes a row that Spark accepts, for any content of the message."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _BROKERS = {
 
 
 def _row(raw: bytes, include_raw: bool = False) -> dict[str, Any]:
-    """The row, after Spark's own conversion has taken it."""
+    """Return the row after Spark's own conversion."""
     values = row_of(ReceivedMessage(raw, None), include_raw)
     LocalDataToArrowConversion.convert([values], _SCHEMA, use_large_var_types=False)
     return dict(zip(_SCHEMA.names, values, strict=True))
 
 
 def _sent(**parts: Any) -> bytes:
-    """As the broker shows it: with a number, a time and a state."""
+    """Return the message as the broker delivers it: with a number, a time and a state."""
     return build_message(**{**parts, "message_annotations": {**parts.get("message_annotations", {}), **_BROKERS}})
 
 

@@ -380,7 +380,7 @@ def test_d1_a_batch_that_is_repeated_sends_the_same_ids(
         query.trigger(availableNow=True).start().awaitTermination()
 
     run()
-    # As after a crash between the last send and Spark's own note of it.
+    # As after a crash between the last send and Spark's commit of the batch.
     for note in (checkpoint / "commits").glob("*0*"):
         note.unlink()
     run()

@@ -57,7 +57,7 @@ def client(namespace: LocalNamespace) -> Iterator[ServiceBusClient]:
 
 
 class Entity:
-    """A queue, seen through the official client. Opening a sender or receiver of that takes a second: one of each.
+    """A queue, used with the official client. It has one sender and one receiver, because opening takes a second.
 
     Its `peek_messages` goes on where the last call ended, unless a sequence number is given.
     """
@@ -77,7 +77,7 @@ class Entity:
 
     @cached_property
     def receiver(self) -> ServiceBusReceiver:
-        """Another receiver than the stream's."""
+        """A receiver that is not the stream's."""
         return _keep(self.client.get_queue_receiver(self.name))
 
     @cached_property
@@ -85,7 +85,7 @@ class Entity:
         return _keep(self.client.get_queue_receiver(self.name, sub_queue="deadletter"))
 
     def received(self, count: int) -> list[ServiceBusReceivedMessage]:
-        """So many messages, locked by the other receiver."""
+        """Receive this number of messages with the other receiver, and keep them locked."""
         got: list[ServiceBusReceivedMessage] = []
         while len(got) < count and (more := self.receiver.receive_messages(count - len(got), 5)):
             got += more
@@ -101,7 +101,7 @@ class Entity:
         return [one.sequence_number or 0 for one in self.receiver.peek_messages(1000, sequence_number=1)]
 
     def query(self, **options: object) -> Query:
-        # Each trigger looks: a thousandth of a second is over before the next.
+        # So short that each trigger peeks at the queue.
         told = {"connectionString": self.namespace.connection_string, "entity": self.name, "pollInterval": 0.001}
         told.update(options)
         return Query({name: str(value) for name, value in told.items()})
@@ -122,7 +122,7 @@ def queue(namespace: LocalNamespace, client: ServiceBusClient) -> Entity:
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """The process is killed at this step."""
 
 
 class Query:
@@ -137,11 +137,11 @@ class Query:
         self.restart()
 
     def restart(self) -> None:
-        """A new process: all that is left is the checkpoint."""
+        """Start a new process, which has only the checkpoint of the old one."""
         self.reader = ServiceBusDataSource(self.options).streamReader(None)  # type: ignore[arg-type]
 
     def trigger(self, step: Callable[[str], None] = lambda _: None, limit: ReadLimit | None = None) -> bool:
-        """One batch, or the repetition of one. False where there is nothing to read."""
+        """Run one batch, or repeat one. Returns False if there is nothing to read."""
         if len(self.offsets) == self.committed + 1:
             self.start = self.start or json.dumps(self.reader.initialOffset())
             start = self.offsets[-1] if self.offsets else self.start
@@ -168,7 +168,7 @@ class Query:
         step("batch committed")
 
     def run(self, step: Callable[[str], None] = lambda _: None) -> None:
-        """Until there is nothing more to read."""
+        """Run batches until there is nothing more to read."""
         while self.trigger(step):
             pass
 
@@ -416,7 +416,7 @@ def test_d1_a_stream_of_a_queue_that_was_created_again_stops_with_an_error(queue
     query = queue.query(completeCommitted=complete)
     query.run()
     offset = json.loads(query.offsets[-1])
-    query.offsets[-1] = json.dumps({**offset, "newest": offset["newest"] - 600_000})  # all that was ten minutes ago
+    query.offsets[-1] = json.dumps({**offset, "newest": offset["newest"] - 600_000})  # as if this was ten minutes ago
     _create_again(queue, "new1", "new2")
     query.restart()
     with pytest.raises(
@@ -701,7 +701,7 @@ def test_d1_a_process_that_ends_at_any_step_neither_loses_nor_forgets_a_message(
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 def test_d1_whatever_ends_and_whoever_else_receives_nothing_unread_is_removed(queue: Entity, seed: int) -> None:
-    """Two streams on one queue that end anywhere, while another receiver settles messages in every way."""
+    """Two streams on one queue are killed at random steps, while another receiver settles messages in every way."""
     dice = random.Random(seed)
     queue.send(*_names_of("old", 3))
     queries = [queue.query(startingPosition="latest", maxMessagesPerTrigger=3, partitions=2) for _ in range(2)]
@@ -734,7 +734,7 @@ def test_d1_whatever_ends_and_whoever_else_receives_nothing_unread_is_removed(qu
     for query in queries:
         query.restart()
         query.run()
-    # Whatever is left has its state: the last batches, what was deferred, what stood before the start.
+    # Each remaining message has a reason: it is of a last batch, was deferred, or was before the start.
     queue.send("last")
     for query in queries:
         query.run()

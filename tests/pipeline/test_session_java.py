@@ -1,4 +1,4 @@
-"""Which Java runs Spark. The Javas of these tests are small scripts that tell a version, or what they were given."""
+"""Which Java runs Spark. In these tests, Java is a small script that prints a version or its arguments."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Streams are started again where Spark has given up on a Python that was slow, and for no other reason.
+"""A stream is started again if Spark ended it because its Python process started slowly, and for no other reason.
 
-What Spark's query tells is played here: how slow a Python is cannot be ordered.
+Spark's query is replaced here, because a test cannot make a Python process start slowly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SLOW = "[STREAM_FAILED] … terminated with exception: Python worker failed to c
 
 @dataclass
 class Played:
-    """Tells `messages` one after the other, and then has ended, where there is something that ended it."""
+    """A query that reports `messages` one after the other, and then has ended if there is an error."""
 
     ended_by: str | None
     messages: list[str] = field(default_factory=lambda: ["Initializing StreamExecution", "Initializing sources"])

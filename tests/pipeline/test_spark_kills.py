@@ -1,4 +1,4 @@
-"""D1, D2 and D3 where a whole process of Spark dies: the driver with its JVM, and executors of a real cluster.
+"""D1, D2 and D3 when a whole process of Spark is killed: the driver with its JVM, or executors of a real cluster.
 
 | killed with -9, at every step of a move | test |
 | --- | --- |
@@ -82,7 +82,7 @@ def backlog(pair: tuple[LocalNamespace, LocalNamespace], tmp_path: Path) -> Back
 
 @contextmanager
 def process(*command: str, log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """In a group of its own, which is killed at the end."""
+    """Start a process in its own process group. The group is killed at the end."""
     surroundings = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "SPARK_LOCAL_IP": "127.0.0.1", **environment}
     with log.open("ab") as out:
         made = subprocess.Popen(command, env=surroundings, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
@@ -239,7 +239,7 @@ def test_d1_kill_9_of_the_driver_at_each_step_of_a_stream_read_removes_nothing_u
 
 
 def goes_on(spark: SparkSession, ledger: Path, tables: Tables) -> None:
-    """What was followed is, from where it was, and ends where a reading from the beginning does."""
+    """Check that following the ledger continues, and gives the same result as reading it from the beginning."""
     reached = tables.version()
     assert reached.followed == dict.fromkeys(FOLLOWED, reached.number)
     assert tables.read(OPERATIONS).count() > 0
@@ -305,7 +305,7 @@ async def test_d2_on_a_cluster_both_executors_move_messages_and_kill_9_of_one_at
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
     }
-    # Slow enough that there is something to move until the last one is killed.
+    # So slow that messages are left until the last process is killed.
     options = {"drain": True, "rate": 1_500}
     told = {"job": backlog.job(budget=1.0).to_json(), "queues": backlog.queues, "options": options}
     log = tmp_path / "driver.log"

@@ -34,7 +34,7 @@ LONG = 240.0
 
 
 async def reached(running: asyncio.Task[Progress], holds: Callable[[], object]) -> None:
-    """`until`, unless it ends before."""
+    """Wait for `until`, but fail if the syphon ends before."""
     await until(lambda: running.done() or holds(), LONG)
     assert not running.done(), await running
 
@@ -76,7 +76,7 @@ async def test_d2_y2_idle_one_long_poll_a_queue_is_out_and_no_batch_is_planned(
         empty = before.operations[Stage.EMPTY_RECEIVE]
         await reached(running, lambda: syphon.progress().operations[Stage.EMPTY_RECEIVE] >= empty + 8)
         after = syphon.progress()
-        # Looked through once, for what others had put aside; from then on nothing but the polls.
+        # The queue is scanned once, for messages that other syphons had put aside. After that there are only polls.
         assert syphon.plans == 1
         assert set(after.operations) == {Stage.EMPTY_RECEIVE, Stage.PEEK_BACKLOG}
         assert after.operations[Stage.PEEK_BACKLOG] == 2
@@ -156,7 +156,7 @@ async def test_d2_kill_9_of_the_destination_and_of_the_backlog_at_each_step_lose
     async with backlog.syphon(spark, backlog.job(timeout=3.0), source=killing_when_told(order)) as syphon:
         running = asyncio.create_task(syphon.run())
         for server, step in kills:
-            # Nothing is moved before the order is there, and nothing is sent after it.
+            # No message is moved before the order exists, and none is sent after it.
             syphon.pause()
             await reached(running, lambda: syphon.state is SyphonState.PAUSED)
             await backlog.fill(600)
@@ -190,7 +190,7 @@ async def test_d2_y5_what_is_put_aside_comes_home_in_a_later_batch_at_few_operat
     await backlog.fill(50, backlog.watchful)
     async with backlog.syphon(spark, drain=True) as syphon:
         running = asyncio.create_task(syphon.run())
-        # The dead destination holds up nobody else, and is asked again, batch after batch.
+        # The killed destination delays no other destination, and is probed again in each batch.
         await reached(running, lambda: syphon.progress().aside == 2_000 and syphon.plans >= 3)
         assert syphon.progress().by_destination[backlog.watchful].returned == 50
         assert [one.path for one in syphon.progress().not_ready] == [backlog.orders]
@@ -268,7 +268,7 @@ async def test_d2_no_body_passes_the_driver(spark: SparkSession, backlog: Backlo
     notes = tmp_path / "checkpoint"
     async with backlog.syphon(spark, drain=True, checkpoint=str(notes), source=Overheard) as syphon:
         assert (await syphon.run()).total.returned == 300
-    # What tasks tell the driver, and what it tells them: Spark notes each plan before it is handed out.
+    # Reports of tasks and plans of the driver. Spark writes each plan to its checkpoint before the tasks get it.
     told = [path.read_bytes() for folder in (said, notes) for path in folder.rglob("*") if path.is_file()]
     assert sum(b"returned" in text for text in told) > 0
     assert not any(b"confidential" in text for text in told)
@@ -290,7 +290,7 @@ def test_d2_the_verb_drains_on_spark_and_tells_as_the_native_engine_does(spark: 
     assert told[-1]["total"]["returned"] == 500
     assert told[0]["remaining"] is not None
     assert asyncio.run(backlog.arrived()) == numbered(500)
-    # The session is its maker's.
+    # The syphon does not stop the session, because the test made it.
     assert spark.range(3).count() == 3
 
 

@@ -1,4 +1,4 @@
-"""Without the extra `twinbus[spark]` everything else works, and what needs Spark says what to install."""
+"""Without the extra `twinbus[spark]`: everything else works, and errors of verbs that need Spark name the extra."""
 
 from __future__ import annotations
 
