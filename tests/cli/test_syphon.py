@@ -162,7 +162,7 @@ def test_a_ledger_that_cannot_be_written_is_refused_before_anything_moves(
 
 def test_the_paragraphs_of_the_help_are_not_broken_but_by_the_terminal() -> None:
     shown = invoke("syphon", "--help").stdout
-    assert "0 if stopped or all was moved, 1 if it could not work, 128 + signal if ended at once." in shown
+    assert "0 if stopped or all was moved, 1 if it could not work, 128 + signal after a second signal." in shown
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------
