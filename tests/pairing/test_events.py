@@ -34,9 +34,12 @@ from twinbus.pairing.decide.rotation import QueueLeft, QueueReturned, Rotation
 from twinbus.pairing.events import (
     EVENTS,
     BacklogDrained,
+    BacklogQueueGone,
+    BacklogQueueUnsafe,
     BacklogUnattended,
     EventPublisher,
     Notice,
+    SecondaryUnreachable,
     SideClosed,
     SideFaulted,
     UnknownEventError,
@@ -54,6 +57,9 @@ NOTICES: tuple[Notice, ...] = (
     QueueReturned("contoso/x-servicebus-transfer/3", 42.0),
     BacklogDrained("contoso/x-servicebus-transfer/3", 80.0, 7),
     BacklogUnattended("contoso/x-servicebus-transfer/3", 1900.0, "orders", 1850.5),
+    SecondaryUnreachable("contoso:5671", 1.0, FailureKind.DNS, 10),
+    BacklogQueueGone("contoso/x-servicebus-transfer/3", 13.0, "unauthorized"),
+    BacklogQueueUnsafe("contoso/x-servicebus-transfer/3", 2.0, "status", "Disabled", "nobody can use it"),
     SideFaulted("secondary", 90.0, "the credential was refused"),
     SideClosed("primary", 91.0),
 )

@@ -25,7 +25,7 @@ def test_p2_the_defaults_are_those_of_the_spec() -> None:
     assert (options.backlog_queue_count, options.enable_syphon) == (10, False)
     assert (options.failover_interval, options.ping_interval) == (60 * SECOND, 60 * SECOND)
     assert options.try_timeout == 10 * SECOND
-    assert (options.on_unusable, options.provision, options.on_secondary_down) == ("divert", "create", "raise")
+    assert (options.on_unusable, options.provision, options.on_secondary_down) == ("divert", "create", "background")
 
 
 @pytest.mark.parametrize(

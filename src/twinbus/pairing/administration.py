@@ -34,6 +34,7 @@ from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.provisioning import (
     PROPERTIES,
     CreateQueues,
+    FoundUnsafe,
     GetQueues,
     Outcomes,
     Pause,
@@ -41,6 +42,8 @@ from twinbus.pairing.provisioning import (
     ProvisioningSteps,
     QueueAnswer,
     QueueFailure,
+    QueueOutcome,
+    losing_properties,
     provisioning_again,
     provisioning_steps,
 )
@@ -102,7 +105,7 @@ class Administration:
         return self.run(_begin(paths, options))
 
     def provision_again(self, paths: Iterable[str]) -> Provisioned:
-        """Try once more to find or create queues that failed, for on_secondary_down="background". Never raises."""
+        """Try once more to find or create queues: those that failed at pairing, or were deleted since. Never raises."""
         return self.run(provisioning_again(paths))
 
     def run(self, steps: ProvisioningSteps, pause: Callable[[float], None] = time.sleep) -> Provisioned:
@@ -146,20 +149,20 @@ class Administration:
         self.close()
 
     def _each(
-        self, paths: tuple[str, ...], one: Callable[[ServiceBusAdministrationClient, str], QueueAnswer | QueueFailure]
+        self, paths: tuple[str, ...], one: Callable[[ServiceBusAdministrationClient, str], QueueOutcome]
     ) -> Outcomes:
         client = self.client
         with ThreadPoolExecutor(min(len(paths), _AT_ONCE), thread_name_prefix="twinbus-provision") as pool:
             return dict(zip(paths, pool.map(partial(one, client), paths), strict=True))
 
-    def _look_up(self, client: ServiceBusAdministrationClient, path: str) -> QueueAnswer | QueueFailure:
+    def _look_up(self, client: ServiceBusAdministrationClient, path: str) -> QueueOutcome:
         try:
-            self.request(client.get_queue, path)
+            queue = self.request(client.get_queue, path)
         except Exception as error:
             return lookup_result(error)
-        return QueueAnswer.FOUND
+        return found_result(queue)
 
-    def _create(self, client: ServiceBusAdministrationClient, path: str) -> QueueAnswer | QueueFailure:
+    def _create(self, client: ServiceBusAdministrationClient, path: str) -> QueueOutcome:
         try:
             self.request(client.create_queue, path, **PROPERTIES)
         except Exception as error:
@@ -216,7 +219,7 @@ class AioAdministration:
         return await self.run(_begin(paths, options))
 
     async def provision_again(self, paths: Iterable[str]) -> Provisioned:
-        """Try once more to find or create queues that failed, for on_secondary_down="background". Never raises."""
+        """Try once more to find or create queues: those that failed at pairing, or were deleted since. Never raises."""
         return await self.run(provisioning_again(paths))
 
     async def run(
@@ -267,24 +270,24 @@ class AioAdministration:
     async def _each(
         self,
         paths: tuple[str, ...],
-        one: Callable[[AioServiceBusAdministrationClient, str], Awaitable[QueueAnswer | QueueFailure]],
+        one: Callable[[AioServiceBusAdministrationClient, str], Awaitable[QueueOutcome]],
     ) -> Outcomes:
         client, permits = self.client, asyncio.Semaphore(_AT_ONCE)
 
-        async def permitted(path: str) -> QueueAnswer | QueueFailure:
+        async def permitted(path: str) -> QueueOutcome:
             async with permits:
                 return await one(client, path)
 
         return dict(zip(paths, await asyncio.gather(*map(permitted, paths)), strict=True))
 
-    async def _look_up(self, client: AioServiceBusAdministrationClient, path: str) -> QueueAnswer | QueueFailure:
+    async def _look_up(self, client: AioServiceBusAdministrationClient, path: str) -> QueueOutcome:
         try:
-            await self.request(client.get_queue, path)
+            queue = await self.request(client.get_queue, path)
         except Exception as error:
             return lookup_result(error)
-        return QueueAnswer.FOUND
+        return found_result(queue)
 
-    async def _create(self, client: AioServiceBusAdministrationClient, path: str) -> QueueAnswer | QueueFailure:
+    async def _create(self, client: AioServiceBusAdministrationClient, path: str) -> QueueOutcome:
         try:
             await self.request(client.create_queue, path, **PROPERTIES)
         except Exception as error:
@@ -338,12 +341,17 @@ def management_credential(client: ServiceBusClient | AioServiceBusClient) -> Any
     return credential
 
 
-def lookup_result(error: Exception) -> QueueAnswer | QueueFailure:
+def found_result(queue: Any) -> QueueOutcome:
+    losing = losing_properties(queue)
+    return FoundUnsafe(losing) if losing else QueueAnswer.FOUND
+
+
+def lookup_result(error: Exception) -> QueueOutcome:
     failure = management_failure(error)
     return QueueAnswer.MISSING if failure.kind is FailureKind.ENTITY_NOT_FOUND else failure
 
 
-def creation_result(error: Exception) -> QueueAnswer | QueueFailure:
+def creation_result(error: Exception) -> QueueOutcome:
     # 40901 is a conflict with another operation in progress, not with an existing queue.
     if getattr(error, "status_code", None) == 409 and "40901" not in str(error):
         return QueueAnswer.EXISTS

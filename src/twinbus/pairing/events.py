@@ -68,6 +68,42 @@ class BacklogUnattended:
 
 
 @dataclass(frozen=True, slots=True)
+class SecondaryUnreachable:
+    """The pair was made without a backlog queue: the secondary cannot be reached (P1). The pair goes on looking.
+
+    `secondary` is its host and port. `queues` is the number of backlog queues that are missing.
+    """
+
+    name: ClassVar[str] = "secondary_unreachable"
+    secondary: str
+    at: float
+    cause: FailureKind
+    queues: int
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogQueueGone:
+    """A backlog queue was deleted, and this pair could not create it again (P6). `cause` is the reason."""
+
+    name: ClassVar[str] = "backlog_queue_gone"
+    queue: str
+    at: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogQueueUnsafe:
+    """A backlog queue would lose messages, or takes none: `property` is `found` (P6)."""
+
+    name: ClassVar[str] = "backlog_queue_unsafe"
+    queue: str
+    at: float
+    property: str
+    found: str
+    consequence: str
+
+
+@dataclass(frozen=True, slots=True)
 class SideFaulted:
     """A side faulted (C1). `side` is "primary" or "secondary"."""
 
@@ -96,6 +132,9 @@ Notice = (
     | QueueReturned
     | BacklogDrained
     | BacklogUnattended
+    | SecondaryUnreachable
+    | BacklogQueueGone
+    | BacklogQueueUnsafe
     | SideFaulted
     | SideClosed
 )
@@ -111,6 +150,9 @@ LEVELS: Final[Mapping[str, int]] = {
     QueueReturned.name: logging.INFO,
     BacklogDrained.name: logging.INFO,
     BacklogUnattended.name: logging.WARNING,
+    SecondaryUnreachable.name: logging.WARNING,
+    BacklogQueueGone.name: logging.ERROR,
+    BacklogQueueUnsafe.name: logging.WARNING,
     SideFaulted.name: logging.ERROR,
     SideClosed.name: logging.INFO,
 }

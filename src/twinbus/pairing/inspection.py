@@ -30,7 +30,7 @@ from twinbus.backlog import (
 )
 from twinbus.pairing.administration import Administration, AioAdministration
 from twinbus.pairing.message_copies import ping_message
-from twinbus.pairing.provisioning import LONGEST, PROPERTIES
+from twinbus.pairing.provisioning import LONGEST, PROPERTIES, LosingProperty, losing_properties
 
 # Properties that P5 leaves at the service's default. A backlog queue needs these values: for instance, a diverted
 # message has no session id.
@@ -79,6 +79,7 @@ class FoundQueue:
     path: str
     depth: Depth
     differences: tuple[PropertyDifference, ...] = ()
+    losing: tuple[LosingProperty, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,13 @@ class Inspection:
         """Return what an operator should mend, one line each."""
         lines = [f"{path} is missing: `twinbus provision` creates it" for path in self.missing]
         for queue in self.queues:
-            lines += (f"{queue.path}: {d.property} is {d.found}, not {d.wanted}" for d in queue.differences)
+            losing = {one.property for one in queue.losing}
+            lines += (f"{queue.path} would lose messages: {one}" for one in queue.losing)
+            lines += (
+                f"{queue.path}: {d.property} is {d.found}, not {d.wanted}"
+                for d in queue.differences
+                if d.property not in losing
+            )
         lines += (
             f"{extra.path} holds {extra.depth.total} messages, and senders no longer use it: a syphon empties it"
             for extra in self.extras
@@ -120,7 +127,8 @@ def inspect_backlog(administration: Administration, name: str, count: int) -> In
     figures = {str(queue.name): queue for queue in administration.request(client.list_queues_runtime_properties)}
 
     def found(path: str) -> FoundQueue:
-        return FoundQueue(path, _depth(figures.get(path)), differences(settings[path]))
+        queue = settings[path]
+        return FoundQueue(path, _depth(figures.get(path)), differences(queue), losing_properties(queue))
 
     by_index = {backlog_queue_index(name, path): path for path in settings}
     wanted = backlog_queue_paths(name, count)

@@ -73,8 +73,8 @@ class SendAvailabilityOptions:
     """`link` only opens a sender link. `auto` is `message` if the service hides pings, otherwise `link` (G3)."""
     provision: Literal["create", "assume"] = "create"
     """`assume` expects that the queues exist, and needs no Manage right (P8)."""
-    on_secondary_down: Literal["raise", "background"] = "raise"
-    """`background` lets the application start while the secondary cannot be reached (P8)."""
+    on_secondary_down: Literal["raise", "background"] = "background"
+    """`background` lets the application start while the secondary cannot be reached; `raise` does not (P1, P8)."""
     primary_name: str | None = None
     """The first part of the backlog queues' paths, in place of the primary's own name (P4)."""
     probation: timedelta = 30 * _SECOND

@@ -7,11 +7,12 @@ does both. `PairInterface` holds the public methods of a pair that do not wait; 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from uuid import uuid4
 from weakref import WeakSet
 
-from twinbus.backlog import CREDENTIAL_REFUSED, backlog_queue_paths, failure_kind, primary_name
+from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind, backlog_queue_paths, failure_kind, primary_name
 from twinbus.errors import OptionError
 from twinbus.ledger import PAIRED, Fact, Ledger
 from twinbus.pairing import call_errors
@@ -27,7 +28,17 @@ from twinbus.pairing.decide import rotation
 from twinbus.pairing.decide.backlog_watch import MessageDiverted, PeekPage
 from twinbus.pairing.decide.failover import Cause, EntityMode, FailoverForced, PairClosed, RestoreForced
 from twinbus.pairing.decide.send_flow import FlowErrors, SendContext
-from twinbus.pairing.events import Callback, EventPublisher, Notice, SideClosed, SideFaulted
+from twinbus.pairing.errors import QueueCause
+from twinbus.pairing.events import (
+    BacklogQueueGone,
+    BacklogQueueUnsafe,
+    Callback,
+    EventPublisher,
+    Notice,
+    SecondaryUnreachable,
+    SideClosed,
+    SideFaulted,
+)
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import (
     OTHER_SIDE_SECONDS,
@@ -41,7 +52,7 @@ from twinbus.pairing.pair_sides import (
     register,
     release,
 )
-from twinbus.pairing.provisioning import Provisioned
+from twinbus.pairing.provisioning import BACKGROUND_PAUSES, Provisioned, background_pause
 from twinbus.pairing.receivers import record_receiver
 from twinbus.pairing.recording import OperationRecorder, open_ledger
 from twinbus.pairing.shared_state import PairDriver, SharedBacklogWatch, SharedEntity, SharedRotation
@@ -110,6 +121,7 @@ class PairState:
     """The state of one pair.
 
     `on_side_left` is called once for each side that leaves the state OPEN. `peek` starts the peeks of a backlog check.
+    `recreate` starts to create a deleted backlog queue again, and reports to `queue_recreated`.
     `react` calls the given function in a thread that may use the driver's timers and tasks. The function handles a
     change of a side.
     """
@@ -123,6 +135,7 @@ class PairState:
         threaded: bool,
         on_side_left: Callable[[Side], None],
         peek: Callable[[SharedBacklogWatch, tuple[PeekPage, ...]], None],
+        recreate: Callable[[str], None],
         react: Callable[[Callable[[], None]], None] = lambda change: change(),
     ) -> None:
         primary, secondary = clients
@@ -143,6 +156,8 @@ class PairState:
         self._refusals = CredentialRefusals()
         self._driver = driver
         self._on_side_left = on_side_left
+        self._recreate = recreate
+        self._recreate_after: dict[str, float] = {}
         self._entities: dict[str, SharedEntity] = {}
         self._making = threading.Lock()
         self.rotation = SharedRotation(self.queues, options.probation.total_seconds(), driver)
@@ -232,6 +247,15 @@ class PairState:
         for queue in result.found:
             self.rotation.advance(rotation.QueueFound(queue))
         self.rotation.missing(result.failed)
+        for queue, losing in result.losing:
+            self.events.emit(BacklogQueueUnsafe(queue, time.monotonic(), *losing))
+
+    def paired_without_backlog(self, failed: Sequence[QueueCause]) -> None:
+        """Report that the pair was made, and no backlog queue was found (P1)."""
+        endpoint = self.secondary.endpoint
+        self.events.emit(
+            SecondaryUnreachable(f"{endpoint.host}:{endpoint.port}", time.monotonic(), failed[0].kind, len(failed))
+        )
 
     def entities(self) -> tuple[EntityState, ...]:
         now, wall = time.monotonic(), datetime.now(UTC)
@@ -285,6 +309,31 @@ class PairState:
                 self.secondary.leave(SideState.FAULTED, CredentialRefusedError(error))
         elif self._refusals.spans:
             self._refusals.forget(queue)
+        if error is not None and failure_kind(error) is FailureKind.ENTITY_NOT_FOUND:
+            self._queue_deleted(queue)
+
+    def _queue_deleted(self, queue: str) -> None:
+        """Let the driver create a deleted backlog queue again, or report the queue (P6)."""
+        now = time.monotonic()
+        with self._making:
+            if self.secondary.state is not SideState.OPEN or now < self._recreate_after.get(queue, now):
+                return
+            # Until its result is known, no second try begins.
+            self._recreate_after[queue] = math.inf
+        if self.options.provision == "assume":
+            self.queue_recreated(queue, Provisioned(), 'provision="assume": this pair creates no queues')
+        else:
+            self._recreate(queue)
+
+    def queue_recreated(self, queue: str, result: Provisioned, reason: str = "") -> None:
+        """Report the result of creating a deleted backlog queue again. `reason` says why it was not tried."""
+        self.provisioned(Provisioned(result.found))
+        if not result.found:
+            causes = ", ".join(f"{one.kind}: {one.detail}" if one.detail else one.kind for one in result.failed)
+            self.events.emit(BacklogQueueGone(queue, time.monotonic(), causes or reason))
+        with self._making:
+            pause = 0.0 if result.found else background_pause(len(BACKGROUND_PAUSES), result.failed)
+            self._recreate_after[queue] = time.monotonic() + pause
 
     # --- closing ---------------------------------------------------------------------------------------------------
 

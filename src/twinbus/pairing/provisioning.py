@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from twinbus.backlog import FailureKind
 from twinbus.errors import OperatorError
@@ -31,7 +32,11 @@ PROPERTIES: Final[Mapping[str, int | str | bool]] = {
 PAUSES: Final = (1.0, 3.0)
 # Pauses in seconds between tries in the background: growing, then constant (P8).
 BACKGROUND_PAUSES: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+# The pause in seconds if every queue that is left was refused: only an operator can change this.
+REFUSED_PAUSE: Final = 300.0
 REFUSED: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION})
+# The SDK's longest span has more digits than a timedelta. So a span of this length counts as the longest.
+_LONGEST_SPAN: Final = timedelta(days=10675199)
 
 
 # --- requests and results --------------------------------------------------------------------------------------------
@@ -39,7 +44,7 @@ REFUSED: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION
 
 @dataclass(frozen=True, slots=True)
 class GetQueues:
-    """Look up each queue. The result is FOUND, MISSING or a QueueFailure for each queue."""
+    """Look up each queue. The result is FOUND, FoundUnsafe, MISSING or a QueueFailure for each queue."""
 
     paths: tuple[str, ...]
 
@@ -77,18 +82,38 @@ class QueueFailure(NamedTuple):
     detail: str = ""
 
 
-Outcomes = Mapping[str, QueueAnswer | QueueFailure]
+class LosingProperty(NamedTuple):
+    """A property with which a backlog queue would lose messages, or take none (P6)."""
+
+    property: str
+    found: str
+    consequence: str
+
+    def __str__(self) -> str:
+        return f"{self.property} is {self.found}: {self.consequence}"
+
+
+class FoundUnsafe(NamedTuple):
+    """The queue was found, and would lose messages."""
+
+    losing: tuple[LosingProperty, ...]
+
+
+QueueOutcome = QueueAnswer | FoundUnsafe | QueueFailure
+Outcomes = Mapping[str, QueueOutcome]
 
 
 class Provisioned(NamedTuple):
     """The result of provisioning. `found` are the queues that exist now, in the order of the request.
 
     `created` are those queues of `found` that did not exist before. `failed` are the queues not in `found` (P7).
+    `losing` are the properties of queues of `found` with which they would lose messages (P6).
     """
 
     found: tuple[str, ...] = ()
     failed: tuple[QueueCause, ...] = ()
     created: tuple[str, ...] = ()
+    losing: tuple[tuple[str, LosingProperty], ...] = ()
 
 
 class ProvisioningError(OperatorError):
@@ -127,14 +152,33 @@ def provisioning_again(paths: Iterable[str]) -> ProvisioningSteps:
     return _tries(tuple(dict.fromkeys(paths)), ())
 
 
-def background_pause(tries: int) -> float:
-    """Return the seconds to wait after try number `tries` in the background."""
+def losing_properties(queue: Any) -> tuple[LosingProperty, ...]:
+    """Return the properties of a queue, as the SDK gives them, with which a backlog queue would lose messages (P6)."""
+    found = []
+    ttl, idle = queue.default_message_time_to_live, queue.auto_delete_on_idle
+    if ttl is not None and ttl < _LONGEST_SPAN:
+        fate = "dead-lettered" if queue.dead_lettering_on_message_expiration else "removed"
+        text = f"messages that wait longer are {fate}"
+        found.append(LosingProperty("default_message_time_to_live", str(ttl), text))
+    if idle is not None and idle < _LONGEST_SPAN:
+        text = "the service deletes the queue with its messages when nobody uses it for this time"
+        found.append(LosingProperty("auto_delete_on_idle", str(idle), text))
+    status = getattr(queue.status, "value", queue.status)
+    if status not in (None, "Active"):
+        found.append(LosingProperty("status", str(status), "senders or the syphon cannot use the queue"))
+    return tuple(found)
+
+
+def background_pause(tries: int, failed: Sequence[QueueCause] = ()) -> float:
+    """Return the seconds to wait after try number `tries` in the background, which `failed` left over."""
+    if failed and all(cause.kind in REFUSED for cause in failed):
+        return REFUSED_PAUSE
     return BACKGROUND_PAUSES[min(tries, len(BACKGROUND_PAUSES)) - 1]
 
 
 def _tries(wanted: tuple[str, ...], pauses: Sequence[float]) -> ProvisioningSteps:
     """Try all queues together: the queues that failed share one pause before their next try."""
-    outcomes: dict[str, QueueAnswer | QueueFailure] = {}
+    outcomes: dict[str, QueueOutcome] = {}
     left = wanted
     for number in range(len(pauses) + 1):
         if number:
@@ -148,10 +192,16 @@ def _tries(wanted: tuple[str, ...], pauses: Sequence[float]) -> ProvisioningStep
         found=tuple(path for path in wanted if not isinstance(outcomes[path], QueueFailure)),
         failed=tuple(QueueCause(path, failure.kind, failure.detail) for path, failure in failures),
         created=tuple(path for path in wanted if outcomes[path] is QueueAnswer.CREATED),
+        losing=tuple(
+            (path, one)
+            for path, outcome in outcomes.items()
+            if isinstance(outcome, FoundUnsafe)
+            for one in outcome.losing
+        ),
     )
 
 
-def _once(paths: tuple[str, ...]) -> Generator[ProvisioningRequest, Outcomes, dict[str, QueueAnswer | QueueFailure]]:
+def _once(paths: tuple[str, ...]) -> Generator[ProvisioningRequest, Outcomes, dict[str, QueueOutcome]]:
     """Look up the queues, and create only those that are missing (P6)."""
     outcomes = dict((yield GetQueues(paths)))
     if missing := _with_answer(outcomes, QueueAnswer.MISSING):
@@ -171,7 +221,7 @@ def _with_answer(outcomes: Outcomes, answer: QueueAnswer) -> tuple[str, ...]:
     return tuple(path for path, outcome in outcomes.items() if outcome is answer)
 
 
-def _is_worth_another_try(outcome: QueueAnswer | QueueFailure) -> bool:
+def _is_worth_another_try(outcome: QueueOutcome) -> bool:
     return isinstance(outcome, QueueFailure) and outcome.kind not in REFUSED
 
 

@@ -242,8 +242,7 @@ BRIEF_OPTIONS = replace(OPTIONS, try_timeout=timedelta(seconds=2))
 async def test_p8_s12_a_secondary_that_is_away_fails_no_send_and_is_looked_for_in_the_background(
     world: World, queue: str, fault: str
 ) -> None:
-    pair = made(world, options=BRIEF_OPTIONS)
-    assert pair.options.on_secondary_down == "raise"
+    pair = made(world, options=replace(BRIEF_OPTIONS, on_secondary_down="raise"))
     world.secondary.faults.set(fault)
     sender = pair.get_queue_sender(queue)
     async with asyncio.timeout(20):
@@ -260,12 +259,12 @@ async def test_p8_s12_a_secondary_that_is_away_fails_no_send_and_is_looked_for_i
 
 async def test_p8_a_secondary_that_is_away_fails_entering_as_the_option_says(world: World, queue: str) -> None:
     world.secondary.faults.set("refuse")
-    pair = made(world, options=BRIEF_OPTIONS)
+    pair = made(world, options=replace(BRIEF_OPTIONS, on_secondary_down="raise"))
     with pytest.raises(ProvisioningError):
         await pair
     with pytest.raises(PairClosedError):
         pair.get_queue_sender(queue)
-    async with made(world, options=replace(BRIEF_OPTIONS, on_secondary_down="background")) as other:
+    async with made(world, options=BRIEF_OPTIONS) as other:
         assert other.backlog_queues == ()
 
 

@@ -1,4 +1,4 @@
-"""How a pair starts, what its methods return, and how it ends: P1, P3, P8, S3, S11, S13, G1, G3, C1 to C3."""
+"""How a pair starts, what its methods return, and how it ends: P1, P3, P6, P8, S3, S11, S13, G1, G3, C1 to C3."""
 
 import asyncio
 import gc
@@ -19,8 +19,11 @@ from twinbus import (
     aio,
     pair_namespaces,
 )
-from twinbus.backlog import FailureKind, failure_kind
+from twinbus.backlog import FailureKind, backlog_queue_paths, failure_kind
 from twinbus.connect import connect
+from twinbus.pairing import Administration
+from twinbus.pairing.inspection import differences, inspect_backlog
+from twinbus.testing import LocalNamespace
 
 from .conftest import KEY, World, clients, open_sockets, state_of
 
@@ -67,12 +70,16 @@ async def test_p8_pairing_does_not_contact_the_primary_and_assume_contacts_nobod
     assert state_of(pair, queue) == "unknown"
 
 
-async def test_p8_the_application_starts_while_the_secondary_is_away_and_the_queues_come_later(
-    world: World, queue: str
+async def test_p1_p8_the_application_starts_while_the_secondary_is_away_and_the_queues_come_later(
+    world: World, queue: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.secondary.kill()
-    pair = await world.pair(on_secondary_down="background")
+    with caplog.at_level("WARNING", "twinbus.pairing"):
+        pair = await world.pair()
     assert pair.backlog_queues == ()
+    assert [one for one in caplog.messages if one.startswith("secondary_unreachable")] == [
+        f"secondary_unreachable secondary=localhost:{world.secondary.port} cause=connection_lost queues=2"
+    ]
     sender = await world.sender(pair, queue)
     await world.send(sender, ServiceBusMessage("healthy"))
     await world.do(pair.force_failover, queue)
@@ -81,6 +88,87 @@ async def test_p8_the_application_starts_while_the_secondary_is_away_and_the_que
     await asyncio.to_thread(world.secondary.start)
     await world.until(lambda: len(pair.backlog_queues) == 2, 20)
     await world.send(sender, ServiceBusMessage("in time"))
+
+
+async def test_p1_raise_is_for_those_who_want_it(world: World) -> None:
+    world.secondary.faults.set("refuse")
+    with pytest.raises(ProvisioningError):
+        await world.pair(on_secondary_down="raise", try_timeout=timedelta(seconds=2))
+
+
+def _admin(namespace: LocalNamespace) -> Administration:
+    return Administration.from_connection_string(namespace.connection_string)
+
+
+async def test_p6_a_deleted_backlog_queue_is_made_again_by_a_running_pair(world: World, queue: str) -> None:
+    pair = await world.pair(probation=timedelta(hours=1))
+    heard: list[Any] = []
+    pair.on("*", heard.append)
+    sender = await world.sender(pair, queue)
+    await world.do(pair.force_failover, queue)
+    both = pair.backlog_queues
+    with _admin(world.secondary) as admin:
+        for path in both:
+            admin.request(admin.client.delete_queue, path)
+    with pytest.raises(BacklogUnavailableError):
+        await world.send(sender, ServiceBusMessage("kept"))
+    await world.until(lambda: pair.backlog_queues == both)
+    await world.send(sender, ServiceBusMessage("x", message_id="after"))
+    assert [one.message_id for one in await world.backlog(pair)] == ["after"]
+    with _admin(world.secondary) as admin:
+        assert [differences(admin.request(admin.client.get_queue, path)) for path in both] == [(), ()]
+    assert [one for one in heard if one.name == "backlog_queue_gone"] == []
+
+
+@pytest.mark.parametrize("provision", ["assume", "create"])
+async def test_p6_a_deleted_backlog_queue_that_cannot_be_made_again_is_reported(
+    world: World, queue: str, provision: str
+) -> None:
+    name = f"gone-{provision}-{world.driver}"
+    paths = backlog_queue_paths(name, 2)
+    with _admin(world.secondary) as admin:
+        admin.provision(paths, SendAvailabilityOptions())
+        pair = await world.pair(primary_name=name, provision=provision)
+        heard: list[Any] = []
+        pair.on("backlog_queue_gone", heard.append)
+        sender = await world.sender(pair, queue)
+        await world.do(pair.force_failover, queue)
+        for path in paths:
+            admin.request(admin.client.delete_queue, path)
+    world.secondary.faults.set("internal-error", points=["http"])
+    with pytest.raises(BacklogUnavailableError):
+        await world.send(sender, ServiceBusMessage("kept"))
+    await world.until(lambda: len(heard) == 2)
+    assert {one.queue for one in heard} == set(paths)
+    said = {"assume": 'provision="assume"', "create": "internal"}[provision]
+    assert all(said in one.cause for one in heard)
+
+
+async def test_p6_a_backlog_queue_that_would_lose_messages_is_reported_at_pairing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"losing-{world.driver}"
+    short, disabled = backlog_queue_paths(name, 2)
+    with _admin(world.secondary) as admin:
+        admin.request(
+            admin.client.create_queue,
+            short,
+            default_message_time_to_live=timedelta(days=1),
+            auto_delete_on_idle=timedelta(days=2),
+        )
+        admin.request(admin.client.create_queue, disabled, status="ReceiveDisabled")
+        with caplog.at_level("WARNING", "twinbus.pairing"):
+            pair = await world.pair(primary_name=name)
+        assert set(pair.backlog_queues) == {short, disabled}
+        reported = [one for one in caplog.messages if one.startswith("backlog_queue_unsafe")]
+        problems = inspect_backlog(admin, name, 2).problems
+    said = [(short, "default_message_time_to_live"), (short, "auto_delete_on_idle"), (disabled, "status")]
+    assert len(reported) == len(said)
+    for line, (path, losing) in zip(reported, said, strict=True):
+        assert f"queue={path} property={losing} " in line
+    expected = "default_message_time_to_live is 1 day, 0:00:00: messages that wait longer are removed"
+    assert f"{short} would lose messages: {expected}" in problems
+    assert any(line.startswith(f"{disabled} would lose messages: status is ReceiveDisabled") for line in problems)
 
 
 # --- while it lives --------------------------------------------------------------------------------------------------

@@ -44,11 +44,12 @@ from twinbus.pairing.aio.sender import PairedSender
 from twinbus.pairing.aio.timeouts import LoopTimer, TaskTimeouts, cancel, cancel_until_done
 from twinbus.pairing.decide.backlog_watch import PeekPage
 from twinbus.pairing.decide.failover import PingFailed, PingSucceeded
+from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.message_copies import ping_message
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import NotPairedError, PairLoopError, Side, SideState, SideView
 from twinbus.pairing.pair_state import PairInterface, PairState, SyphonFactory
-from twinbus.pairing.provisioning import background_pause
+from twinbus.pairing.provisioning import Provisioned, background_pause
 from twinbus.pairing.receivers import AioQuietReceiver
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
 from twinbus.sdk import check_version, open_aio_link
@@ -122,6 +123,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
             threaded=False,
             on_side_left=self._on_side_left,
             peek=self._peek,
+            recreate=self._recreate,
             react=self._timeouts.in_loop,
         )
         recorder = self._state.secondary_recorder
@@ -231,10 +233,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
         self._state.begin()
         secondary = self._secondary_client
         try:
-            administration = AioAdministration.of(
-                secondary, self._admin, seconds=self.options.try_timeout.total_seconds()
-            )
-            administration.recorder = self._state.secondary_recorder
+            administration = self._administration()
             try:
                 await self._provision(administration, background)
             except BaseException:
@@ -361,26 +360,45 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
 
     # --- backlog queues --------------------------------------------------------------------------------------------
 
+    def _administration(self) -> AioAdministration:
+        seconds = self.options.try_timeout.total_seconds()
+        made = AioAdministration.of(self._secondary_client, self._admin, seconds=seconds)
+        made.recorder = self._state.secondary_recorder
+        return made
+
+    def _recreate(self, queue: str) -> None:
+        self._timeouts.start(self._recreate_now(queue))
+
+    async def _recreate_now(self, queue: str) -> None:
+        try:
+            async with self._administration() as administration:
+                done = await administration.provision_again((queue,))
+        except Exception as error:
+            # For instance, the client's credential cannot sign management requests.
+            done = Provisioned(failed=(QueueCause(queue, failure_kind(error), str(error)),))
+        self._state.queue_recreated(queue, done)
+
     async def _provision(self, administration: AioAdministration, background: bool) -> None:
         """Find or create the backlog queues (P1). With `background`, try failed queues again in the background (P8)."""
         how: Literal["background", "raise"] = "background" if background else "raise"
         done = await administration.provision(self._state.queues, replace(self.options, on_secondary_down=how))
         self._state.provisioned(done)
         if done.failed and background:
-            missing = tuple(cause.queue for cause in done.failed)
-            self._provisioning = self._timeouts.start(self._provision_again(administration, missing))
+            if not done.found:
+                self._state.paired_without_backlog(done.failed)
+            self._provisioning = self._timeouts.start(self._provision_again(administration, done.failed))
         else:
             await administration.close()
 
-    async def _provision_again(self, administration: AioAdministration, missing: tuple[str, ...]) -> None:
+    async def _provision_again(self, administration: AioAdministration, failed: tuple[QueueCause, ...]) -> None:
         tries = 0
         try:
-            while missing:
+            while failed:
                 tries += 1
-                await asyncio.sleep(background_pause(tries))
-                done = await administration.provision_again(missing)
+                await asyncio.sleep(background_pause(tries, failed))
+                done = await administration.provision_again([cause.queue for cause in failed])
                 self._state.provisioned(done)
-                missing = tuple(cause.queue for cause in done.failed)
+                failed = done.failed
         finally:
             await administration.close()
 

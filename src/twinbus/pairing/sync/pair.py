@@ -21,11 +21,12 @@ from twinbus.ledger import Stage
 from twinbus.pairing.administration import Administration
 from twinbus.pairing.decide.backlog_watch import PeekPage
 from twinbus.pairing.decide.failover import PingFailed, PingSucceeded
+from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.message_copies import ping_message
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import Side, SideState, SideView
 from twinbus.pairing.pair_state import PairInterface, PairState, SyphonFactory
-from twinbus.pairing.provisioning import background_pause
+from twinbus.pairing.provisioning import Provisioned, background_pause
 from twinbus.pairing.receivers import QuietReceiver
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
 from twinbus.pairing.sync.backlog_link import BacklogLinks
@@ -62,12 +63,14 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
         secondary: ServiceBusClient,
         options: SendAvailabilityOptions,
         *,
+        admin: ServiceBusAdministrationClient | None = None,
         owns_clients: bool = False,
     ) -> None:
         check_version()
         self.options = options
         self._primary_client = primary
         self._secondary_client = secondary
+        self._admin = admin
         self._owns_clients = owns_clients
         self._timeouts = ThreadTimeouts(client_endpoint(primary).host, options.try_timeout.total_seconds())
         self._pinging: dict[SharedEntity, Any] = {}
@@ -77,7 +80,13 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
         self._ended = threading.Event()
         self._this_thread = threading.local()
         self._state = PairState(
-            (primary, secondary), options, self, threaded=True, on_side_left=self._on_side_left, peek=self._peek
+            (primary, secondary),
+            options,
+            self,
+            threaded=True,
+            on_side_left=self._on_side_left,
+            peek=self._peek,
+            recreate=self._recreate,
         )
         recorder = self._state.secondary_recorder
         self._peeker = BacklogPeeker(secondary, self._timeouts, recorder, self._state.is_failed_over)
@@ -206,26 +215,45 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
 
     # --- backlog queues --------------------------------------------------------------------------------------------
 
+    def _administration(self) -> Administration:
+        seconds = self.options.try_timeout.total_seconds()
+        made = Administration.of(self._secondary_client, self._admin, seconds=seconds)
+        made.recorder = self._state.secondary_recorder
+        return made
+
+    def _recreate(self, queue: str) -> None:
+        self._timeouts.thread.soon(lambda: self._recreate_now(queue))
+
+    def _recreate_now(self, queue: str) -> None:
+        try:
+            with self._administration() as administration:
+                done = administration.provision_again((queue,))
+        except Exception as error:
+            # For instance, the client's credential cannot sign management requests.
+            done = Provisioned(failed=(QueueCause(queue, failure_kind(error), str(error)),))
+        self._state.queue_recreated(queue, done)
+
     def _provision(self, administration: Administration) -> None:
         """Find or create the backlog queues (P1). With `background`, try failed queues again in the background (P8)."""
         done = administration.provision(self._state.queues, self.options)
         self._state.provisioned(done)
         if done.failed and self.options.on_secondary_down == "background":
-            missing = tuple(cause.queue for cause in done.failed)
-            self._timeouts.workers.run(lambda: self._provision_again(administration, missing))
+            if not done.found:
+                self._state.paired_without_backlog(done.failed)
+            self._timeouts.workers.run(lambda: self._provision_again(administration, done.failed))
         else:
             administration.close()
 
-    def _provision_again(self, administration: Administration, missing: tuple[str, ...]) -> None:
+    def _provision_again(self, administration: Administration, failed: tuple[QueueCause, ...]) -> None:
         tries = 0
         try:
-            while missing:
+            while failed:
                 tries += 1
-                if self._leaving.wait(background_pause(tries)):
+                if self._leaving.wait(background_pause(tries, failed)):
                     return
-                done = administration.provision_again(missing)
+                done = administration.provision_again([cause.queue for cause in failed])
                 self._state.provisioned(done)
-                missing = tuple(cause.queue for cause in done.failed)
+                failed = done.failed
         finally:
             administration.close()
 
@@ -264,15 +292,14 @@ def _paired(
     owns_clients: bool,
 ) -> Pair:
     try:
-        pair = Pair(primary, secondary, options, owns_clients=owns_clients)
+        pair = Pair(primary, secondary, options, admin=admin, owns_clients=owns_clients)
     except BaseException:
         if owns_clients:
             primary.close()
             secondary.close()
         raise
     try:
-        administration = Administration.of(secondary, admin, seconds=options.try_timeout.total_seconds())
-        administration.recorder = pair._state.secondary_recorder
+        administration = pair._administration()
         try:
             pair._provision(administration)
         except BaseException:
