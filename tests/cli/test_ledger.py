@@ -26,22 +26,24 @@ def back(ledger: Ledger, *ids: str, result: str = "ok") -> None:
     ledger.begin(Stage.RETURN_PRIMARY, "contoso", "orders", ids, 10).end(result)
 
 
-def test_a_ledger_that_adds_up_ends_with_0(tmp_path: Path) -> None:
+def test_l6_a_ledger_that_adds_up_is_proven_and_ends_with_0(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         divert(ledger, "a", "b", "c")
         back(ledger, "a", "b")
         complete(ledger, "a", "b")
     done = run("ledger", "check", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
+    verdict, *rest = done.stdout.splitlines()
+    assert verdict == "proven: All 3 accepted messages are accounted for: 2 delivered, 1 in the backlog."
+    lines = [line.split() for line in rest]
     assert ["accepted", "3"] in lines
     assert ["delivered", "2"] in lines
     assert ["in", "backlog", "1"] in lines
     assert ["lost", "0"] in lines
-    assert "The ledger is incomplete" not in done.stdout
+    assert "Entries are missing" not in done.stdout
 
 
-def test_a_lost_message_is_named_and_ends_with_1(tmp_path: Path) -> None:
+def test_l6_a_lost_message_is_named_and_ends_with_1(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         divert(ledger, *(f"lost-{number}" for number in range(30)), "doubled", "doubted")
         complete(ledger, *(f"lost-{number}" for number in range(30)))
@@ -60,9 +62,15 @@ def test_a_lost_message_is_named_and_ends_with_1(tmp_path: Path) -> None:
     assert [one["id"] for one in report["messages"]["duplicated"]] == ["doubled"]
     assert [one["id"] for one in report["messages"]["possibly_duplicated"]] == ["doubted"]
     assert report["incomplete"] == []
+    assert (report["verdict"], report["sentence"]) == (
+        "lost",
+        "30 of 32 accepted messages are in neither namespace. 1 was delivered more than once. "
+        "1 may have been delivered more than once.",
+    )
+    assert done.stdout.splitlines()[0] == f"lost: {report['sentence']}"
 
 
-def test_what_the_ledger_does_not_hold_is_told(tmp_path: Path) -> None:
+def test_l6_a_ledger_with_missing_entries_is_not_proven_and_ends_with_4(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         divert(ledger, "a")
         ledger.flush()
@@ -71,10 +79,14 @@ def test_what_the_ledger_does_not_hold_is_told(tmp_path: Path) -> None:
             file.write(b"rubbish\n")
         divert(ledger, "b")
     done = run("ledger", "check", str(tmp_path))
-    assert done.returncode == 0
-    assert "The ledger is incomplete" in done.stdout
+    assert done.returncode == 4
+    assert done.stdout.startswith(
+        "not proven: All 2 accepted messages are accounted for: 2 in the backlog. Entries are "
+    )
+    assert "\nEntries are missing from the ledger, so these figures may be wrong:\n" in done.stdout
     assert ", line 3: not JSON" in done.stdout
-    assert json.loads(run("ledger", "check", str(tmp_path), "--json").stdout)["in_backlog"] == 2
+    report = json.loads(run("ledger", "check", str(tmp_path), "--json").stdout)
+    assert (report["verdict"], report["in_backlog"]) == ("not proven", 2)
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty"])

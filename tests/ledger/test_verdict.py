@@ -79,10 +79,18 @@ def test_l6_the_worst_word_that_applies_wins(sums: dict[str, int], missing: list
         assert not any(sums[name] for name in ("unknown", "lost", "duplicated", "possibly_duplicated"))
 
 
+def test_l6_the_sentence_is_the_same_in_whatever_order_and_length_the_reasons_come() -> None:
+    reasons = [f"reason {number}" for number in range(9)]
+    said = judge_ledger({"accepted": 1, "delivered": 1}, reasons)
+    assert said == judge_ledger({"accepted": 1, "delivered": 1}, reversed(reasons))
+    assert said == judge_ledger({"accepted": 1, "delivered": 1}, reasons[:4], more_missing=5)
+    assert said.sentence.endswith("reason 0; reason 1; and 7 more reasons.")
+
+
 @given(sums=SUMS, missing=REASONS)
 def test_l6_the_sentence_names_every_number_that_decided(sums: dict[str, int], missing: list[str]) -> None:
     sentence = judge_ledger(sums, missing).sentence
     for name, text in (("lost", "in neither namespace"), ("unknown", "unknown: safe or lost")):
         assert (f"{sums[name]} of {sums['accepted']}" in sentence and text in sentence) or not sums[name]
-    assert all(reason in sentence for reason in missing[:2])
+    assert all(reason in sentence for reason in sorted(missing)[:2])
     assert "\n" not in sentence

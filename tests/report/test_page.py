@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from tests.pipeline.books import MIDNIGHT
 from tests.report.conftest import EVIL, EVIL_CAUSE, EVIL_ID, Books
 from tests.report.documents import MOMENT, Document, made
+from twinbus.ledger import judge_ledger
 from twinbus.pipeline import ReportData, Timeline, TimeWindow, TopRows, read_history
 from twinbus.pipeline.report_queries import ENTITIES, IDS, INCIDENTS
 from twinbus.pipeline.timeline import BUCKETS, RATES, build_timeline
@@ -23,8 +24,8 @@ pytestmark = pytest.mark.timeout(600)  # Spark is slow on a busy machine
 def test_d4_lost_duplicated_and_unknown_messages_are_listed_by_id_at_the_top(troubled: ReportData) -> None:
     found = Document(made(troubled))
     said = "".join(found.said)
-    assert "2 messages lost" in said
-    assert said.index("2 messages lost") < said.index("What happened when")
+    assert found.said[found.said.index("lost") + 1].startswith("2 of 71 accepted messages are in neither namespace. ")
+    assert said.index("in neither namespace") < said.index("What happened when")
     assert {"gone", EVIL_ID, "who-knows", "home", "contoso/orders"} <= set(found.said)
     assert troubled.sums["dead_lettered"] == 1
     assert any("67 delivered, 1 dead-lettered, 1 unknown, 2 lost" in label for label in found.labels), found.labels
@@ -108,17 +109,28 @@ def test_d4_every_chart_has_a_label_and_its_numbers_are_in_a_table(troubled: Rep
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("sums", "said"),
+    ("sums", "reasons", "css"),
     [
-        ({}, "Nothing lost, nothing duplicated"),
-        ({"in_backlog": 2, "dead_lettered": 1}, "Nothing lost; 3 messages not home yet"),
-        ({"unknown": 2, "duplicated": 1}, "Nothing surely lost, but 2 unknown and 1 duplicated"),
-        ({"unknown": 2, "lost": 1}, "1 message lost"),
+        ({"delivered": 10}, [], "good"),
+        ({"delivered": 7, "in_backlog": 2, "dead_lettered": 1}, [], "good"),
+        ({"delivered": 10, "possibly_duplicated": 3}, [], "doubtful"),
+        ({"delivered": 9, "duplicated": 1, "unknown": 1}, [], "unproven"),
+        ({"delivered": 10, "possibly_duplicated": 3}, ["segments 2 of w are not there"], "unproven"),
+        ({"delivered": 7, "unknown": 2, "lost": 1}, ["segments 2 of w are not there"], "bad"),
     ],
 )
-def test_d4_the_verdict_is_the_worst_one_that_applies(troubled: ReportData, sums: dict[str, int], said: str) -> None:
-    clean = dict.fromkeys(troubled.sums, 0) | {"accepted": 10}
-    assert said in Document(made(replace(troubled, sums=clean | sums))).said
+def test_l6_the_page_has_the_verdict_of_the_commands_in_its_colour(
+    troubled: ReportData, sums: dict[str, int], reasons: list[str], css: str
+) -> None:
+    counts = dict.fromkeys(troubled.sums, 0) | {"accepted": 10} | sums
+    data = replace(troubled, sums=counts, incomplete=TopRows([{"reason": one} for one in reasons], len(reasons)))
+    text, judged = made(data), judge_ledger(counts, reasons)
+    said = Document(text).said
+    assert said[said.index(judged.verdict) + 1] == judged.sentence
+    assert f'class="verdict {css}"' in text
+    for reason in reasons:
+        assert reason in said, "and not only in the sentence"
+        assert text.index(reason) < text.index('class="balance"'), "not below what it makes doubtful"
 
 
 @pytest.mark.thorough

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from tests.report.conftest import Books, write_ledger
 from tests.report.documents import MOMENT, Document, made
 from twinbus.cli.main import app
+from twinbus.report import judge_report
 
 pytestmark = pytest.mark.timeout(600)  # Spark is slow on a busy machine
 
@@ -28,7 +29,10 @@ def test_d4_a_ledger_and_its_tables_give_the_same_page(books: Books, tmp_path: P
     page.write_text("what was there before")
     code, said = run(books.tables.root, "-o", page, "--title", "A title")
     assert code == 0, said
-    assert f"{page}: 71 accepted, 2 lost, 1 unknown, 1 duplicated" in said
+    assert said == f"{judge_report(books.found)}\nreport: {page}\n"
+    assert said.startswith(
+        "lost: 2 of 71 accepted messages are in neither namespace. 1 of 71 accepted messages is unknown"
+    )
     expected = made(books.found).replace("ledger books", f"ledger {books.tables.root.name}")
     assert MOMENT.sub("", page.read_text()) == MOMENT.sub("", expected)
     assert [one.name for one in tmp_path.iterdir()] == ["report.html"], "and nothing is left beside it"
@@ -42,8 +46,9 @@ def test_d4_an_empty_ledger_has_a_page_that_says_so(tmp_path: Path) -> None:
     assert code == 0, said
     told = json.loads(said)
     assert (told["page"], told["accepted"], told["lost"]) == (str(page), 0, 0)
+    assert (told["verdict"], told["sentence"]) == ("proven", "No message was accepted.")
     document = Document(page.read_text())
-    assert {"Nothing happened", "Last <night>"} <= set(document.said)
+    assert {"proven", "No message was accepted.", "Last <night>"} <= set(document.said)
     assert "svg" not in document.tags
     assert document.unbalanced == []
 

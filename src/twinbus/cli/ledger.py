@@ -6,6 +6,7 @@ The verbs that run on Spark are in `ledger_spark`. They print a balance with the
 from __future__ import annotations
 
 import json as json_text
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,11 +19,12 @@ import typer
 
 from twinbus.cli.errors import FAILED, Debug, errors_reported
 from twinbus.cli.spinner import spinner
+from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
-    from twinbus.ledger import Balance, LineProblem, MessageKey
+    from twinbus.ledger import Balance, Judgement, LineProblem, MessageKey
 
 Listed = tuple[tuple[str, str], int]
 """A message in a printed list: its destination and its id, and the number of its copies."""
@@ -30,6 +32,12 @@ Listed = tuple[tuple[str, str], int]
 app = typer.Typer(help="What the ledger of pairs, syphons and namespaces contains.", no_args_is_help=True)
 
 _SHOWN: Final = 20
+VERDICT_COLOURS: Final = {
+    "proven": "green",
+    "proven with possible duplicates": "yellow",
+    "not proven": "magenta",
+    "lost": "red",
+}
 SUMS: Final = {
     "accepted": "accepted",
     "delivered": "  delivered",
@@ -65,13 +73,15 @@ def check(
 
     accepted = delivered + in backlog + dead-lettered + unknown + lost. Lists lost and duplicated messages by id.
 
-    Exit code: 1 if a message is lost, or the ledger cannot be read.
+    The first line is the verdict: proven, proven with possible duplicates, not proven, or lost.
+
+    Exit code: 0 if proven, 4 if not proven, 1 if a message is lost or the ledger cannot be read.
 
     Examples:
       twinbus ledger check ./ledger
       twinbus ledger check ./ledger --json
     """
-    from twinbus.ledger import balance, list_segments, read_ledger  # noqa: PLC0415 - slow
+    from twinbus.ledger import balance, judge_ledger, list_segments, read_ledger  # noqa: PLC0415 - slow
 
     with errors_reported(debug=debug), _readable(directory):
         if not directory.is_dir() or next(list_segments(directory), None) is None:
@@ -88,8 +98,9 @@ def check(
             typer.echo(json_text.dumps(report(sums, listed, found.incomplete)))
         else:
             show(sums, listed, found.incomplete)
-        if found.lost or (first is None and problems):
-            raise typer.Exit(FAILED)
+        judged = judge_ledger(sums, found.incomplete)
+        if code := FAILED if first is None and problems else judged.exit_code:
+            raise typer.Exit(code)
 
 
 @contextmanager
@@ -117,16 +128,29 @@ def refuse_unwritable(directory: Path) -> None:
 
 
 def report(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], incomplete: list[str]) -> dict[str, Any]:
-    """Return a balance as a dict for JSON: the sums, and the messages of each sum that `listed` contains."""
+    """Return a balance as a dict for JSON: the verdict, the sums, and the messages of each sum in `listed`."""
+    from twinbus.ledger import judge_ledger  # noqa: PLC0415 - slow
+
+    judged = judge_ledger(sums, incomplete)
     messages = {
         name: [{"destination": destination, "id": id_, "count": count} for (destination, id_), count in found]
         for name, found in listed.items()
     }
-    return {**sums, "messages": messages, "incomplete": incomplete}
+    return {
+        "verdict": judged.verdict,
+        "sentence": judged.sentence,
+        **sums,
+        "messages": messages,
+        "incomplete": incomplete,
+    }
 
 
 def show(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], incomplete: list[str]) -> None:
-    """Print a balance as text."""
+    """Print a balance as text, with the verdict first."""
+    from twinbus.ledger import judge_ledger  # noqa: PLC0415 - slow
+
+    show_judgement(judge_ledger(sums, incomplete))
+    typer.echo()
     for name, label in SUMS.items():
         typer.echo(f"{label:20} {sums[name]:>12,}")
     for name, label in LISTED.items():
@@ -140,9 +164,19 @@ def show(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], incomp
         if len(messages) > len(shown):
             typer.echo(f"  … and {len(messages) - len(shown):,} more; --json lists them all")
     if incomplete:
-        typer.echo("\nThe ledger is incomplete, so these figures may be wrong:")
+        typer.echo("\nEntries are missing from the ledger, so these figures may be wrong:")
     for reason in incomplete:
         typer.echo(printable(f"  {reason}"))
+
+
+def show_judgement(judged: Judgement) -> None:
+    """Print verdict and sentence: on a terminal in the colour of the verdict and wrapped, elsewhere as one line."""
+    if not sys.stdout.isatty():
+        typer.echo(printable(str(judged)))
+        return
+    from rich.text import Text  # noqa: PLC0415 - slow, and needed on a terminal only
+
+    console().print(Text.assemble((judged.verdict, f"bold {VERDICT_COLOURS[judged.verdict]}"), f": {judged.sentence}"))
 
 
 def _of(found: Balance, name: str) -> list[Listed]:

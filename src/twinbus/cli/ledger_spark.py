@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from twinbus.cli.errors import FAILED, Debug, errors_reported
+from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.ledger import LISTED, SUMS, report, show
 from twinbus.cli.spinner import spinner
 from twinbus.cli.terminal import console
@@ -150,17 +150,19 @@ def reconcile(options: LedgerJobOptions) -> None:
 
     The sums are those of `twinbus ledger check`. With a window they count the messages accepted in it.
 
-    Exit code: 1 if a message is lost.
+    The first line is the verdict: proven, proven with possible duplicates, not proven, or lost.
+
+    Exit code: 0 if proven, 4 if not proven, 1 if a message is lost.
 
     Examples:
       twinbus ledger reconcile ./tables --ledger ./ledger
       twinbus ledger reconcile ./tables --since 2026-11-01 --until 2026-12-01 --json
     """
-    lost = False
+    code = 0
     for place, rows in _results("reconcile", options):
-        lost = _print_balance(place, rows, options.json)
-    if lost:
-        raise typer.Exit(FAILED)
+        code = _print_balance(place, rows, options.json)
+    if code:
+        raise typer.Exit(code)
 
 
 @job_verb
@@ -314,10 +316,11 @@ def _print_ingested(tables: Tables, version: TablesVersion, json: bool) -> None:
         typer.echo(printable(f"  {problem['file']}, line {problem['line']}: {problem['cause']}"))
 
 
-def _print_balance(tables: Tables, rows: DataFrame, json: bool) -> bool:
-    """Print the balance. Return whether a message is lost."""
+def _print_balance(tables: Tables, rows: DataFrame, json: bool) -> int:
+    """Print the balance. Return the exit code of its verdict."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - its usual name
 
+    from twinbus.ledger import judge_ledger  # noqa: PLC0415
     from twinbus.pipeline import why_incomplete  # noqa: PLC0415
 
     names = (*SUMS, "in_flight")
@@ -333,7 +336,7 @@ def _print_balance(tables: Tables, rows: DataFrame, json: bool) -> bool:
         show(sums, listed, missing)
         if sums["in_flight"]:
             typer.echo(f"\nin flight: {sums['in_flight']:,} of the unknown and unconfirmed may still get an outcome")
-    return bool(sums["lost"])
+    return judge_ledger(sums, missing).exit_code
 
 
 def _print_rows(rows: DataFrame, json: bool, instants: Sequence[str] = ()) -> None:

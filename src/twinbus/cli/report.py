@@ -14,6 +14,7 @@ import typer
 
 from twinbus.cli.cost import PricesFile
 from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.ledger import show_judgement
 from twinbus.cli.ledger_spark import Master, Since, Until, in_utc, ingested_tables
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
@@ -48,7 +49,7 @@ def report(
     bandwidth: Annotated[
         str, typer.Option(help="Zone in the price table: inter_region, internet; or none.")
     ] = "inter_region",
-    json: Annotated[bool, typer.Option("--json", help="Print the sums as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the verdict and the sums as JSON.")] = False,
     master: Master = None,
     debug: Debug = False,
 ) -> None:
@@ -57,7 +58,7 @@ def report(
     It shows the failovers of each entity, rates and backlog over time, delivery times of diverted messages, and cost
     by stage. The page is one file and needs no network.
 
-    Exit code: 0, also if messages are lost. `twinbus ledger reconcile` ends with 1 in that case.
+    Exit code: 0, whatever the verdict is. `twinbus ledger reconcile` has an exit code for each verdict.
 
     Examples:
       twinbus report ./ledger -o report.html
@@ -73,18 +74,20 @@ def report(
         check_writable(output)
         with _open_tables(ledger, tables, master) as place, spinner("computing the report"):
             from twinbus.pipeline import TimeWindow, collect_report_data  # noqa: PLC0415 - needs the extra `spark`
-            from twinbus.report import ReportInfo, render_page  # noqa: PLC0415
+            from twinbus.report import ReportInfo, judge_report, render_page  # noqa: PLC0415
 
             found = collect_report_data(place, billed, scenario, TimeWindow(in_utc(since), in_utc(until)))
             about = ReportInfo(
                 title, ledger.absolute().name, datetime.now(UTC), billed, scenario, _window_text(since, until)
             )
             write_page(output, render_page(found, about))
+            judged = judge_report(found)
         if json:
-            typer.echo(json_text.dumps({"page": str(output.absolute()), **found.sums}))
+            told = {"page": str(output.absolute()), "verdict": judged.verdict, "sentence": judged.sentence}
+            typer.echo(json_text.dumps({**told, **found.sums}))
         else:
-            sums = ", ".join(f"{found.sums[name]:,} {name}" for name in ("accepted", "lost", "unknown", "duplicated"))
-            typer.echo(f"{output}: {sums}")
+            show_judgement(judged)
+            typer.echo(f"report: {output}")
 
 
 @contextmanager

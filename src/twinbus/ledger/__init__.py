@@ -44,10 +44,11 @@ from twinbus.ledger.segments import (
     list_segments,
     read_ledger,
 )
-from twinbus.ledger.verdict import Judgement, Verdict, judge_ledger
+from twinbus.ledger.verdict import EXIT_CODES, Judgement, Verdict, judge_ledger
 
 __all__ = [
     "ENTRY_KINDS",
+    "EXIT_CODES",
     "OK",
     "OPEN_SUFFIX",
     "PAIRED",

@@ -14,7 +14,7 @@ This module is pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -56,23 +56,25 @@ class Judgement:
         return f"{self.verdict}: {self.sentence}"
 
 
-def judge_ledger(sums: Mapping[str, int], missing: Sequence[str] = ()) -> Judgement:
+def judge_ledger(sums: Mapping[str, int], missing: Iterable[str] = (), more_missing: int = 0) -> Judgement:
     """Returns the verdict for the sums of a balance.
 
     `sums` has a number of messages for the names of `Balance`: accepted, delivered, in_backlog, dead_lettered, unknown,
     lost, duplicated, possibly_duplicated, unconfirmed. A name that is absent counts as 0. `missing` has the reasons
-    why entries are missing from the ledger (`Balance.incomplete`, and lines that cannot be read).
+    why entries are missing from the ledger (`Balance.incomplete`, and lines that cannot be read), in any order.
+    `more_missing` is the number of further reasons that the caller left out: those that are last in the order of text.
     """
+    reasons = sorted(missing)
     count = {name: sums.get(name, 0) for name in ("lost", "unknown", "duplicated", "possibly_duplicated")}
     if count["lost"]:
         verdict = Verdict.LOST
-    elif count["unknown"] or missing:
+    elif count["unknown"] or reasons or more_missing:
         verdict = Verdict.NOT_PROVEN
     elif count["duplicated"] or count["possibly_duplicated"]:
         verdict = Verdict.POSSIBLE_DUPLICATES
     else:
         verdict = Verdict.PROVEN
-    parts = [*_about_safety(sums), *_about_copies(sums), *_about_missing(missing)]
+    parts = [*_about_safety(sums), *_about_copies(sums), *_about_missing(reasons, more_missing)]
     return Judgement(verdict, " ".join(parts))
 
 
@@ -110,11 +112,11 @@ def _about_copies(sums: Mapping[str, int]) -> list[str]:
     return parts
 
 
-def _about_missing(missing: Sequence[str]) -> list[str]:
-    if not missing:
+def _about_missing(reasons: Sequence[str], more: int) -> list[str]:
+    if not reasons:
         return []
-    named = "; ".join(missing[:_NAMED_REASONS])
-    more = len(missing) - _NAMED_REASONS
+    named = "; ".join(reasons[:_NAMED_REASONS])
+    more += len(reasons) - _NAMED_REASONS
     rest = f"; and {more:,} more reason{'' if more == 1 else 's'}" if more > 0 else ""
     return [f"Entries are missing from the ledger: {named}{rest}."]
 

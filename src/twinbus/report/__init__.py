@@ -1,6 +1,6 @@
 """The page that a person reads after an outage: `twinbus report` (D5).
 
-The first use of a name below loads the module `page`.
+The first use of a name below loads the module that defines it.
 """
 
 from importlib import import_module
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from twinbus.report.page import ReportInfo, check_writable, render_page, write_page
+    from twinbus.report.verdict import judge_report
 
-__all__ = ["ReportInfo", "check_writable", "render_page", "write_page"]
+__all__ = ["ReportInfo", "check_writable", "judge_report", "render_page", "write_page"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.page"), name)
+    module = "verdict" if name == "judge_report" else "page"
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from twinbus.ledger import Judgement, Verdict, judge_ledger
 from twinbus.pipeline import ReportData, TopRows
 from twinbus.report.formatting import number
 from twinbus.report.markup import Markup, TableColumn, element, join, more_note, table
@@ -24,35 +25,39 @@ _BESIDE: Final = {
 }
 
 
+# CSS class and sign of each verdict. The colour of the section follows from the class.
+_LOOKS: Final = {
+    Verdict.PROVEN: ("good", "✓"),
+    Verdict.POSSIBLE_DUPLICATES: ("doubtful", "✓"),
+    Verdict.NOT_PROVEN: ("unproven", "?"),
+    Verdict.LOST: ("bad", "✕"),
+}
+
+
+def judge_report(data: ReportData) -> Judgement:
+    """Returns the verdict of the page: the same as that of `twinbus ledger reconcile` for the same time."""
+    reasons = [row["reason"] for row in data.incomplete.rows]
+    return judge_ledger(data.sums, reasons, data.incomplete.total - len(reasons))
+
+
 def verdict_section(data: ReportData) -> Markup:
-    css, sign, sentence, reason = _verdict(data)
+    judged = judge_report(data)
+    css, sign = _LOOKS[judged.verdict]
+    has_messages = bool(data.sums["accepted"] or any(data.sums[name] for name in _BESIDE))
+    if judged.verdict is Verdict.PROVEN and not has_messages and data.timeline is None:
+        css, sign = "calm", "–"
     heading = element(
-        "h2", element("span", sign, class_="sign", aria_hidden="true"), element("span", sentence), id="verdict"
+        "h2",
+        element("span", sign, class_="sign", aria_hidden="true"),
+        element("span", str(judged.verdict), class_="word"),
+        id="verdict",
     )
-    parts = [heading, element("p", reason)]
-    if data.sums["accepted"] or any(data.sums[name] for name in _BESIDE):
-        parts += [_balance(data.sums), _tiles(data.sums), *_listed(data)]
+    parts = [heading, element("p", judged.sentence)]
     if data.incomplete.total:
         parts.append(_incomplete(data.incomplete))
+    if has_messages:
+        parts += [_balance(data.sums), _tiles(data.sums), *_listed(data)]
     return element("section", *parts, class_=f"verdict {css}", aria_labelledby="verdict")
-
-
-def _verdict(data: ReportData) -> tuple[str, str, str, str]:
-    """Returns the CSS class, the sign, the verdict and the sentence after it."""
-    sums = data.sums
-    if not sums["accepted"] and not sums["unconfirmed"] and data.timeline is None:
-        return "calm", "–", "Nothing happened", "The ledger has no message and no failover in this time."
-    accepted = f"{_messages(sums['accepted'])} accepted from senders."
-    if sums["lost"]:
-        return "bad", "✕", f"{_messages(sums['lost'])} lost", f"{accepted} The lost ones are listed below by id."
-    if sums["unknown"] or sums["duplicated"]:
-        doubts = [f"{number(sums[name])} {name}" for name in ("unknown", "duplicated") if sums[name]]
-        return "doubtful", "!", f"Nothing surely lost, but {' and '.join(doubts)}", accepted
-    waiting = sums["in_backlog"] + sums["dead_lettered"]
-    if waiting:
-        return "open", "…", f"Nothing lost; {_messages(waiting)} not home yet", accepted
-    perhaps = " Some may have been delivered twice: see below." if sums["possibly_duplicated"] else ""
-    return "good", "✓", "Nothing lost, nothing duplicated", f"{accepted} The primary has every one of them.{perhaps}"
 
 
 def _messages(count: int) -> str:
@@ -117,8 +122,9 @@ def _incomplete(reasons: TopRows) -> Markup:
     count = f"{number(reasons.total)} reason{'' if reasons.total == 1 else 's'}"
     return element(
         "details",
-        element("summary", f"The ledger does not hold everything, so this report may be wrong: {count}"),
+        element("summary", f"Entries are missing from the ledger, so these figures may be wrong: {count}"),
         element("ul", *(element("li", row["reason"]) for row in reasons.rows)),
         more_note(reasons, "`twinbus ledger reconcile` lists them all"),
+        open=True,
         class_="ids",
     )

@@ -75,7 +75,7 @@ def demo(
         options = DemoOptions(rate, seconds, seed, engine)
         with _folder(keep) as folder:
             found = _run(options, folder, shown)
-            proof = judge(found.kept, found.sums)
+            proof = judge(found.kept, found.sums, found.sums["incomplete"])
             page = _page(found.page, stays=keep is not None)
         print_results(shown, found, proof, keep, page)
         if json:

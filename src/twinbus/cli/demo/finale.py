@@ -18,7 +18,7 @@ from twinbus.cli.demo.processes import LEDGER
 from twinbus.cli.demo.screen import BACKLOG, DOWN, HOME, PRIMARY
 from twinbus.cli.demo.script import DemoOptions, DemoResult
 from twinbus.cli.demo.verdict import DemoVerdict
-from twinbus.cli.ledger import SUMS
+from twinbus.cli.ledger import SUMS, VERDICT_COLOURS
 
 _BAR: Final = 36
 _EXPLAINED: Final = 3
@@ -142,8 +142,11 @@ def _verdict(console: Console, found: DemoResult, proof: DemoVerdict) -> None:
         console.print(f"[{DOWN}]✕ This went wrong:[/]")
         for problem in proof.problems:
             console.print(f"  {escape(problem)}", soft_wrap=True)
+        _indented(console, Text.assemble("The ledger: ", _judged(proof)))
         return
-    console.print(f"[bold {PRIMARY}]✓ Nothing lost, nothing duplicated.[/]")
+    line = Table.grid(padding=(0, 1, 0, 0))
+    line.add_row(Text("✓", style=f"bold {VERDICT_COLOURS[proof.ledger.verdict]}"), _judged(proof))
+    console.print(line)
     _indented(
         console,
         Text(
@@ -151,6 +154,11 @@ def _verdict(console: Console, found: DemoResult, proof: DemoVerdict) -> None:
             "in the application. Receivers have each message once."
         ),
     )
+
+
+def _judged(proof: DemoVerdict) -> Text:
+    word = proof.ledger.verdict
+    return Text.assemble((word, f"bold {VERDICT_COLOURS[word]}"), f": {proof.ledger.sentence}")
 
 
 def _where(console: Console, found: DemoResult, keep: Path | None, page: Path | None) -> None:
@@ -179,6 +187,8 @@ def summary(
 ) -> dict[str, Any]:
     """Return the results of the demo as a dict for JSON."""
     return {
+        "verdict": proof.ledger.verdict,
+        "sentence": proof.ledger.sentence,
         "proven": not proof.problems,
         "problems": proof.problems,
         **asdict(options),

@@ -29,6 +29,7 @@ from twinbus.cli.demo.processes import LEDGER, TABLES, DemoProcesses, Process
 from twinbus.cli.demo.snapshot import Monitor
 from twinbus.cli.syphon import LEFT_BEHIND, Engine
 from twinbus.errors import OperatorError
+from twinbus.ledger import EXIT_CODES
 from twinbus.pairing import AioAdministration, EntityMode, FailoverEngaged, Restored
 from twinbus.syphon import ListedDiscovery
 
@@ -39,6 +40,8 @@ _POLL_SECONDS: Final = 0.2
 _BACK_SECONDS: Final = 60.0
 _QUIET_POLLS: Final = 60
 _PAGE: Final = "report.html"
+# Exit codes of a command that could read the ledger. The demo shows the verdict itself.
+_JUDGED: Final = tuple(sorted(set(EXIT_CODES.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +182,11 @@ async def _run_reports(
 ) -> DemoResult:
     if options.engine is not Engine.SPARK:
         with show.busy("reconciling"):
-            sums = await world.ask("ledger", "check", LEDGER, "--json", good=(0, 1), hidden=1)
+            sums = await world.ask("ledger", "check", LEDGER, "--json", good=_JUDGED, hidden=1)
         clock.lap("ledger")
         return DemoResult(kept, sums, None, None, None, clock.laps)
     with show.busy("reconciling, on Spark"):
-        sums = await world.ask("ledger", "reconcile", TABLES, "--ledger", LEDGER, "--json", good=(0, 1), hidden=1)
+        sums = await world.ask("ledger", "reconcile", TABLES, "--ledger", LEDGER, "--json", good=_JUDGED, hidden=1)
         incidents = await world.ask("ledger", "incidents", TABLES, "--json", hidden=1)
         intervals = ["--failover-interval", "0s", "--ping-interval", f"{PING_SECONDS:g}s"]
         cost = await world.ask("cost", "actual", TABLES, *intervals, "--json", hidden=1)
