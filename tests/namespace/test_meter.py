@@ -142,4 +142,4 @@ async def test_l7_n5_a_namespace_goes_on_and_logs_it_when_the_folder_of_its_ledg
                 await sender.send([Message(b"x")])
                 await asyncio.sleep(0.05)
         assert server.stop() == 0
-    assert balance(read_ledger(directory)).incomplete
+    assert balance(read_ledger(directory)).unmetered

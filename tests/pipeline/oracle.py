@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +19,13 @@ _TYPES: Final = {
 
 _RECONCILE: Final = """
 with each as (
-    select destination, stage, "at", unnest(ids) as id, unnest(range(1, len(ids) + 1)) as place, ids, failed, result
+    select destination, stage, "at", unnest(ids) as id, unnest(range(1, len(ids) + 1)) as place, ids, failed, result,
+        orphaned and stage = 'return_primary' as orphaned
     from operations
     where stage in ('send_primary', 'schedule_primary', 'send_backlog', 'resubmit_backlog', 'return_primary',
                     'complete_backlog')
 ), judged as (
-    select destination, id, stage,
+    select destination, id, stage, "at", orphaned,
         case when coalesce(len(failed), 0) = 0 then result
              when len(list_filter(ids[1:place], lambda x: x = id)) <= len(list_filter(failed, lambda x: x = id))
              then result else 'ok' end as result
@@ -39,38 +40,44 @@ with each as (
         count(*) filter (result = 'ok' and stage in ('send_backlog', 'resubmit_backlog')) as stored,
         count(*) filter (result = 'unknown' and stage in ('send_backlog', 'resubmit_backlog')) as maybe_stored,
         count(*) filter (result = 'ok' and stage = 'complete_backlog') as removed,
-        count(*) filter (result = 'unknown' and stage = 'complete_backlog') as maybe_removed,
-        0 as dead, 0 as doubted, 0 as redirected, 0 as found
-    from judged where result in ('ok', 'unknown') group by all
+        count(*) filter (orphaned or (result = 'unknown' and stage = 'complete_backlog')) as maybe_removed,
+        0 as dead, 0 as doubted, 0 as redirected, 0 as found,
+        max("at") filter (orphaned or (result = 'unknown' and stage = 'complete_backlog')) as doubted_at,
+        max("at") filter (stage = 'return_primary') as seen_at
+    from judged where result in ('ok', 'unknown') or stage = 'return_primary' group by all
 ), moved as (
-    select lower(destination) as destination, unnest(ids) as id, lower(source) as source, move
-    from entries where kind = 'movement' and move <> 'kept'
+    select lower(destination) as destination, unnest(ids) as id, lower(source) as source, move, "at"
+    from entries where kind = 'movement'
 ), moves as (
     select destination, id, count(*) filter (move = 'redirected') as accepted, 0 as delivered, 0 as maybe_delivered,
         count(*) filter (move = 'redirected') as stored, 0 as maybe_stored,
         count(*) filter (move = 'lost') - count(*) filter (move = 'reappeared') as removed, 0 as maybe_removed,
         count(*) filter (move = 'dead_lettered') - count(*) filter (move = 'resubmitted') as dead,
         count(*) filter (move = 'possible_duplicate') as doubted, count(*) filter (move = 'redirected') as redirected,
-        count(*) filter (move = 'found') as found
+        count(*) filter (move = 'found') as found, null as doubted_at,
+        max("at") filter (move in ('dead_lettered', 'kept', 'found', 'reappeared')) as seen_at
     from moved group by all
     union all
-    select source, id, -count(*), 0, 0, -count(*), 0, 0, 0, -count(*), 0, 0, 0
+    select source, id, -count(*), 0, 0, -count(*), 0, 0, 0, -count(*), 0, 0, 0, null, null
     from moved where move = 'redirected' group by all
 ), sums as (
     select destination, id, sum(accepted) as a, sum(redirected) as redirected, sum(delivered) as d,
         sum(maybe_delivered) as md, sum(stored) as s, sum(maybe_stored) as ms, sum(removed) as r,
-        sum(maybe_removed) as mr, sum(dead) as dead, sum(doubted) as doubted, sum(found) as f
+        sum(maybe_removed) as mr, sum(dead) as dead, sum(doubted) as doubted, sum(found) as f,
+        coalesce(max(seen_at) > coalesce(max(doubted_at), -(2::hugeint ** 63)), false) as seen
     from (select * from effects union all select * from moves) group by all
 ), resolved as (
     {resolved}
 ), bounds as (
-    select *, greatest(0, s - r - mr, least(f, s + ms - r)) as held, greatest(0, s + ms - r) as hoped,
+    select *, if(seen, greatest(0, s - r, least(f, s + ms - r)), greatest(0, s - r - mr)) as held,
+        greatest(0, s + ms - r) as hoped,
         greatest(0, n - d - md - greatest(0, s + ms - r)) as lost, greatest(0, d - greatest(n, 1)) as duplicated
     from resolved
 ), verdicts as (
     select destination, id, n as accepted, least(n, d) as delivered, greatest(0, n - d - held) - lost as unknown, lost,
         duplicated, n - least(n, d) - greatest(0, n - d - held) as there, greatest(0, dead) as dead,
-        greatest(greatest(0, d + md - greatest(n, 1)) - duplicated, if(duplicated > 0, 0, least(1, doubted)))
+        greatest(greatest(0, d + md - greatest(n, 1)) - duplicated, if(duplicated > 0, 0,
+            if(doubted > 0 or (d > 0 and held - greatest(0, dead) > n - least(n, d)), 1, 0)))
             as possibly_duplicated,
         if(n = 0 and d + md + hoped + f > 0, 1, 0) as unconfirmed
     from bounds
@@ -205,23 +212,29 @@ order by all
 """  # noqa: S608  # as above
 
 
-def connect(root: Path, version: TablesVersion) -> duckdb.DuckDBPyConnection:
-    """Return a connection with the tables as views. An operation without an outcome has the result unknown."""
+def connect(root: Path, version: TablesVersion, dead: Collection[str] = ()) -> duckdb.DuckDBPyConnection:
+    """Return a connection with the tables as views. An operation without an outcome has the result unknown.
+
+    `dead` are the names of dead writers: their operations without an outcome are `orphaned`.
+    """
     database = duckdb.connect()
     for table in (OPERATIONS, ENTRIES, PENDING):
         files = [str(root / part.path / "**" / "*.parquet") for part in version.of(table)]
         source = f"read_parquet({files}, hive_partitioning=true, union_by_name=true)" if files else _nothing(table)
         name = "settled" if table == OPERATIONS else table
         database.execute(f"create view {name} as select * from {source}")  # noqa: S608  # the test's own folders
-    database.execute("""
+    digits = [name.rpartition("-")[2] for name in dead]
+    database.execute(f"""
         create view operations as
-        select destination, id, stage, namespace, entity, ids, bytes, units, failed, result, "at", ended, day
+        select destination, id, stage, namespace, entity, ids, bytes, units, failed, result, "at", ended, day,
+            false as orphaned
         from settled
         union all
         select lower(coalesce(nullif(destination, ''), namespace || '/' || entity)), id, stage, namespace, entity, ids,
-            bytes, units, null, 'unknown', "at", null, cast(make_timestamp("at" * 1000) as date)
+            bytes, units, null, 'unknown', "at", null, cast(make_timestamp("at" * 1000) as date),
+            list_contains({digits}::varchar[], id[1:16])
         from pending where kind = 'intent'
-    """)
+    """)  # noqa: S608  # the test's own writers
     return database
 
 

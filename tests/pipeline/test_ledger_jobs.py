@@ -16,7 +16,17 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from tests.pipeline import oracle
-from tests.pipeline.books import HOUR, MIDNIGHT, history, movement, operation, segment_name, state, write_segments
+from tests.pipeline.books import (
+    HOUR,
+    MIDNIGHT,
+    history,
+    movement,
+    operation,
+    segment_name,
+    state,
+    write_segments,
+    writer,
+)
 from twinbus.ledger import (
     Balance,
     Closed,
@@ -39,6 +49,7 @@ from twinbus.pipeline.reconcile import JUDGED, LISTED
 from twinbus.pipeline.report_data import LATENCY_EDGES
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, SCHEMAS, Tables
 from twinbus.pipeline.time_window import TimeWindow
+from twinbus.pipeline.writer_states import WriterStates, dead_in_tables
 
 pytestmark = pytest.mark.timeout(600)  # Spark is slow on a busy machine
 
@@ -71,11 +82,12 @@ class Ingested:
     ledger: Path
     tables: Tables
 
-    def balance(self) -> Balance:
-        return balance(read_ledger(self.ledger, lambda _: None))
+    def balance(self, dead: frozenset[str] = frozenset()) -> Balance:
+        return balance(read_ledger(self.ledger, lambda _: None), dead)
 
-    def found(self, job: str, *, followed: bool = False) -> list[Row]:
-        return (current_result if followed else result_over_history)(self.tables, JOBS[job]).collect()
+    def found(self, job: str, *, followed: bool = False, dead: frozenset[str] = frozenset()) -> list[Row]:
+        run = current_result if followed else result_over_history
+        return run(self.tables, JOBS[job], writers=WriterStates(dead)).collect()
 
 
 @pytest.fixture(scope="module")
@@ -116,17 +128,35 @@ def test_d3_the_tables_have_every_entry_once_and_join_intents_with_outcomes(book
 def test_d3_unreadable_lines_are_reported_with_file_and_line_as_the_ledger_does(books: Ingested) -> None:
     problems: list[str] = []
     read = read_ledger(books.ledger, lambda problem: problems.append(str(problem)))
-    assert Counter(why_incomplete(books.tables)) == Counter([*balance(read).incomplete, *problems])
+    closed = dead_in_tables(books.tables, books.tables.version(), WriterStates())
+    assert Counter(why_incomplete(books.tables)) == Counter([*balance(read, closed).incomplete, *problems])
     assert len(problems) == books.tables.read(PROBLEMS).count() == 3
 
 
-def test_d3_reconcile_agrees_with_the_balance_by_id_and_with_duckdb(books: Ingested) -> None:
-    rows, expected = books.found("reconcile"), books.balance()
+DEAD = frozenset(f"syphon-host-7-{writer(number)}" for number in (0, 1, 5))
+
+
+@pytest.mark.parametrize("dead", [frozenset(), DEAD], ids=["all writers live", "some are dead"])
+def test_d3_l1_reconcile_agrees_with_the_balance_by_id_and_with_duckdb(books: Ingested, dead: frozenset[str]) -> None:
+    rows, expected = books.found("reconcile", dead=dead), books.balance(dead)
     assert found_in(rows) == expected_of(expected)
     assert expected.lost, "a history without a loss shows nothing"
     assert expected.unknown, "nor one without an unknown"
+    assert (expected.unknown != books.balance().unknown) == bool(dead), "what dead writers began is unknown"
     sums = {name: sum(row[name] for row in rows) for name in ("messages", *JUDGED) if name != "in_flight"}
-    assert sums == oracle.named(oracle.connect(books.tables.root, books.tables.version()), oracle.RECONCILE)
+    assert sums == oracle.named(oracle.connect(books.tables.root, books.tables.version(), dead), oracle.RECONCILE)
+
+
+def test_l1_a_writer_of_tables_is_dead_if_it_ended_or_is_silent_and_not_known_to_live(books: Ingested) -> None:
+    version = books.tables.version()
+    names = {f"client-host-7-{writer(100 + number)}" for number in range(6)}
+    (open_one,) = names - dead_in_tables(books.tables, version, WriterStates(), now=MIDNIGHT / 1000)
+    assert dead_in_tables(books.tables, version, WriterStates(), now=MIDNIGHT / 1000 + 16 * 60) == names
+    alive = WriterStates(alive=frozenset({open_one}))
+    assert dead_in_tables(books.tables, version, alive, now=MIDNIGHT / 1000 + 16 * 60) == names - {open_one}
+    (reason,) = [one for one in why_incomplete(books.tables) if "without closing" in one]
+    assert reason == f"{open_one} ended without closing: its last entries may be missing"
+    assert not [one for one in why_incomplete(books.tables, alive) if "without closing" in one]
 
 
 def test_m1_d3_cost_agrees_with_duckdb(books: Ingested) -> None:

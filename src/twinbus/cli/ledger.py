@@ -81,16 +81,17 @@ def check(
       twinbus ledger check ./ledger
       twinbus ledger check ./ledger --json
     """
-    from twinbus.ledger import balance, judge_ledger, list_segments, read_ledger  # noqa: PLC0415 - slow
+    from twinbus.ledger import balance, dead_writers, judge_ledger, list_segments, read_ledger  # noqa: PLC0415 - slow
 
     with errors_reported(debug=debug), _readable(directory):
         if not directory.is_dir() or next(list_segments(directory), None) is None:
             raise OperatorError(f"{directory} is not a ledger", "Give the directory that the option `ledger` names.")
         problems: list[LineProblem] = []
+        dead = dead_writers(directory)  # before the entries are read: what these writers wrote is all there
         entries = read_ledger(directory, problems.append)
         first = next(entries, None)
         with spinner(f"reading {directory}"):
-            found = balance(chain(() if first is None else (first,), entries))
+            found = balance(chain(() if first is None else (first,), entries), dead)
         found.incomplete += map(str, problems)
         sums = {name: getattr(found, name).total() for name in SUMS}
         listed = {name: _of(found, name) for name in LISTED}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from twinbus.pipeline import Tables, TablesVersion
+    from twinbus.pipeline import Tables, TablesVersion, WriterStates
 
 _POLL_SECONDS: Final = 1
 # The last line of a Python traceback: the class of the error and the text of the error.
@@ -107,7 +107,7 @@ def ingest(
     with errors_reported(debug=debug):
         json = _wants_json(json, form)
         options = LedgerJobOptions(tables, ledger, None, None, json, master, follow, every, None, None)
-        place, query = _opened(options, ())
+        place, _, query = _opened(options, ())
         for version in _versions(place, query, options):
             _print_ingested(place, version, json)
 
@@ -159,8 +159,8 @@ def reconcile(options: LedgerJobOptions) -> None:
       twinbus ledger reconcile ./tables --since 2026-11-01 --until 2026-12-01 --json
     """
     code = 0
-    for place, rows in _results("reconcile", options):
-        code = _print_balance(place, rows, options.json)
+    for place, writers, rows in _results("reconcile", options):
+        code = _print_balance(place, writers, rows, options.json)
     if code:
         raise typer.Exit(code)
 
@@ -173,7 +173,7 @@ def cost(options: LedgerJobOptions) -> None:
       twinbus ledger cost ./tables --ledger ./ledger
       twinbus ledger cost ./tables --since 2026-11-01 --json
     """
-    for _, rows in _results("cost", options):
+    for _, _, rows in _results("cost", options):
         _print_rows(rows.orderBy("day", "stage", "namespace", "entity"), options.json)
 
 
@@ -185,7 +185,7 @@ def incidents(options: LedgerJobOptions) -> None:
       twinbus ledger incidents ./tables --ledger ./ledger
       twinbus ledger incidents ./tables --ledger ./ledger --follow
     """
-    for _, rows in _results("incidents", options):
+    for _, _, rows in _results("incidents", options):
         _print_rows(rows.orderBy("began", "destination"), options.json, instants=("began", "restored", "drained"))
 
 
@@ -197,7 +197,7 @@ def latency(options: LedgerJobOptions) -> None:
       twinbus ledger latency ./tables --ledger ./ledger
       twinbus ledger latency ./tables --json
     """
-    for _, rows in _results("latency", options):
+    for _, _, rows in _results("latency", options):
         _print_rows(rows.orderBy("day", "destination"), options.json)
 
 
@@ -212,15 +212,20 @@ def _wants_json(json: bool, form: Format) -> bool:
 
 def ingested_tables(tables: Path, ledger: Path | None, master: str | None) -> Tables:
     """Return the tables. If a ledger is given, its new entries are ingested first. Verbs of other modules use this."""
+    return tables_and_writers(tables, ledger, master)[0]
+
+
+def tables_and_writers(tables: Path, ledger: Path | None, master: str | None) -> tuple[Tables, WriterStates]:
+    """Return the tables, as `ingested_tables` does, and what is known of the writers of the ledger."""
     options = LedgerJobOptions(tables, ledger, None, None, False, master, False, 0.0, None, None)
-    place, query = _opened(options, ())
+    place, writers, query = _opened(options, ())
     for _ in _versions(place, query, options):
         pass
-    return place
+    return place, writers
 
 
-def _opened(options: LedgerJobOptions, jobs: Sequence[str]) -> tuple[Tables, StreamingQuery | None]:
-    """Return the tables, and the query that ingests the ledger, or None if no ledger is given."""
+def _opened(options: LedgerJobOptions, jobs: Sequence[str]) -> tuple[Tables, WriterStates, StreamingQuery | None]:
+    """Return the tables, the writers of the ledger, and the query that ingests it, or None if no ledger is given."""
     if options.follow and options.ledger is None:
         raise OperatorError("--follow needs a ledger", "Name its directory with --ledger.")
     if options.ledger is not None and not options.ledger.is_dir():
@@ -230,15 +235,16 @@ def _opened(options: LedgerJobOptions, jobs: Sequence[str]) -> tuple[Tables, Str
     with spinner("starting Spark"):
         jars = {"spark.jars": options.jars} if options.jars else None
         spark = session("twinbus ledger", master=options.master, settings=jars)
-    from twinbus.pipeline import Tables, follow_jobs, ingest_ledger  # noqa: PLC0415 - needs the extra `spark`
+    from twinbus.pipeline import Tables, WriterStates, follow_jobs, ingest_ledger  # noqa: PLC0415 - needs Spark
 
     tables = Tables(spark, options.tables)
     if options.ledger is None:
         if not tables.version().number:
             raise OperatorError(f"{options.tables} holds no tables", "Bring a ledger into them: twinbus ledger ingest.")
-        return tables, None
+        return tables, WriterStates(), None
     every, extend = (options.every, follow_jobs(jobs)) if options.follow else (None, None)
-    return tables, ingest_ledger(spark, options.ledger, options.tables, every=every, extend=extend)
+    writers = WriterStates.in_ledger(options.ledger)
+    return tables, writers, ingest_ledger(spark, options.ledger, options.tables, every=every, extend=extend)
 
 
 def _versions(tables: Tables, query: StreamingQuery | None, options: LedgerJobOptions) -> Iterator[TablesVersion]:
@@ -275,11 +281,12 @@ def _spark_errors_explained() -> Iterator[None]:
         raise OperatorError(f"the ledger could not be read into the tables: {raised[-1]}") from error
 
 
-def _results(name: str, options: LedgerJobOptions) -> Iterator[tuple[Tables, DataFrame]]:
-    tables, query = _opened(options, (name,))
+def _results(name: str, options: LedgerJobOptions) -> Iterator[tuple[Tables, WriterStates, DataFrame]]:
+    tables, writers, query = _opened(options, (name,))
     from twinbus.pipeline import (  # noqa: PLC0415 - needs the extra `spark`
         JOBS,
         TimeWindow,
+        WriterStates,
         current_result,
         saved_result,
         write_to_database,
@@ -289,10 +296,13 @@ def _results(name: str, options: LedgerJobOptions) -> Iterator[tuple[Tables, Dat
     for _ in _versions(tables, query, options):
         with ExitStack() as stack:
             with spinner(f"computing {name}"):
-                rows = stack.enter_context(saved_result(tables, job, current_result(tables, job, window)))
+                rows = stack.enter_context(saved_result(tables, job, current_result(tables, job, window, writers)))
             if options.jdbc is not None:
                 write_to_database(job, rows, options.jdbc)
-            yield tables, rows
+            yield tables, writers, rows
+        if options.ledger is not None:
+            # For the next result of --follow. Whatever a dead writer has written is there when that result is computed.
+            writers = WriterStates.in_ledger(options.ledger)
 
 
 def in_utc(instant: datetime | None) -> datetime | None:
@@ -316,7 +326,7 @@ def _print_ingested(tables: Tables, version: TablesVersion, json: bool) -> None:
         typer.echo(printable(f"  {problem['file']}, line {problem['line']}: {problem['cause']}"))
 
 
-def _print_balance(tables: Tables, rows: DataFrame, json: bool) -> int:
+def _print_balance(tables: Tables, writers: WriterStates, rows: DataFrame, json: bool) -> int:
     """Print the balance. Return the exit code of its verdict."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - its usual name
 
@@ -329,7 +339,7 @@ def _print_balance(tables: Tables, rows: DataFrame, json: bool) -> int:
     sums = found.asDict()
     named = rows.where("id is not null").orderBy("destination", "id").collect()
     listed = {name: [((row.destination, row.id), row[name]) for row in named if row[name]] for name in LISTED}
-    missing = why_incomplete(tables)
+    missing = why_incomplete(tables, writers)
     if json:
         typer.echo(json_text.dumps(report(sums, listed, missing)))
     else:

@@ -15,14 +15,14 @@ import typer
 from twinbus.cli.cost import PricesFile
 from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.ledger import show_judgement
-from twinbus.cli.ledger_spark import Master, Since, Until, in_utc, ingested_tables
+from twinbus.cli.ledger_spark import Master, Since, Until, in_utc, tables_and_writers
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
 from twinbus.ledger import list_segments
 from twinbus.money import Prices, Scenario
 
 if TYPE_CHECKING:
-    from twinbus.pipeline import Tables
+    from twinbus.pipeline import Tables, WriterStates
 
 # The file that marks a folder of tables: docs/tables.md.
 _CURRENT: Final = "current.json"
@@ -72,11 +72,12 @@ def report(
         billed.tier(tier)
         billed.zone(bandwidth)
         check_writable(output)
-        with _open_tables(ledger, tables, master) as place, spinner("computing the report"):
+        with _open_tables(ledger, tables, master) as (place, writers), spinner("computing the report"):
             from twinbus.pipeline import TimeWindow, collect_report_data  # noqa: PLC0415 - needs the extra `spark`
             from twinbus.report import ReportInfo, judge_report, render_page  # noqa: PLC0415
 
-            found = collect_report_data(place, billed, scenario, TimeWindow(in_utc(since), in_utc(until)))
+            window = TimeWindow(in_utc(since), in_utc(until))
+            found = collect_report_data(place, billed, scenario, window, writers)
             about = ReportInfo(
                 title, ledger.absolute().name, datetime.now(UTC), billed, scenario, _window_text(since, until)
             )
@@ -91,12 +92,15 @@ def report(
 
 
 @contextmanager
-def _open_tables(ledger: Path, tables: Path | None, master: str | None) -> Iterator[Tables]:
-    """Yield the given tables, or tables made from the given ledger: in `tables`, or in a temporary folder."""
+def _open_tables(ledger: Path, tables: Path | None, master: str | None) -> Iterator[tuple[Tables, WriterStates]]:
+    """Yield the given tables, or tables made from the given ledger: in `tables`, or in a temporary folder.
+
+    Also yields what is known of the writers of the ledger.
+    """
     if (ledger / _CURRENT).is_file():
         if tables is not None:
             raise OperatorError(f"{ledger} contains tables already", "Leave out --tables, or give the ledger.")
-        yield ingested_tables(ledger, None, master)
+        yield tables_and_writers(ledger, None, master)
         return
     if not ledger.is_dir() or next(list_segments(ledger), None) is None:
         raise OperatorError(
@@ -104,7 +108,7 @@ def _open_tables(ledger: Path, tables: Path | None, master: str | None) -> Itera
             "Give the directory that the option `ledger` names, or the tables of `twinbus ledger ingest`.",
         )
     with TemporaryDirectory(prefix="twinbus-report-") if tables is None else nullcontext(tables) as folder:
-        yield ingested_tables(Path(folder), ledger, master)
+        yield tables_and_writers(Path(folder), ledger, master)
 
 
 def _window_text(since: datetime | None, until: datetime | None) -> str:

@@ -3,7 +3,7 @@
 Pure modules import `twinbus.ledger.entries` instead: this package also loads the code that writes to the disk.
 """
 
-from twinbus.ledger.balance import STAGE_EFFECTS, Balance, MessageKey, balance
+from twinbus.ledger.balance import SIGHTINGS, STAGE_EFFECTS, Balance, MessageKey, balance, writer_id
 from twinbus.ledger.dead_writers import SILENCE, dead_writers
 from twinbus.ledger.entries import (
     ENTRY_KINDS,
@@ -54,6 +54,7 @@ __all__ = [
     "PAIRED",
     "SCHEMA_VERSION",
     "SEALED_SUFFIX",
+    "SIGHTINGS",
     "SILENCE",
     "STAGE_EFFECTS",
     "SYPHON_STARTED",
@@ -98,4 +99,5 @@ __all__ = [
     "operation_prefix",
     "read_ledger",
     "result_of_failure",
+    "writer_id",
 ]

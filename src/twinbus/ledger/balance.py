@@ -1,14 +1,21 @@
 """The balance of a ledger: accepted = delivered + in backlog + dead-lettered + unknown + lost, message by message.
 
-For each message the entries are only added up to sums, so the order of the entries does not matter. An operation whose
-outcome is unknown may or may not have happened. Such operations are counted in separate sums (`maybe_…`), and the
-verdict on a message is true in both cases. This module is pure.
+For each message the entries are only added up to sums and latest times, so the order in which the entries are read does
+not matter. An operation whose outcome is unknown may or may not have happened. Such operations are counted in separate
+sums (`maybe_…`), and the verdict on a message is true in both cases.
+
+An intent without an outcome is in flight while its writer lives. If its writer is dead (L1), nobody will ever book the
+outcome: the message may have been delivered, and its copy in the backlog may have been completed. So a dead writer's
+intent to deliver counts as perhaps delivered and perhaps removed, and the message is `unknown`, until a later entry
+shows that the copy was in the backlog after that: another delivery, a dead letter, a message that was kept or found.
+
+This module is pure.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -17,6 +24,7 @@ from twinbus.ledger.entries import (
     UNKNOWN,
     Closed,
     Dropped,
+    Ended,
     Entry,
     Gap,
     Intent,
@@ -24,6 +32,7 @@ from twinbus.ledger.entries import (
     Movement,
     Operation,
     Outcome,
+    Role,
     SegmentHeader,
     Stage,
 )
@@ -44,6 +53,8 @@ class _StageEffect(NamedTuple):
     delivered: int = 0
     stored: int = 0
     removed: int = 0
+    sees: bool = False
+    """Whether the operation, with any result, shows that a copy was in the backlog when the operation began."""
 
 
 STAGE_EFFECTS: Final[Mapping[Stage, _StageEffect]] = {
@@ -51,9 +62,14 @@ STAGE_EFFECTS: Final[Mapping[Stage, _StageEffect]] = {
     Stage.SCHEDULE_PRIMARY: _StageEffect(accepted=1, delivered=1),
     Stage.SEND_BACKLOG: _StageEffect(accepted=1, stored=1),
     Stage.RESUBMIT_BACKLOG: _StageEffect(stored=1),
-    Stage.RETURN_PRIMARY: _StageEffect(delivered=1),
+    Stage.RETURN_PRIMARY: _StageEffect(delivered=1, sees=True),
     Stage.COMPLETE_BACKLOG: _StageEffect(removed=1),
 }
+SIGHTINGS: Final = frozenset({Move.DEAD_LETTERED, Move.KEPT, Move.FOUND, Move.REAPPEARED})
+"""Moves that show that a copy was in the backlog, or in its dead-letter queue, at the time of the move."""
+_NEVER: Final = -(2**63)
+# The durability with which a writer that was killed has written everything that a caller was told.
+_PROCESS: Final = "process"
 
 
 @dataclass(slots=True)
@@ -71,6 +87,10 @@ class _MessageSums:
     doubted: int = 0
     redirected: int = 0
     found: int = 0
+    doubted_at: int = _NEVER
+    """When the last operation began that perhaps removed a copy from the backlog."""
+    seen_at: int = _NEVER
+    """When a copy was last seen in the backlog."""
 
     def add(self, effect: _StageEffect, result: str) -> None:
         if result == OK:
@@ -82,6 +102,13 @@ class _MessageSums:
             self.maybe_delivered += effect.delivered
             self.maybe_stored += effect.stored
             self.maybe_removed += effect.removed
+
+    def note_times(self, effect: _StageEffect, at: int, *, perhaps_removed: bool) -> None:
+        """Updates the latest times with an operation that began at this time, whatever its result was."""
+        if effect.sees:
+            self.seen_at = max(self.seen_at, at)
+        if perhaps_removed:
+            self.doubted_at = max(self.doubted_at, at)
 
 
 @dataclass(slots=True)
@@ -107,17 +134,29 @@ class Balance:
     """Messages that are certainly or possibly delivered or in the backlog, although the ledger has no send of them that
     returned without an error."""
     incomplete: list[str] = field(default_factory=list)
-    """Reasons why entries are missing from the ledger."""
+    """Reasons why entries about messages are missing from the ledger."""
+    unmetered: list[str] = field(default_factory=list)
+    """Reasons why entries of namespaces are missing. Namespaces write no entry about a message, only meter readings."""
+    at_work: list[str] = field(default_factory=list)
+    """Names of the writers that may still write."""
 
 
-def balance(entries: Iterable[Entry]) -> Balance:
-    """Returns the balance of a whole ledger. With only a part of the entries, `lost` and `in_backlog` may be wrong."""
+def balance(
+    entries: Iterable[Entry], dead: Collection[str] | None = None, alive: Collection[str] | None = None
+) -> Balance:
+    """Returns the balance of a whole ledger. With only a part of the entries, `lost` and `in_backlog` may be wrong.
+
+    `dead` has the names of the writers that will not write again (`dead_writers`). Determine these before the entries
+    are read: otherwise a writer could book an outcome and end in between. Writers whose entries say that they closed or
+    ended are dead in any case. All other writers are alive if `dead` is given and `alive` is not. If neither is given,
+    or if `alive` does not have a writer, nothing is known of that writer: its intents are in flight, and its last
+    entries may be missing.
+    """
     sums: dict[MessageKey, _MessageSums] = {}
     seen: set[tuple[str, str]] = set()
     begun: dict[str, Intent] = {}
     ended: dict[str, Outcome] = {}
-    written: dict[str, set[int]] = {}
-    closed: set[str] = set()
+    writers = _Writers(dead, alive)
     result = Balance()
     for entry in entries:
         key = (entry.kind, entry.id)
@@ -139,28 +178,35 @@ def balance(entries: Iterable[Entry]) -> Balance:
                     ended[entry.id] = entry
             case Movement():
                 _move(sums, entry)
-            case SegmentHeader():
-                written.setdefault(entry.writer, set()).add(entry.segment)
-            case Closed():
-                closed.add(entry.writer)
+            case SegmentHeader() | Closed() | Ended():
+                writers.add(entry)
             case Gap():
-                result.incomplete.append(f"{entry.count} entries are missing: {entry.reason}")
+                writers.note(entry, f"{entry.count} entries are missing: {entry.reason}")
             case Dropped():
-                result.incomplete.append(f"{entry.count} segments were removed for the disk budget")
+                writers.note(entry, f"{entry.count} segments were removed for the disk budget")
             case _:
                 pass
+    dead_ids = writers.dead_ids()
     for intent in begun.values():
-        _add(sums, intent, None)
+        _add(sums, intent, None, is_orphaned=writer_id(intent.id) in dead_ids)
+    result.incomplete, result.unmetered = writers.missing()
     if ended:
         result.incomplete.append(f"{len(ended)} outcomes have no intent: {', '.join(sorted(ended)[:5])}")
-    result.incomplete += _missing_segments(written, closed)
+    result.at_work = writers.at_work()
     _resolve(sums)
     for message, sum_ in sums.items():
         _judge(result, message, sum_)
     return result
 
 
-def _add(sums: dict[MessageKey, _MessageSums], intent: Intent | Operation, outcome: Outcome | Operation | None) -> None:
+def _add(
+    sums: dict[MessageKey, _MessageSums],
+    intent: Intent | Operation,
+    outcome: Outcome | Operation | None,
+    *,
+    is_orphaned: bool = False,
+) -> None:
+    """Adds an operation. `is_orphaned`: it has no outcome, and its writer is dead."""
     effect = STAGE_EFFECTS.get(intent.stage)
     if effect is None:
         return
@@ -171,12 +217,19 @@ def _add(sums: dict[MessageKey, _MessageSums], intent: Intent | Operation, outco
     for name in intent.ids:
         concerned = not some or failed[name] > 0
         failed[name] -= concerned
-        sums.setdefault(MessageKey(destination, name), _MessageSums()).add(effect, result if concerned else OK)
+        sum_ = sums.setdefault(MessageKey(destination, name), _MessageSums())
+        sum_.add(effect, result if concerned else OK)
+        orphaned_return = is_orphaned and effect.sees
+        sum_.maybe_removed += orphaned_return
+        perhaps_removed = orphaned_return or (bool(effect.removed) and concerned and result == UNKNOWN)
+        sum_.note_times(effect, intent.at, perhaps_removed=perhaps_removed)
 
 
 def _move(sums: dict[MessageKey, _MessageSums], entry: Movement) -> None:
     for name in entry.ids:
         sum_ = sums.setdefault(MessageKey(entry.destination.lower(), name), _MessageSums())
+        if entry.move in SIGHTINGS:
+            sum_.seen_at = max(sum_.seen_at, entry.at)
         match entry.move:
             case Move.DEAD_LETTERED:
                 sum_.dead_lettered += 1
@@ -220,9 +273,12 @@ def _resolve(sums: Mapping[MessageKey, _MessageSums]) -> None:
 def _judge(result: Balance, message: MessageKey, sums: _MessageSums) -> None:
     accepted = max(0, sums.accepted)  # below 0 if the message was redirected more often than accepted
     # Copies in the backlog: `held` in the worst case, `hoped` in the best case of the operations of unknown outcome.
-    held = max(0, sums.stored - sums.removed - sums.maybe_removed)
     hoped = max(0, sums.stored + sums.maybe_stored - sums.removed)
-    held = max(held, min(hoped, sums.found))  # an audit saw these copies, so these are certain
+    if sums.seen_at > sums.doubted_at:
+        # A copy was seen after the last operation that perhaps removed it. Copies that an audit found are certain, too.
+        held = max(0, sums.stored - sums.removed, min(hoped, sums.found))
+    else:
+        held = max(0, sums.stored - sums.removed - sums.maybe_removed)
     lost = max(0, accepted - sums.delivered - sums.maybe_delivered - hoped)
     unknown = max(0, accepted - sums.delivered - held) - lost
     delivered = min(accepted, sums.delivered)
@@ -231,6 +287,9 @@ def _judge(result: Balance, message: MessageKey, sums: _MessageSums) -> None:
     expected = max(accepted, 1)
     duplicated = max(0, sums.delivered - expected)
     possibly = max(0, sums.delivered + sums.maybe_delivered - expected) - duplicated
+    # Delivered, and the completion of the copy in the backlog is not booked: that copy may be delivered, too.
+    comes_again = sums.delivered > 0 and held - max(0, sums.dead_lettered) > accepted - delivered
+    doubt = 0 if duplicated else int(sums.doubted > 0 or comes_again)
     counts = (
         (result.accepted, accepted),
         (result.delivered, delivered),
@@ -239,7 +298,7 @@ def _judge(result: Balance, message: MessageKey, sums: _MessageSums) -> None:
         (result.unknown, unknown),
         (result.lost, lost),
         (result.duplicated, duplicated),
-        (result.possibly_duplicated, max(possibly, min(1, sums.doubted) if not duplicated else 0)),
+        (result.possibly_duplicated, max(possibly, doubt)),
         (result.unconfirmed, int(not accepted and (sums.delivered + sums.maybe_delivered + hoped + sums.found) > 0)),
     )
     for counter, count in counts:
@@ -247,9 +306,70 @@ def _judge(result: Balance, message: MessageKey, sums: _MessageSums) -> None:
             counter[message] = count
 
 
-def _missing_segments(written: Mapping[str, set[int]], closed: set[str]) -> Iterable[str]:
-    for writer, numbers in sorted(written.items()):
-        if holes := sorted(set(range(max(numbers))) - numbers):
-            yield f"segments {', '.join(map(str, holes))} of {writer} are not there"
-        if writer not in closed:
-            yield f"{writer} is still at work, or ended without closing: what it has not flushed is missing"
+# --- writers ---------------------------------------------------------------------------------------------------------
+
+
+def writer_id(text: str) -> str:
+    """Returns the 16 digits of a writer, from the id of one of its entries."""
+    return text.partition("-")[0]
+
+
+class _Writers:
+    """What the entries say about the writers: their segments, and which of them closed or ended."""
+
+    def __init__(self, dead: Collection[str] | None, alive: Collection[str] | None) -> None:
+        self._dead = dead or ()
+        self._alive = () if dead is None and alive is None else alive
+        """Names of the writers that are alive; None if these are all that are not dead."""
+        self._segments: dict[str, set[int]] = {}
+        self._lazy: set[str] = set()
+        self._closed: set[str] = set()
+        self._ended: dict[str, int] = {}
+        self._namespaces: set[str] = set()
+        self._noted: list[tuple[str, str]] = []
+
+    def add(self, entry: SegmentHeader | Closed | Ended) -> None:
+        match entry:
+            case SegmentHeader():
+                self._segments.setdefault(entry.writer, set()).add(entry.segment)
+                if entry.role is Role.NAMESPACE:
+                    self._namespaces.add(entry.writer.rpartition("-")[2])
+                if entry.durability != _PROCESS:
+                    self._lazy.add(entry.writer)
+            case Closed():
+                self._closed.add(entry.writer)
+            case Ended():
+                self._ended[entry.writer] = max(entry.segment, self._ended.get(entry.writer, 0))
+
+    def dead_ids(self) -> frozenset[str]:
+        names = {*self._closed, *filter(self._is_dead, self._ended), *self._dead}
+        return frozenset(name.rpartition("-")[2] for name in names)
+
+    def at_work(self) -> list[str]:
+        return sorted(writer for writer in self._segments if not self._is_dead(writer))
+
+    def note(self, entry: Gap | Dropped, reason: str) -> None:
+        """Adds a reason that a writer itself has booked."""
+        self._noted.append((writer_id(entry.id), reason))
+
+    def missing(self) -> tuple[list[str], list[str]]:
+        """Returns the reasons why entries are missing: of programs that move messages, and of namespaces."""
+        reasons = [*self._noted]
+        for writer, numbers in sorted(self._segments.items()):
+            digits = writer.rpartition("-")[2]
+            if holes := sorted(set(range(max(numbers))) - numbers):
+                reasons.append((digits, f"segments {', '.join(map(str, holes))} of {writer} are not there"))
+            if writer in self._closed or writer not in self._lazy:
+                continue
+            if self._is_dead(writer):
+                reasons.append((digits, f"{writer} ended without closing: its last entries may be missing"))
+            elif self._alive is not None and writer not in self._alive:
+                reasons.append((digits, f"{writer} may have ended without closing: its last entries may be missing"))
+        about_messages = [reason for digits, reason in reasons if digits not in self._namespaces]
+        return about_messages, [reason for digits, reason in reasons if digits in self._namespaces]
+
+    def _is_dead(self, writer: str) -> bool:
+        if writer in self._closed or writer in self._dead:
+            return True
+        # A writer that was only silent, and that another writer took for dead, has a later segment.
+        return writer in self._ended and self._ended[writer] >= max(self._segments.get(writer, {0}))

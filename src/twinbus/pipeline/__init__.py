@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from twinbus.pipeline.sinks import saved_result, write_to_database
     from twinbus.pipeline.tables import OPERATIONS, PROBLEMS, SCHEMAS, TablePart, Tables, TablesVersion
     from twinbus.pipeline.time_window import TimeWindow
+    from twinbus.pipeline.writer_states import WriterStates
 
 __all__ = [
     "BUCKET_WIDTHS",
@@ -45,6 +46,7 @@ __all__ = [
     "TimeWindow",
     "Timeline",
     "TopRows",
+    "WriterStates",
     "collect_report_data",
     "current_result",
     "follow_jobs",
@@ -68,6 +70,7 @@ _MODULES = {
     "sinks": ("saved_result", "write_to_database"),
     "tables": ("OPERATIONS", "PROBLEMS", "SCHEMAS", "TablePart", "Tables", "TablesVersion"),
     "time_window": ("TimeWindow",),
+    "writer_states": ("WriterStates",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

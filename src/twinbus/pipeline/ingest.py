@@ -226,3 +226,8 @@ def _day_number() -> Column:
 def day() -> Column:
     """Returns the day of an entry in UTC, also if the Spark session has another time zone."""
     return F.date_from_unix_date(_day_number())
+
+
+def day_of(milliseconds: int) -> Column:
+    """Returns the day in UTC of a time in milliseconds since the epoch."""
+    return F.date_from_unix_date(F.lit(min(max(milliseconds // 86_400_000, 0), _LAST_DAY)))

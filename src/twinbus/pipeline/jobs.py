@@ -20,11 +20,15 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger import UNKNOWN, Closed, Dropped, Entry, Gap, Intent, Outcome, Role, SegmentHeader, balance
+from twinbus.ledger import UNKNOWN, Closed, Dropped, Ended, Gap, Intent, Outcome, SegmentHeader, balance
 from twinbus.pipeline import cost, incidents, latency, reconcile
 from twinbus.pipeline.ingest import day, destination
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, TALLIES, Tables, TablesVersion, columns
 from twinbus.pipeline.time_window import TimeWindow
+from twinbus.pipeline.writer_states import WRITER_ID, WriterStates, dead_in_tables, entry_of
+
+UNKNOWN_STATES: Final = WriterStates()
+"""Nothing is known of the writers but their entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class LedgerJob:
     resolve: Callable[[DataFrame, DataFrame], DataFrame] = lambda sums, _: sums
     """Corrects merged tallies that depend on each other, before `summarize`. The second argument has the entries, or
     for a followed job its stored tallies."""
+    judges_intents: bool = False
+    """Whether the result depends on which operations without an outcome are those of dead writers."""
 
 
 JOBS: Final[Mapping[str, LedgerJob]] = {
@@ -63,6 +69,7 @@ JOBS: Final[Mapping[str, LedgerJob]] = {
             reconcile.merge,
             reconcile.summarize,
             resolve=reconcile.resolve,
+            judges_intents=True,
         ),
         LedgerJob("cost", cost.TALLIES, cost.RESULT, cost.tally, cost.merge, cost.summarize, reads_onward=False),
         LedgerJob(
@@ -76,22 +83,33 @@ JOBS: Final[Mapping[str, LedgerJob]] = {
 # --- over history ----------------------------------------------------------------------------------------------------
 
 
-def result_over_history(tables: Tables, job: LedgerJob, window: TimeWindow | None = None) -> DataFrame:
-    """Returns the result of a job for a window (default: all time), computed from all ingested rows."""
+def result_over_history(
+    tables: Tables, job: LedgerJob, window: TimeWindow | None = None, writers: WriterStates = UNKNOWN_STATES
+) -> DataFrame:
+    """Returns the result of a job for a window (default: all time), computed from all ingested rows.
+
+    `writers` are the writers that are known to be dead or alive.
+    """
     version, window = tables.version(), window or TimeWindow()
-    operations, entries = read_history(tables, version, window.days_onward() if job.reads_onward else window.days())
+    days = window.days_onward() if job.reads_onward else window.days()
+    operations, entries = read_history(tables, version, days, writers if job.judges_intents else None)
     sums = job.resolve(job.merge(job.tally(operations, entries)), entries)
     return job.summarize(sums, window, version.newest)
 
 
-def read_history(tables: Tables, version: TablesVersion, days: Column) -> tuple[DataFrame, DataFrame]:
-    """Returns the operations of these days, also those without an outcome, and the other entries of these days."""
+def read_history(
+    tables: Tables, version: TablesVersion, days: Column, writers: WriterStates | None = None
+) -> tuple[DataFrame, DataFrame]:
+    """Returns the operations of these days, also those without an outcome, and the other entries of these days.
+
+    With `writers`, the cause of operations that a dead writer left without an outcome is WRITER_DIED.
+    """
     tables.set_partitions(version, OPERATIONS, PENDING, ENTRIES)
-    operations = tables.read(OPERATIONS, version=version).unionByName(_in_flight(tables, version))
+    operations = tables.read(OPERATIONS, version=version).unionByName(_in_flight(tables, version, writers))
     return operations.where(days), tables.read(ENTRIES, version=version).where(days)
 
 
-def _in_flight(tables: Tables, version: TablesVersion) -> DataFrame:
+def _in_flight(tables: Tables, version: TablesVersion, writers: WriterStates | None) -> DataFrame:
     """Returns the operations without an outcome in the ledger. Their result is unknown."""
     begun = tables.read(PENDING, version=version).where(F.col("kind") == Intent.kind)
     operations = begun.withColumns(
@@ -99,11 +117,21 @@ def _in_flight(tables: Tables, version: TablesVersion) -> DataFrame:
             "whole": F.lit(False),
             "ended": F.lit(None).cast("long"),
             "result": F.lit(UNKNOWN),
+            "cause": F.when(_of_dead_writer(begun, tables, version, writers), reconcile.WRITER_DIED),
             "destination": destination(),
             "day": day(),
         }
     )
     return operations.select(*columns(SCHEMAS[OPERATIONS]))
+
+
+def _of_dead_writer(begun: DataFrame, tables: Tables, version: TablesVersion, writers: WriterStates | None) -> Column:
+    """Returns the condition that the writer of an intent is dead."""
+    undone = [] if writers is None else [row[0] for row in begun.selectExpr(WRITER_ID).distinct().collect()]
+    if writers is None or not undone:
+        return F.lit(False)
+    dead = {name.rpartition("-")[2] for name in dead_in_tables(tables, version, writers)}
+    return F.expr(WRITER_ID).isin([one for one in undone if one in dead])
 
 
 # --- followed --------------------------------------------------------------------------------------------------------
@@ -140,19 +168,23 @@ def _advanced(tables: Tables, job: LedgerJob, before: TablesVersion, after: Tabl
     return tables.compacted(after, table, job.tallies, job.merge)
 
 
-def current_result(tables: Tables, job: LedgerJob, window: TimeWindow | None = None) -> DataFrame:
+def current_result(
+    tables: Tables, job: LedgerJob, window: TimeWindow | None = None, writers: WriterStates = UNKNOWN_STATES
+) -> DataFrame:
     """Returns the result of a job for a window (default: all time).
 
     If the ingest has stored tallies of this job for every batch (see `follow_jobs`), the result is computed from these
-    tallies; otherwise from all ingested operations and entries.
+    tallies; otherwise from all ingested operations and entries. `writers` are the writers that are known to be dead or
+    alive.
     """
     version = tables.version()
     if version.followed.get(job.name) != version.number:
-        return result_over_history(tables, job, window)
+        return result_over_history(tables, job, window, writers)
     tables.set_partitions(version, TALLIES + job.name, PENDING)
     kept = tables.read(TALLIES + job.name, job.tallies, version)
     nothing = tables.read_parts((), SCHEMAS[ENTRIES])
-    in_flight = job.tally(_in_flight(tables, version), nothing).select(*columns(job.tallies))
+    undone = _in_flight(tables, version, writers if job.judges_intents else None)
+    in_flight = job.tally(undone, nothing).select(*columns(job.tallies))
     sums = job.resolve(job.merge(kept.unionAll(in_flight)), kept)
     return job.summarize(sums, window or TimeWindow(), version.newest)
 
@@ -160,10 +192,10 @@ def current_result(tables: Tables, job: LedgerJob, window: TimeWindow | None = N
 # --- what is missing -------------------------------------------------------------------------------------------------
 
 
-def why_incomplete(tables: Tables) -> list[str]:
+def why_incomplete(tables: Tables, writers: WriterStates = UNKNOWN_STATES) -> list[str]:
     """Returns the reasons why the ledger is not complete: `Balance.incomplete`, and lines that are not entries."""
     version = tables.version()
-    kinds = [SegmentHeader.kind, Closed.kind, Gap.kind, Dropped.kind]
+    kinds = [kind.kind for kind in (SegmentHeader, Closed, Ended, Gap, Dropped)]
     about_segments = (
         tables.read(ENTRIES, version=version).where(F.col("kind").isin(kinds)).orderBy("at", "id").collect()
     )
@@ -171,14 +203,6 @@ def why_incomplete(tables: Tables) -> list[str]:
         tables.read(PENDING, version=version).where(F.col("kind") == Outcome.kind).orderBy("at", "id").collect()
     )
     problems = tables.read("problems", version=version).orderBy("file", "line").collect()
-    found = balance(_entry(row.asDict()) for row in (*about_segments, *without_intent)).incomplete
+    entries = (entry_of(row.asDict()) for row in (*about_segments, *without_intent))
+    found = balance(entries, dead_in_tables(tables, version, writers), writers.alive).incomplete
     return [*found, *(f"{row.file}, line {row.line}: {row.cause}" for row in problems)]
-
-
-def _entry(row: dict[str, object]) -> Entry:
-    kinds: tuple[type[Entry], ...] = (SegmentHeader, Closed, Gap, Dropped, Outcome)
-    kind = next(kind for kind in kinds if kind.kind == row["kind"])
-    values = {name: row[name] for name in kind.__dataclass_fields__ if name != "kind" and row.get(name) is not None}
-    if "role" in values:
-        values["role"] = Role(str(values["role"]))
-    return kind(**values)  # type: ignore[arg-type] # the columns have the fields' types

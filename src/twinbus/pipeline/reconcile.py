@@ -1,13 +1,13 @@
 """The job `reconcile`: the same balance as `twinbus.ledger.balance`, but on Spark, with one shuffle.
 
-A tally is the effect of one operation or movement on one message. The tallies of a message are added, and the sums give
-the verdict on the message. If messages were redirected, a second shuffle corrects their sums before the verdict. The
-effects of the stages come from `twinbus.ledger`, and a test compares both balances.
+A tally is the effect of one operation or movement on one message. The tallies of a message are merged into sums and
+latest times, which give the verdict on the message. If messages were redirected, a second shuffle corrects their sums
+before the verdict. The effects of the stages come from `twinbus.ledger`, and a test compares both balances.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import reduce
 from operator import or_
@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger import OK, STAGE_EFFECTS, UNKNOWN, Move, Movement
+from twinbus.ledger import OK, SIGHTINGS, STAGE_EFFECTS, UNKNOWN, Move, Movement
 from twinbus.pipeline.time_window import TimeWindow
 
 SUMS: Final = (
@@ -36,7 +36,7 @@ SUMS: Final = (
 TALLIES: Final = (
     "destination string, id string, "
     + ", ".join(f"{name} int" for name in SUMS)
-    + ", first_accepted long, last_accepted long, last long"
+    + ", first_accepted long, last_accepted long, last long, doubted_at long, seen_at long"
 )
 JUDGED: Final = (
     "accepted",
@@ -53,6 +53,7 @@ JUDGED: Final = (
 # Verdicts that are listed by message id.
 LISTED: Final = ("lost", "unknown", "duplicated", "possibly_duplicated", "unconfirmed")
 RESULT: Final = "destination string, id string, messages long, " + ", ".join(f"{name} long" for name in JUDGED)
+_NEVER: Final = -(2**63)
 # The outcome of an operation of the last hour may be in a segment that is not ingested yet.
 EDGE: Final = timedelta(hours=1)
 
@@ -71,13 +72,26 @@ _MOVED: Final[Mapping[str, Mapping[str, int]]] = {
     Move.FOUND: {"found": 1},
     Move.LOST: {"removed": 1},
     Move.REAPPEARED: {"removed": -1},
+    Move.KEPT: {},
 }
 _DONE: Final = {
-    str(stage): {name: 1 for name, adds in effect._asdict().items() if adds} for stage, effect in STAGE_EFFECTS.items()
+    str(stage): {name: 1 for name in ("accepted", "delivered", "stored", "removed") if getattr(effect, name)}
+    for stage, effect in STAGE_EFFECTS.items()
 }
 _MAYBE: Final = {stage: {f"maybe_{name}": 1 for name in added if name != "accepted"} for stage, added in _DONE.items()}
+_SEEING: Final = [str(stage) for stage, effect in STAGE_EFFECTS.items() if effect.sees]
+# A dead writer that was about to deliver a message has perhaps completed the copy in the backlog, too.
+_ORPHANED: Final = {stage: {**_MAYBE[stage], "maybe_removed": 1} for stage in _SEEING}
+# A delivery that was refused adds nothing. It shows that a copy was in the backlog.
+_REFUSED: Final[Mapping[str, Mapping[str, int]]] = {stage: {} for stage in _SEEING}
+_EFFECTS: Final = (_DONE, _MAYBE, _ORPHANED, _REFUSED, _MOVED)
 # All possible effects on a message. An effect is identified by its index here; the value is what is added to the sums.
-_ADDED: Final = (*_DONE.values(), *_MAYBE.values(), *_MOVED.values())
+_ADDED: Final = tuple(added for effects in _EFFECTS for added in effects.values())
+_SIGHTING: Final = tuple(
+    word in (_SEEING if effects is not _MOVED else SIGHTINGS) for effects in _EFFECTS for word in effects
+)
+WRITER_DIED: Final = "writer_died"
+"""Cause of an operation without an outcome whose writer is dead."""
 
 
 def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
@@ -95,14 +109,23 @@ def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
         accepted.alias("first_accepted"),
         accepted.alias("last_accepted"),
         F.col("at").alias("last"),
+        F.when(_adds("maybe_removed") > 0, F.col("at")).alias("doubted_at"),
+        F.when(F.col("effect").isin([n for n, sees in enumerate(_SIGHTING) if sees]), F.col("at")).alias("seen_at"),
     )
 
 
 def _of_operations(operations: DataFrame) -> DataFrame:
     rows = operations.where(F.col("stage").isin([*_DONE]))
-    ids = rows.select("destination", "stage", "at", "result", "ids", "failed", F.posexplode("ids").alias("place", "id"))
+    names = ("destination", "stage", "at", "result", "cause", "ids", "failed")
+    ids = rows.select(*names, F.posexplode("ids").alias("place", "id"))
     surely, perhaps = (F.col("result") == OK) | ~concerned(), F.col("result") == UNKNOWN
-    number = F.when(surely, _number("stage", _DONE)).when(perhaps, _number("stage", _MAYBE, len(_DONE)))
+    orphaned = perhaps & (F.col("cause") == WRITER_DIED) & F.col("stage").isin(_SEEING)
+    number = (
+        F.when(surely, _number("stage", _DONE))
+        .when(orphaned, _number("stage", _ORPHANED))
+        .when(perhaps, _number("stage", _MAYBE))
+        .otherwise(_number("stage", _REFUSED))
+    )
     return _numbered(ids, number)
 
 
@@ -129,12 +152,14 @@ def _of_movements(entries: DataFrame) -> DataFrame:
     ids = moves.select("source", "destination", "move", "at", F.explode("ids").alias("id"))
     away = ids.where(F.col("move") == str(Move.REDIRECTED))
     ids = ids.unionAll(away.withColumns({"destination": F.col("source"), "move": F.lit(_AWAY)}))
-    number = _number("move", _MOVED, len(_DONE) + len(_MAYBE))
+    number = _number("move", _MOVED)
     return _numbered(ids.withColumn("destination", F.lower("destination")), number)
 
 
-def _number(column: str, words: Iterable[str], first: int = 0) -> Column:
-    whens = (f"when '{word}' then {number}" for number, word in enumerate(words, first))
+def _number(column: str, effects: Mapping[str, Mapping[str, int]]) -> Column:
+    """Returns the index in `_ADDED` of the effect of the word in a column; null if `effects` has no such word."""
+    first = sum(map(len, _EFFECTS[: next(n for n, one in enumerate(_EFFECTS) if one is effects)]))
+    whens = (f"when '{word}' then {number}" for number, word in enumerate(effects, first))
     return F.expr(f"case {column} {' '.join(whens)} end")
 
 
@@ -156,6 +181,8 @@ def merge(tallies: DataFrame) -> DataFrame:
         F.min("first_accepted").alias("first_accepted"),
         F.max("last_accepted").alias("last_accepted"),
         F.max("last").alias("last"),
+        F.max("doubted_at").alias("doubted_at"),
+        F.max("seen_at").alias("seen_at"),
     )
 
 
@@ -220,22 +247,25 @@ def _verdict() -> dict[str, Column]:
 
     expected = F.greatest(col("accepted"), F.lit(1))
     possibly = at_least_0(col("delivered") + col("maybe_delivered") - expected) - col("duplicated")
-    doubted = F.when(col("duplicated") == 0, F.least(F.lit(1), col("doubted"))).otherwise(0)
+    dead = at_least_0(col("dead_lettered"))
+    comes_again = (col("delivered") > 0) & (col("held") - dead > col("accepted") - col("is_delivered"))
+    doubt = ((col("duplicated") == 0) & ((col("doubted") > 0) | comes_again)).cast("int")
+    was_seen = F.coalesce(col("seen_at") > F.coalesce(col("doubted_at"), F.lit(_NEVER)), F.lit(False))
     there_is = col("delivered") + col("maybe_delivered") + col("hoped") + col("found") > 0
     return {
         "accepted": at_least_0(col("accepted")),
         "hoped": at_least_0(col("stored") + col("maybe_stored") - col("removed")),
-        "held": F.greatest(
-            at_least_0(col("stored") - col("removed") - col("maybe_removed")), F.least(col("hoped"), col("found"))
-        ),
+        "held": F.when(
+            was_seen, F.greatest(zero, col("stored") - col("removed"), F.least(col("hoped"), col("found")))
+        ).otherwise(at_least_0(col("stored") - col("removed") - col("maybe_removed"))),
         "lost": at_least_0(col("accepted") - col("delivered") - col("maybe_delivered") - col("hoped")),
         "unknown": at_least_0(col("accepted") - col("delivered") - col("held")) - col("lost"),
         "is_delivered": F.least(col("accepted"), col("delivered")),
         "there": col("accepted") - col("is_delivered") - col("unknown") - col("lost"),
-        "is_dead_lettered": F.least(col("there"), at_least_0(col("dead_lettered"))),
+        "is_dead_lettered": F.least(col("there"), dead),
         "in_backlog": col("there") - col("is_dead_lettered"),
         "duplicated": at_least_0(col("delivered") - expected),
-        "possibly_duplicated": F.greatest(possibly, doubted),
+        "possibly_duplicated": F.greatest(possibly, doubt),
         "unconfirmed": ((col("accepted") == 0) & there_is).cast("int"),
     }
 

@@ -16,12 +16,13 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from twinbus.money import Prices, Scenario
 from twinbus.pipeline import latency
 from twinbus.pipeline.actual_cost import ActualCost
-from twinbus.pipeline.jobs import JOBS, current_result, read_history, why_incomplete
+from twinbus.pipeline.jobs import JOBS, UNKNOWN_STATES, current_result, read_history, why_incomplete
 from twinbus.pipeline.reconcile import JUDGED, LISTED
 from twinbus.pipeline.report_data import ReportData, RowValues, Timeline, TopRows
 from twinbus.pipeline.tables import Tables, TablesVersion
 from twinbus.pipeline.time_window import TimeWindow
 from twinbus.pipeline.timeline import build_timeline
+from twinbus.pipeline.writer_states import WriterStates
 
 INCIDENTS: Final = 200
 ENTITIES: Final = 25
@@ -33,23 +34,27 @@ _WORST: Final = ("lost", "unknown", "duplicated", "dead_lettered", "in_backlog",
 
 
 def collect_report_data(
-    tables: Tables, prices: Prices, scenario: Scenario, window: TimeWindow | None = None
+    tables: Tables,
+    prices: Prices,
+    scenario: Scenario,
+    window: TimeWindow | None = None,
+    writers: WriterStates = UNKNOWN_STATES,
 ) -> ReportData:
     """Returns the data of a report on a window (default: the whole ledger).
 
-    `scenario` and `prices` are for the cost.
+    `scenario` and `prices` are for the cost. `writers` are the writers that are known to be dead or alive.
     """
     window, version = window or TimeWindow(), tables.version()
     open_first = F.desc(F.col("began").isNotNull() & F.col("restored").isNull())
     with tables.parallel_queries() as pool:
-        balance = pool.submit(_balance, tables, window)
+        balance = pool.submit(_balance, tables, window, writers)
         over_time = pool.submit(_over_time, tables, version, window)
         incidents = pool.submit(
             _job_rows, tables, "incidents", window, INCIDENTS, open_first, F.desc("diverted"), F.col("began")
         )
         spread = pool.submit(_spread, tables, version, window)
         days = pool.submit(_job_rows, tables, "latency", window, DAYS, F.desc("diverted"), F.col("day"))
-        reasons = pool.submit(_reasons, tables)
+        reasons = pool.submit(_reasons, tables, writers)
         spent = pool.submit(ActualCost, tables, window, outages=False)
         sums, listed, entities = balance.result()
         return ReportData(
@@ -69,8 +74,8 @@ def _job_rows(tables: Tables, job: str, window: TimeWindow, most: int, *order: C
     return _top_rows(current_result(tables, JOBS[job], window), most, *order)
 
 
-def _reasons(tables: Tables) -> TopRows:
-    reasons = sorted(why_incomplete(tables))
+def _reasons(tables: Tables, writers: WriterStates) -> TopRows:
+    reasons = sorted(why_incomplete(tables, writers))
     return TopRows([{"reason": reason} for reason in reasons[:REASONS]], len(reasons))
 
 
@@ -94,8 +99,10 @@ def _top_rows(rows: DataFrame, most: int, *order: Column) -> TopRows:
     return TopRows(kept, kept[0]["total"] if kept else 0)
 
 
-def _balance(tables: Tables, window: TimeWindow) -> tuple[dict[str, int], dict[str, TopRows], TopRows]:
-    rows = current_result(tables, JOBS["reconcile"], window).persist()
+def _balance(
+    tables: Tables, window: TimeWindow, writers: WriterStates
+) -> tuple[dict[str, int], dict[str, TopRows], TopRows]:
+    rows = current_result(tables, JOBS["reconcile"], window, writers).persist()
     try:
         by_entity = rows.groupBy("destination").agg(*(F.sum(name).alias(name) for name in JUDGED))
         return *_judged(rows), _top_rows(by_entity, ENTITIES, *map(F.desc, _WORST))

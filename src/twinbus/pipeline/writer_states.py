@@ -1,0 +1,96 @@
+"""Which writers of a ledger are dead, for the jobs on its tables (L1).
+
+The entries name the writers that closed, and those that another writer sealed. Whether another writer is alive is known
+where the folder of the ledger can be seen: there a lock shows it (`WriterStates.in_ledger`). A writer of which neither
+is known counts as dead after a time of silence: no entry of the writer in the tables is younger.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+
+from twinbus.ledger import (
+    ENTRY_KINDS,
+    SILENCE,
+    Closed,
+    Ended,
+    Entry,
+    Role,
+    SegmentHeader,
+    balance,
+    dead_writers,
+    list_segments,
+)
+from twinbus.pipeline.ingest import day_of
+from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, Tables, TablesVersion
+
+WRITER_ID: Final = "substring(id, 1, 16)"
+"""SQL expression: the 16 digits of the writer of an entry, as `twinbus.ledger.writer_id` returns them."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterStates:
+    """The names of writers that are known to be dead or alive, apart from what the entries say."""
+
+    dead: frozenset[str] = frozenset()
+    alive: frozenset[str] = frozenset()
+
+    @classmethod
+    def in_ledger(cls, directory: Path, silence: timedelta = SILENCE) -> WriterStates:
+        """Looks at the folder of a ledger. Call this before the entries are ingested.
+
+        Otherwise a writer could book an outcome and end after the ingest, and its outcome would seem to be missing.
+        """
+        dead = dead_writers(directory, silence=silence)
+        return cls(dead, frozenset(segment.writer for segment in list_segments(directory)) - dead)
+
+
+def dead_in_tables(
+    tables: Tables, version: TablesVersion, known: WriterStates, now: float | None = None
+) -> frozenset[str]:
+    """Returns the names of the writers that will not write again.
+
+    `now` is the time in seconds since the epoch; the default is the current time.
+    """
+    entries = list(_entries_about_writers(tables, version))
+    at_work = set(balance(entries, known.dead).at_work)
+    ended = {entry.writer for entry in entries} - at_work
+    if undecided := at_work - known.alive:
+        since = int(((time.time() if now is None else now) - SILENCE.total_seconds()) * 1000)
+        heard = _heard_since(tables, version, since)
+        undecided = {writer for writer in undecided if writer.rpartition("-")[2] not in heard}
+    return known.dead | ended | undecided
+
+
+def _entries_about_writers(tables: Tables, version: TablesVersion) -> Iterable[SegmentHeader | Closed | Ended]:
+    kinds = [kind.kind for kind in (SegmentHeader, Closed, Ended)]
+    rows = tables.read(ENTRIES, version=version).where(F.col("kind").isin(kinds)).collect()
+    entries = (entry_of(row.asDict()) for row in rows)
+    return (entry for entry in entries if isinstance(entry, SegmentHeader | Closed | Ended))
+
+
+def entry_of(row: Mapping[str, object]) -> Entry:
+    """Returns the entry of a row of the table `entries` or `pending`. The row must have no list and no map."""
+    kind = ENTRY_KINDS[str(row["kind"])]
+    values = {name: row[name] for name in kind.__dataclass_fields__ if name != "kind" and row.get(name) is not None}
+    if "role" in values:
+        values["role"] = Role(str(values["role"]))
+    return kind(**values)  # type: ignore[arg-type] # the columns have the fields' types
+
+
+def _heard_since(tables: Tables, version: TablesVersion, since: int) -> set[str]:
+    """Returns the 16 digits of the writers that have an entry at this time or later."""
+    recent = F.col("at") >= since
+    parts = [
+        tables.read(table, version=version).where(F.col("day") >= day_of(since)).where(recent).selectExpr(WRITER_ID)
+        for table in (OPERATIONS, ENTRIES)
+    ]
+    parts.append(tables.read(PENDING, version=version).where(recent).selectExpr(WRITER_ID))
+    return {row[0] for row in parts[0].unionAll(parts[1]).unionAll(parts[2]).distinct().collect()}
