@@ -176,7 +176,7 @@ def test_the_last_entry_of_a_closed_writer_says_so_and_only_then_is_the_ledger_c
         send(ledger, "a")
         ledger.flush()
         (reason,) = balance(read_ledger(tmp_path)).incomplete
-        assert reason.startswith(f"{ledger.writer} is still at work")
+        assert reason.startswith(f"{ledger.writer} may have ended without closing")
     *_, last = read_ledger(tmp_path)
     assert isinstance(last, Closed)
     assert last.writer == ledger.writer

@@ -75,7 +75,7 @@ def check(
 
     The first line is the verdict: proven, proven with possible duplicates, not proven, or lost.
 
-    Exit code: 0 if proven, 4 if not proven, 1 if a message is lost or the ledger cannot be read.
+    Exit code: 0 if proven, 3 if not proven, 1 if a message is lost or the ledger cannot be read.
 
     Examples:
       twinbus ledger check ./ledger

@@ -152,7 +152,7 @@ def reconcile(options: LedgerJobOptions) -> None:
 
     The first line is the verdict: proven, proven with possible duplicates, not proven, or lost.
 
-    Exit code: 0 if proven, 4 if not proven, 1 if a message is lost.
+    Exit code: 0 if proven, 3 if not proven, 1 if a message is lost.
 
     Examples:
       twinbus ledger reconcile ./tables --ledger ./ledger
