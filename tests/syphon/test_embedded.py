@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,17 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from typer.testing import CliRunner
 
-from twinbus import SendAvailabilityOptions, aio, pair_connection_strings, pair_namespaces
+from twinbus import BacklogUnavailableError, SendAvailabilityOptions, aio, pair_connection_strings, pair_namespaces
 from twinbus.cli.main import app
 from twinbus.connect import MessageState, ReceivedMessage, connect, make_sas_token
 from twinbus.errors import OperatorError, OptionError
 from twinbus.ledger import Intent, Operation, Role, SegmentHeader, Stage, balance, read_ledger
+from twinbus.message import Message
 from twinbus.pairing.pair_sides import OTHER_SIDE_SECONDS, OtherSideLostError
 from twinbus.pairing.sync import pair as plain_pair
+from twinbus.syphon import SyphonOptions, embedded
+from twinbus.syphon.plan import RetryPolicy
+from twinbus.syphon.plan.destinations import DestinationStatus
 from twinbus.testing import LocalNamespaces
 
 ENOUGH = 30
@@ -184,6 +189,63 @@ async def test_m1_after_an_outage_the_ledger_of_a_pair_with_its_syphon_balances(
     assert written == {Role.CLIENT, Role.SYPHON}
     stages = {entry.stage for entry in read_ledger(tmp_path) if isinstance(entry, Operation | Intent)}
     assert {Stage.SEND_BACKLOG, Stage.RECEIVE_BACKLOG, Stage.RETURN_PRIMARY, Stage.COMPLETE_BACKLOG} <= stages
+
+
+NEVER = RetryPolicy(first_pause=3600.0, longest_pause=3600.0)
+
+
+async def test_y12_the_pairs_syphon_sends_to_a_restored_entity_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "SyphonOptions", partial(SyphonOptions, retry_policy=NEVER))
+    pair = await world.pair()
+    primary = world.namespaces["primary"]
+    primary.faults.set("internal-error", entity=world.queue, points=["send"])
+    await world.divert(pair, "waits")
+    put_aside = pair.syphon._running
+    await world.until(lambda: any(one.failures for one in statuses(put_aside)))
+    primary.faults.clear()
+    # Without the wake-up, the next try would come in half an hour or later.
+    await world.do(pair.force_restore, world.queue)
+    assert [one.message_id for one in await world.brought(1)] == ["waits"]
+    # S14: the delivery of the pair's own syphon ended the trial.
+    await world.until(lambda: pair.entities()[0].state == "healthy")
+
+
+def statuses(running: Any) -> tuple[DestinationStatus, ...]:
+    return () if running._syphon is None else running._syphon._context.destinations.statuses()
+
+
+async def test_s14_a_delivery_of_the_pairs_syphon_that_fails_on_trial_engages_failover_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "SyphonOptions", partial(SyphonOptions, retry_policy=NEVER))
+    pair = await world.pair()
+    told: list[Any] = []
+    pair.on("trial_failed", told.append)
+    world.namespaces["primary"].faults.set("internal-error", entity=world.queue, points=["send"])
+    await world.divert(pair, "waits")
+    await world.until(lambda: any(one.failures for one in statuses(pair.syphon._running)))
+    await world.do(pair.force_restore, world.queue)
+    await world.until(lambda: bool(told))
+    assert pair.entities()[0].state == "failed_over"
+    world.namespaces["primary"].faults.clear()
+
+
+async def test_s6_a_backlog_queue_that_the_pairs_syphon_uses_returns_to_the_rotation(world: World) -> None:
+    pair = await world.pair(probation=timedelta(hours=1), backlog_queue_count=1)
+    await world.until(lambda: pair.syphon.state == "running")
+    [queue] = pair.backlog_queues
+    world.namespaces["secondary"].faults.set("internal-error", entity=queue, points=["send"])
+    with pytest.raises(BacklogUnavailableError):
+        await world.divert(pair, "kept")
+    assert pair.backlog_queues == ()
+    world.namespaces["secondary"].faults.clear()
+    # Not from this pair: nothing but its syphon notices.
+    text = world.namespaces["secondary"].connection_string
+    async with connect(text, timeout=10) as bus, await bus.sender(queue) as sender:
+        await sender.send([Message(b"", message_id="foreign")])
+    await world.until(lambda: pair.backlog_queues == (queue,))
 
 
 async def test_s9_a_body_that_was_stored_compressed_comes_home_as_it_was(world: World) -> None:

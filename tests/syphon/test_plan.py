@@ -350,3 +350,40 @@ def test_what_goes_to_very_many_destinations_is_counted_for_the_first_of_them_an
     assert len(counts.by_destination) == MAX_COUNTED_DESTINATIONS + 1
     assert counts.by_destination[OTHER_DESTINATIONS].returned == 100
     assert counts.total.returned == MAX_COUNTED_DESTINATIONS + 100
+
+
+# --- Y12 -------------------------------------------------------------------------------------------------------------
+
+
+def test_y12_a_destination_that_is_said_to_work_again_is_probed_at_once_and_put_aside_as_before_if_it_fails() -> None:
+    found = Destinations(POLICY)
+    for at in (0.0, 10.0, 20.0):
+        epoch = found.route("q", at).epoch
+        failed(found, epoch, FailureKind.TIMEOUT, at)
+    assert found.due("q") == 24.0
+    found.retry_now("/Q", 21.0)
+    assert found.due("q") == 21.0
+    route, epoch = found.route("q", 21.0)
+    assert route is DestinationRoute.PROBE
+    failed(found, epoch, FailureKind.TIMEOUT, 22.0)
+    assert found.due("q") == 30.0
+
+
+def test_y12_a_probe_that_began_before_the_restore_is_followed_by_another_one_if_it_fails() -> None:
+    found = Destinations(POLICY)
+    failed(found, found.route("q", 0.0).epoch, FailureKind.TIMEOUT, 0.0)
+    epoch = found.route("q", 5.0).epoch
+    found.retry_now("q", 6.0)
+    assert found.due("q") == inf
+    failed(found, epoch, FailureKind.TIMEOUT, 7.0)
+    assert found.due("q") == 7.0
+    failed(found, found.route("q", 7.0).epoch, FailureKind.TIMEOUT, 8.0)
+    assert found.due("q") > 8.0
+
+
+def test_y12_a_ready_or_unknown_destination_stays_as_it_is() -> None:
+    found = Destinations(POLICY)
+    found.route("q", 0.0)
+    for path in ("q", "unknown"):
+        found.retry_now(path, 1.0)
+        assert found.due(path) == -inf

@@ -26,7 +26,16 @@ from twinbus.ledger import PAIRED, Fact, Ledger
 from twinbus.pairing import call_errors
 from twinbus.pairing.decide import rotation
 from twinbus.pairing.decide.backlog_watch import MessageDiverted, PeekPage
-from twinbus.pairing.decide.failover import Cause, EntityMode, FailoverForced, PairClosed, RestoreForced
+from twinbus.pairing.decide.failover import (
+    Cause,
+    EntityMode,
+    FailoverForced,
+    PairClosed,
+    PrimarySendFailed,
+    PrimarySendSucceeded,
+    Restored,
+    RestoreForced,
+)
 from twinbus.pairing.decide.send_flow import FlowErrors, SendContext
 from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.events import (
@@ -102,6 +111,9 @@ class PairSyphon(Protocol):
 
     def stop(self) -> None:
         """Signal the pumps to stop. Each pump ends at its next safe point. The pair logs an error of this method."""
+
+    def restored(self, entity: str) -> None:
+        """Send at once to an entity that is back (Y12)."""
 
     def ended(self) -> Awaitable[None] | None:
         """Wait until the pumps have stopped, for a limited time. Called after `stop`. Asyncio pairs await it."""
@@ -281,6 +293,38 @@ class PairState:
     def pings_with_message(self, sender: Any) -> bool:
         """Return True if a ping on this open link sends a message, False if opening the link is the ping (G3)."""
         return self.options.ping == "message" or (self.options.ping == "auto" and hides_pings(sender))
+
+    def publish(self, notice: Notice) -> None:
+        """Publish a notice, and let the pair's syphon send at once to an entity that was restored (Y12)."""
+        self.events.emit(notice)
+        if isinstance(notice, Restored) and self.syphon is not None:
+            try:
+                self.syphon.restored(notice.entity)
+            except Exception:
+                # A broken syphon must not keep an entity from returning.
+                _log.exception("the syphon of %s was not told that %s is restored", self.name, notice.entity)
+
+    # --- what the pair's syphon reports ------------------------------------------------------------------------------
+
+    def delivery_began(self, path: str) -> int:
+        """Return the number of restores of the entity, for `delivery_ended`."""
+        shared = self._entities.get(_key(path))
+        return 0 if shared is None else shared.entity.restores
+
+    def delivery_ended(self, path: str, restores: int, failure: FailureKind | None) -> None:
+        """Report a delivery of the pair's syphon, which ends or fails a trial like a send (S14). May be any thread."""
+        shared = self._entities.get(_key(path))
+        if shared is None or shared.entity.mode is not EntityMode.ON_TRIAL:
+            return
+        shared.advance(PrimarySendSucceeded(restores) if failure is None else PrimarySendFailed(failure, restores))
+
+    def backlog_queue_works(self, queue: str) -> None:
+        """Report that the pair's syphon used a backlog queue, which brings the queue back into the rotation (S6)."""
+        rotation_now = self.rotation.rotation
+        if rotation_now.absent:
+            for known in rotation_now.queues:
+                if known.lower() == queue.lower() and known not in rotation_now.usable:
+                    self.rotation.advance(rotation.QueueFound(known))
 
     # --- what senders report ---------------------------------------------------------------------------------------
 
@@ -499,7 +543,7 @@ class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT]):
 
     def emit(self, notice: Notice) -> None:
         """Publish a notice about this pair. This method is part of `shared_state.PairDriver`."""
-        self._state.events.emit(notice)
+        self._state.publish(notice)
 
 
 _pair_states: WeakSet[PairState] = WeakSet()

@@ -34,6 +34,7 @@ from twinbus.syphon.discovery import (
     ThreadedListedDiscovery,
 )
 from twinbus.syphon.native_transport import NativeTransport
+from twinbus.syphon.observed_transport import ObservedTransport
 from twinbus.syphon.sdk_transport import SdkTransport
 from twinbus.syphon.syphon import Syphon, SyphonBrokenError
 from twinbus.syphon.transport import Transport
@@ -81,6 +82,16 @@ class _RestartingSyphon:
         if self._syphon is not None:
             self._syphon.stop()
 
+    def restored(self, entity: str) -> None:
+        if self._loop is not None:
+            # RuntimeError means that the event loop is closed, so the syphon does not run.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._hear_restored, entity)
+
+    def _hear_restored(self, entity: str) -> None:
+        if self._syphon is not None:
+            self._syphon.destination_restored(entity)
+
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         try:
@@ -97,7 +108,7 @@ class _RestartingSyphon:
 
     async def _run(self) -> None:
         while not self._stopped.is_set():
-            transport = self._transport()
+            transport = ObservedTransport(self._transport(), self._pair)
             made = Syphon(
                 transport,
                 self._discovery(transport),
@@ -152,6 +163,9 @@ class AioPairSyphon:
     def stop(self) -> None:
         self._running.stop()
 
+    def restored(self, entity: str) -> None:
+        self._running.restored(entity)
+
     async def ended(self) -> None:
         # A task whose loop is closed never ends.
         if self._task is not None and not self._task.get_loop().is_closed():
@@ -198,6 +212,9 @@ class ThreadPairSyphon:
 
     def stop(self) -> None:
         self._running.stop()
+
+    def restored(self, entity: str) -> None:
+        self._running.restored(entity)
 
     def ended(self) -> None:
         if self._thread.is_alive() and self._thread is not threading.current_thread():

@@ -127,6 +127,11 @@ class Syphon:
         self._paused = False
         self._wake()
 
+    def destination_restored(self, path: str) -> None:
+        """Send at once to a destination that was put aside, because it is said to work again (Y12)."""
+        self._context.destinations.retry_now(path, self._context.now())
+        self._context.notify_listeners()
+
     def set_rate(self, rate: float | None) -> None:
         self._context.rate_limit.set_rate(rate, self._context.now())
 

@@ -85,7 +85,8 @@ class _Destination:
     """
 
     __slots__ = (
-        "cause", "epoch", "failures", "missing_since", "path", "pause", "probing", "readiness", "since", "until",
+        "cause", "epoch", "failures", "missing_since", "path", "pause", "probe_again", "probing", "readiness", "since",
+        "until",
     )  # fmt: skip
 
     def __init__(self, path: str) -> None:
@@ -96,6 +97,7 @@ class _Destination:
         self.pause = 0.0
         self.epoch = 0
         self.probing = False
+        self.probe_again = False
         self.missing_since: float | None = None
         self.cause: FailureKind | None = None
         self.failures = 0
@@ -216,6 +218,16 @@ class Destinations:
             return inf
         return destination.until if destination.readiness is Readiness.ASIDE else -inf
 
+    def retry_now(self, path: str, now: float) -> None:
+        """Probe a destination that was put aside now, because it is said to work again (Y12).
+
+        If a probe runs, it began before. If it fails, another one follows at once.
+        """
+        destination = self._found.get(destination_key(path))
+        if destination is not None and destination.readiness is not Readiness.READY:
+            destination.until = min(destination.until, now)
+            destination.probe_again = destination.probing
+
     def failures(self, path: str) -> int:
         """Return the number of failures of the destination since it was last ready."""
         return self._of(path).failures
@@ -278,7 +290,8 @@ class Destinations:
         gone = one.missing_since is not None and now - one.missing_since >= policy.gone_after
         one.cause = kind
         one.failures += 1
-        one.until = now + one.pause * (1 - chance / 2)
+        one.until = now if one.probe_again else now + one.pause * (1 - chance / 2)
+        one.probe_again = False
         self._enter(one, Readiness.GONE if gone else Readiness.ASIDE, now)
 
     @staticmethod
