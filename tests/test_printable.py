@@ -21,7 +21,7 @@ IGNORABLE = [
     *map(chr, (*range(0xE0000, 0xE0100), *range(0xE01F0, 0xE1000))),
 ]
 UNSAFE = frozenset([*C0, *C1, DEL, *BIDI, *INVISIBLE, *IGNORABLE])
-# What attacks are made of, more often than chance would bring it.
+# Characters of attacks, more often than random text has them.
 texts = st.text(st.one_of(st.characters(), st.sampled_from(sorted(UNSAFE)), st.sampled_from("\ud800\udfff\\[]0;mJ")))
 
 

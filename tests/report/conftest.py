@@ -1,4 +1,4 @@
-"""Ledgers to look at, and what the pipeline finds in them, each once: Spark takes seconds."""
+"""Ledgers for reports, and their report data. Each is computed once, because Spark takes seconds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_ledger(folder: Path, entries: Sequence[Entry]) -> Path:
 
 
 def losses() -> list[Entry]:
-    """Everything that a verdict may speak of, and names that would like to be more than names."""
+    """Write entries for every part of a verdict, with names that contain markup and control characters."""
     minute = 60_000
     return [
         *(operation(Stage.SEND_PRIMARY, f"fine-{number}", at=MIDNIGHT + number * minute) for number in range(60)),
@@ -66,14 +66,14 @@ __all__ = ["books", "spark", "troubled"]
 
 @dataclass
 class Books:
-    """Tables, and what is found in them."""
+    """The tables of a ledger, and the report data from them."""
 
     tables: Tables
     found: ReportData
 
 
 def survive_an_outage(ledger: Path) -> None:
-    """A primary is killed and comes back, and the syphon brings everything home."""
+    """Kill a primary and start it again. A syphon then moves the backlog home."""
     options = SendAvailabilityOptions(
         backlog_queue_count=1,
         failover_interval=timedelta(0),
@@ -104,7 +104,7 @@ def survive_an_outage(ledger: Path) -> None:
 
 @pytest.fixture(scope="session")
 def books(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Books:
-    """A real outage, and long before it all that may go wrong."""
+    """A ledger with a real outage, and entries of every problem at an earlier time."""
     folder = tmp_path_factory.mktemp("books")
     ledger, tables = write_ledger(folder / "ledger", losses()), Tables(spark, folder / "tables")
     survive_an_outage(ledger)

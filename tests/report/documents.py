@@ -1,4 +1,4 @@
-"""A page as a browser's parser sees it: its elements, what it would load or run, and its text."""
+"""Parses a page as a browser does: its elements, the files it would load, the scripts it would run, and its text."""
 
 from __future__ import annotations
 

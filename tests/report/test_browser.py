@@ -1,4 +1,4 @@
-"""D4: the page in a real browser: no error, nothing asked of a network, and its script does what it is for."""
+"""D4: the page in a real browser: no error, no network request, and its script works."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def opened(page: Path, part: str) -> tuple[str, str]:
-    """The document as the browser has it after its script ran, and what its console said."""
+    """Return the document after its script ran in the browser, and the messages of the browser's console."""
     options = ("--enable-logging=stderr", "--v=0", "--dump-dom")
     done = subprocess.run(
         [*chromium.command(page.parent / "profile", *options), f"file://{page}#{part}"],

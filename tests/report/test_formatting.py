@@ -1,4 +1,4 @@
-"""How numbers and instants are told, and that nothing gets out of its place in the markup."""
+"""Numbers and times as text, and that no text can add markup."""
 
 from __future__ import annotations
 

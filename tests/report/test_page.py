@@ -1,4 +1,4 @@
-"""D4: what the page says of a ledger with trouble in it, that names stay names, and that its size is bounded."""
+"""D4: the page of a ledger with problems, names that contain markup, and the limit of the page's size."""
 
 from __future__ import annotations
 

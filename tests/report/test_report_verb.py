@@ -1,4 +1,4 @@
-"""D4: `twinbus report` as its users have it: what it writes, and what it refuses."""
+"""D4: `twinbus report`, run as a user runs it: what it writes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(600)  # Spark is slow on a busy machine
 
 
 def run(*arguments: str | Path) -> tuple[int, str]:
-    """In this process, whose Spark session the verb finds: how it ended, and what it told or what was wrong."""
+    """Run the verb in this process, with the Spark session of the tests. Returns its exit code and its output."""
     done = CliRunner().invoke(app, ["report", *map(str, arguments)], env={"COLUMNS": "250"})
     return done.exit_code, done.stdout or done.stderr
 

@@ -1,4 +1,4 @@
-"""A version of azure-servicebus that lacks a private part is told by its number, and not as an ImportError."""
+"""If a version of azure-servicebus lacks a private part, the error names the version and is no ImportError."""
 
 import subprocess
 import sys

@@ -77,7 +77,7 @@ async def test_y6_a_few_of_many_are_brought_back_and_the_rest_is_as_it_was(bus: 
     assert len(await found(dead)) == MANY - 2
     back = await bus.management(queue).peek(0, MANY)
     assert [one.message_id for one in back] == [letter.message_id for letter in chosen]
-    # What was held meanwhile is free again: it can be brought back at once.
+    # Messages that were held during the call are released: they can be resubmitted now.
     assert await resubmitted(dead, [letters[0]]) == [letters[0].sequence_number]
 
 
@@ -118,6 +118,6 @@ async def test_y6_a_few_of_very_many_are_brought_back_in_bounded_memory(bus: Ser
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # A page of what is peeked, and a few batches of what is received, are more than any other.
+    # One page of peeked messages and a few batches of received ones are the most that may be in memory.
     assert most < 0.6 * many * size
     assert len(await found(dead)) == many - 1

@@ -51,7 +51,7 @@ def namespaces() -> Iterator[LocalNamespaces]:
 
 
 class Tokens:
-    """A TokenCredential whose tokens are SAS tokens, which is all a local namespace knows to judge."""
+    """A TokenCredential whose tokens are SAS tokens: a local namespace can verify no other tokens."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -69,7 +69,7 @@ class AioTokens(Tokens):
 
 
 class World:
-    """Pairs of one driver, and what is on the primary."""
+    """Pairs of one driver, and functions that read the primary."""
 
     def __init__(self, driver: str, namespaces: LocalNamespaces) -> None:
         self.driver = driver
@@ -304,7 +304,7 @@ async def test_y1_the_syphon_uses_the_credentials_of_the_callers_clients(world: 
 
 
 async def test_c2_one_side_gone_the_other_is_faulted_and_the_syphon_stops(world: World) -> None:
-    # Each takes its five seconds: either side with one driver.
+    # Each case takes five seconds, so each driver tests only one side.
     ends, how = ("primary", "close") if world.driver == "sync" else ("secondary", "fault")
     pair = await world.pair()
     gone, left = (pair.primary, pair.secondary) if ends == "primary" else (pair.secondary, pair.primary)

@@ -29,7 +29,7 @@ class Held:
 
 
 class ScriptedBacklog:
-    """Answers each receive with the next of `answers`: so many messages, or an error."""
+    """Answers each receive with the next of `answers`: a number of messages, or an error."""
 
     def __init__(self, *answers: int | BaseException) -> None:
         self.answers = list(answers)

@@ -224,7 +224,7 @@ async def test_m1_n5_of_a_whole_outage_the_ledger_holds_what_the_meters_counted(
         async with pair.get_subscription_receiver("news", "all") as receiver:
             for one in await received(receiver, 2):
                 await receiver.complete_message(one)
-        # The outage: what is sent goes into the backlog, also for those that take nothing, or are not there.
+        # The outage: messages are diverted, also for entities that accept none or do not exist.
         await asyncio.to_thread(sides.primary.namespace.stop)
         await orders.send_messages(messages(20, first=100))
         await orders.send_messages(messages(1, first=150, size=100 * 1024))
@@ -233,7 +233,7 @@ async def test_m1_n5_of_a_whole_outage_the_ledger_holds_what_the_meters_counted(
             await pair.get_queue_sender(other).send_messages(messages(3, first=200))
         await asyncio.to_thread(sides.primary.namespace.start)
         await until(lambda: pair.entities()[0].state.name != "FAILED_OVER")
-        # Afterwards: the syphon brings home what can be, the rest is resubmitted for where it can go.
+        # After the outage: the syphon moves what it can, and the rest is resubmitted to another destination.
         async with syphon(sides, drain=True) as syphoning:
             running = asyncio.create_task(syphoning.run())
             await until(lambda: syphoning.progress().total.deferred >= 3)
@@ -248,7 +248,7 @@ async def test_m1_n5_of_a_whole_outage_the_ledger_holds_what_the_meters_counted(
                 await receiver.complete_message(one)
     await asyncio.to_thread(sides.stop)
     assert sides.told() == sides.metered()
-    # What was on its way when the primary went did not arrive; nobody could know.
+    # A message that was in flight when the primary was killed did not arrive, but the sender cannot know this.
     assert {one.stage for one in sides.operations() if one.result == "unknown"} <= {Stage.SEND_PRIMARY}
     # Found missing and created by the pair, and listed once by each syphon.
     assert sides.requests() == 2 * 2 + 2
@@ -323,7 +323,7 @@ async def test_y2_an_idle_syphon_costs_its_receives_and_nothing_else(sides: Side
     await asyncio.to_thread(sides.stop)
     told = sides.told()
     assert told == sides.metered()
-    # The peek is that of the start: whether an earlier syphon left something behind.
+    # The one peek is at the start: it looks for messages that an earlier syphon put aside.
     assert {operation: sum(n for key, n in told.items() if key[2] == operation) for _, _, operation in told} == {
         "receive_empty": idle.progress().operations[Stage.EMPTY_RECEIVE],
         "peek": 2,

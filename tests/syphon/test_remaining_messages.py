@@ -7,7 +7,7 @@ from twinbus.syphon.progress import MessageCounts
 
 
 class Asked:
-    """A discovery that counts how often it is asked."""
+    """A discovery that counts its requests."""
 
     def __init__(self) -> None:
         self.times = 0

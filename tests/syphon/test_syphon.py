@@ -59,7 +59,7 @@ async def test_y2_an_idle_pump_costs_one_receive_for_each_poll(ground: TwoNamesp
         await until(lambda: syphon.progress().operations.get(Stage.EMPTY_RECEIVE, 0) >= 4)
         syphon.stop()
         progress = await running
-    # The queue is looked through once, when it was first found empty.
+    # The queue is scanned once, when it is first found empty.
     assert set(progress.operations) == {Stage.EMPTY_RECEIVE, Stage.PEEK_BACKLOG}
     assert progress.operations[Stage.PEEK_BACKLOG] == 1
     assert progress.operations[Stage.EMPTY_RECEIVE] <= progress.seconds / 0.4 + 1
@@ -140,7 +140,7 @@ async def test_y3_a_crash_at_any_step_repeats_under_the_same_id_and_loses_nothin
         if step is not MoveStep.CONFIRMED:
             assert arrived == numbered(50)
 
-    # Together, since each waits for locks to end.
+    # At the same time, because each waits until locks end.
     await asyncio.gather(*map(crash_at, (MoveStep.RECEIVED, MoveStep.INTENDED, MoveStep.SENDING, MoveStep.CONFIRMED)))
 
 
@@ -324,7 +324,7 @@ async def test_y9_paused_it_moves_nothing_and_holds_nothing_until_it_is_resumed(
         syphon.pause()
         await until(lambda: syphon.state == "paused" and not syphon.progress().held)
         await ground.fill(30)
-        # Another receiver may have them meanwhile: no credit is out.
+        # No credit is granted, so another receiver can get the messages.
         async with connect(ground.secondary) as bus:
             receiver = await bus.receiver(ground.queue, prefetch=0)
             assert await receiver.receive(1, 5)

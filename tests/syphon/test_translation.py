@@ -1,4 +1,4 @@
-"""Y3, Y6, Y7, S9 and S10 on the bytes of a message: what comes out of the backlog is what went in."""
+"""Y3, Y6, Y7, S9 and S10 on the bytes of a message: the translated message equals the message before diverting."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def in_backlog(**given: Any) -> bytes:
 
 
 def shape(raw: bytes) -> dict[str, Any]:
-    """Every field as it stands on the wire. A section without content is as good as none (§3.2)."""
+    """Return every field as on the wire. An empty section counts as no section (§3.2)."""
     sections = split_sections(read_routing_fields(raw).raw)
 
     def fields(code: int) -> list[bytes]:
@@ -178,7 +178,7 @@ def test_y3_what_the_sdk_diverted_reaches_the_primary_as_the_sdk_would_have_sent
     found = shape(raw)
     assert path == "orders"
     if sent.header is not None and sent.header.time_to_live is not None:
-        # The SDK reckons these two from the time to live as it sends: S7 clears them, the service needs neither.
+        # The SDK computes these two from the time to live when it sends. S7 clears them; the service needs neither.
         for one in (found, meant):
             one["properties"] = [field for index, field in enumerate(one["properties"]) if index not in (8, 9)]
             while one["properties"] and one["properties"][-1] == b"\x40":

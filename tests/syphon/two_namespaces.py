@@ -137,7 +137,7 @@ def numbered(count: int, first: int = 0) -> Counter[str]:
 
 
 async def until(holds: Callable[[], object], seconds: float = 30.0) -> None:
-    """Looks again and again; the time-out is that of a test that failed."""
+    """Check the condition repeatedly until it is true. If it never is, the test's timeout ends the wait."""
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110 - what is looked at tells nobody when it changes
             await asyncio.sleep(LOOK)

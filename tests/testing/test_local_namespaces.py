@@ -1,4 +1,4 @@
-"""Namespaces for tests: they start, die and come back as asked, and leave nothing behind."""
+"""Namespaces for tests: a test can start, kill and restart them, and they leave nothing behind."""
 
 import os
 import select

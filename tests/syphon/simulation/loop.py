@@ -1,4 +1,4 @@
-"""An event loop whose time passes only while everything waits: hours of a syphon's life in milliseconds."""
+"""An event loop with a simulated clock, which advances only while all tasks wait: hours pass in milliseconds."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class SimulatedEntity:
             await asyncio.sleep(10.0)
         safe = 0
         if struck.kind in UNCERTAIN:
-            # Some are confirmed, some arrived though nobody said so, the others did not arrive.
+            # Some messages are confirmed, some arrived without a confirmation, the others did not arrive.
             safe = self.chance.randint(0, len(messages) - 1) if self.chance.random() < 0.3 else 0
             self._arrive(messages[:safe])
             for message in messages[safe:]:
@@ -157,7 +157,7 @@ def message_of(held: HeldMessage) -> SimulatedMessage:
 
 
 class SimulatedQueue:
-    """A backlog queue. `trouble` is how often a call fails, half of those after it was done."""
+    """A backlog queue. `trouble` is the share of calls that fail. Half of these fail after they were carried out."""
 
     def __init__(self, path: str, chance: Random, letters: list[SimulatedMessage], lock: float) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Worlds by seed: destinations that die and return, several syphons, locks lost, crashes at any instant."""
+"""Simulated worlds by seed: destinations fail and return, several syphons run, locks are lost, processes are killed."""
 
 import pytest
 

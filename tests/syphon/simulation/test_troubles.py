@@ -1,4 +1,4 @@
-"""One failure at a time, on the simulated clock: of a batch, of a rate limit, of a syphon that has to stop."""
+"""One failure at a time, on the simulated clock: in a batch, with a rate limit, while a syphon stops."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LOCK = 30.0
 
 
 class Place:
-    """One backlog queue of letters for `paths` in turn, and syphons on it. `breaks`: the first call of it fails."""
+    """One backlog queue with messages for `paths` in turn, and syphons on it. `breaks`: its first call fails."""
 
     def __init__(self, count: int, *paths: str, where: MessagePlace = MessagePlace.ACTIVE) -> None:
         chance = Random(1)
@@ -128,7 +128,7 @@ def test_y5_messages_of_a_recall_that_failed_are_scanned_for_again(trouble: str)
 
         place.breaks = trouble
         if trouble == "renew":
-            # Not sent before the lock is lost, and then not once more.
+            # Not sent before the lock is lost, and not sent after that.
             place.entities["orders"].outages.append(SimulatedOutage(now(), now() + 2 * LOCK, FailureKind.TIMEOUT))
             place.queue.lock = 8.0
         async with place.syphon(steps):
@@ -235,7 +235,7 @@ def test_y9_a_cancellation_that_a_transport_swallows_does_not_keep_a_syphon_from
 
 
 class Failing:
-    """A discovery that the secondary answers only after so many tries."""
+    """A discovery that fails this number of times before it succeeds."""
 
     def __init__(self, failures: int) -> None:
         self.asked: list[float] = []
@@ -290,7 +290,7 @@ def test_y5_what_was_deferred_without_an_answer_is_found_again_once_its_lock_wou
 
 
 def test_m1_an_intent_that_the_ledger_could_not_take_ends_as_not_tried(tmp_path: Path) -> None:
-    """The directory is gone, and comes back: what was given up meanwhile was asked of nobody."""
+    """The directory is removed and made again: for intents that failed in between, nothing was sent."""
     folder = tmp_path / "ledger"
     ledger = Ledger(folder, Role.SYPHON, LedgerOptions(on_error="stop"))
     syphon_ledger = SyphonLedger(ledger, "p", "s", ProgressCounter(0.0))
@@ -313,7 +313,7 @@ def test_m1_an_intent_that_the_ledger_could_not_take_ends_as_not_tried(tmp_path:
     ledger.flush()
     ledger.close()
     entries = list(read_ledger(folder))
-    # In one line, or in two where the intent still waited for the disk when it was ended.
+    # One line, or two lines if the intent was written before the operation ended.
     ended = [entry for entry in entries if isinstance(entry, Operation | Outcome)]
     begun = [entry for entry in entries if isinstance(entry, Operation | Intent)]
     assert [(one.id, one.result) for one in ended] == [(one.id, "not_tried") for one in begun]

@@ -1,6 +1,6 @@
-"""A world of two namespaces and several syphons, made from a seed; its outages end, and then it must come to rest.
+"""A simulated world of two namespaces and several syphons, made from a seed. After its outages, all messages must move.
 
-Drives the very pumps of the product, on a clock of its own.
+Runs the pumps of the product, on a simulated clock.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Summary:
 
 
 class Ear(logging.Handler):
-    """Hears what the pumps report as their own defects, not that a destination refuses the credential."""
+    """A log handler that records defects of pumps, but not refused credentials of a destination."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -62,7 +62,7 @@ class Ear(logging.Handler):
 
 
 class World:
-    """`World(seed).live()`: ViolationError where something was lost, repeated without a reason, or cost too much."""
+    """`World(seed).live()` raises ViolationError if a message is lost, repeated without a reason, or costs too much."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -82,7 +82,7 @@ class World:
             for number in range(1, chance.randint(1, 60))
         ]
         for letter in letters:
-            # Left behind by an earlier life.
+            # Left over from an earlier run.
             letter.where = MessagePlace.DEFERRED if chance.random() < 0.1 else MessagePlace.ACTIVE
         return SimulatedQueue(name, chance, letters, lock=chance.choice((5.0, 30.0, LOCK)))
 
@@ -126,7 +126,7 @@ class World:
                 )
 
     async def _syphon(self, begin: float) -> None:
-        """Lives, is killed at any instant and is started again; the last life drains."""
+        """Run a syphon that is killed at random times and started again. The last run is a drain."""
         chance = self.chance
         for _ in range(0 if self.calm else chance.choice((0, 1, 3))):
             await self._life(drain=False, seconds=chance.expovariate(1 / 100))
@@ -134,7 +134,7 @@ class World:
         if left > 0 and (self.calm or chance.random() < 0.5):
             await self._life(drain=False, seconds=left + chance.uniform(0, 100), killed=False)
         elif left > 0:
-            # Through outages with one and the same memory, and then killed while it brings back what was put aside.
+            # This syphon runs through all outages, and is killed while it brings back messages that were put aside.
             await self._life(drain=True)
             await self._life(drain=False, seconds=max(begin + HORIZON - now(), 0) + chance.uniform(0, 5))
         await self._life(drain=True)
@@ -161,7 +161,7 @@ class World:
             try:
                 await running
             except PrimaryRefusesError:
-                # A person sees it, mends it or not, and starts it again.
+                # As if an operator had seen the error and started the syphon again.
                 await syphon.close()
                 await asyncio.sleep(REFUSED_SECONDS)
                 await self._life(drain=drain)
@@ -224,6 +224,6 @@ class World:
             raise ViolationError(f"seed {self.seed}: {letter} arrived {letter.arrivals} times without a reason")
 
     def _latest(self, letter: SimulatedMessage) -> float:
-        """It need not wait for another syphon's life, or the next time that somebody looks through the queue."""
+        """Return the latest time for a message: without waiting for another syphon, or for the next scan."""
         ends = [outage.end for outage in self.entities[letter.path].outages]
         return max(letter.comes, *ends, 0.0) + 2 * self.policy.longest_pause + 2 * LOCK + 60.0

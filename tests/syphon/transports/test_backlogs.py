@@ -193,7 +193,7 @@ async def test_y4_a_completion_whose_answer_was_lost_is_no_lost_lock(world: Worl
     metered = MeteredBacklog(world.backlog, world.queue, SyphonLedger(None, "p", "s", counts), time.monotonic)
     namespaces["secondary"].faults.set("drop-ack", entity=world.queue, points=["settle"], count=1)
     if isinstance(world.transport, SdkTransport):
-        with suppress(BacklogFailedError):  # the SDK asks once, and nobody knows
+        with suppress(BacklogFailedError):  # the SDK tries once, so the result is unknown
             await metered.complete(held)
         return
     assert await metered.complete(held) == []
@@ -209,7 +209,7 @@ async def test_y4_a_lock_that_was_lost_while_nobody_answered_is_told(world: Worl
     metered = MeteredBacklog(
         world.backlog, world.queue, SyphonLedger(None, "p", "s", ProgressCounter(0.0)), time.monotonic
     )
-    # Not done, and not answered; then given back by somebody else before it is asked again.
+    # The settlement is neither carried out nor answered. Another client abandons the message before the next try.
     namespaces["secondary"].faults.set("black-hole", entity=world.queue, points=["settle"], count=1)
     completing = asyncio.create_task(metered.complete(held))
     token = held[0].message.lock_token  # type: ignore[attr-defined] # of the native transport
@@ -228,7 +228,7 @@ async def test_a_transport_keeps_nothing_of_what_was_closed(world: World) -> Non
         await used()
     gc.collect()
     if isinstance(world.transport, SdkTransport):
-        assert len(world.transport._members) == 1  # the world's own
+        assert len(world.transport._members) == 1  # the fixture closes it
     else:
         assert isinstance(world.transport, NativeTransport)
         assert len(world.transport._secondary._members) <= 1

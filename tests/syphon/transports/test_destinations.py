@@ -1,4 +1,4 @@
-"""One contract, both transports: what reaches the primary, as it was meant or not at all (Y3, Y5, Y10)."""
+"""One contract, both transports: a message reaches the primary unchanged or not at all (Y3, Y5, Y10)."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ async def test_a_lost_acknowledgement_is_a_failure_though_the_message_arrived(
 
 
 class Ending:
-    """A credential whose tokens all end at one instant: then the server takes their links away."""
+    """A credential whose tokens all expire at one instant. The server then detaches their links."""
 
     def __init__(self, host: str) -> None:
         self.until = 0
@@ -226,7 +226,7 @@ async def test_m1_a_send_under_way_when_its_link_is_taken_away_was_not_refused(
         transport = make(client, client, try_timeout=60.0)
         destination = transport.destination(world.path)
         failures: list[SendFailedError] = []
-        while await asyncio.to_thread(primary.faults.list):  # the token may end before its link is open
+        while await asyncio.to_thread(primary.faults.list):  # the token may expire before its link is open
             ending.until = int(time.time()) + 3
             with pytest.raises(SendFailedError) as raised:
                 await destination.send(outgoing)
