@@ -212,6 +212,23 @@ async def test_y12_the_pairs_syphon_sends_to_a_restored_entity_at_once(
     await world.until(lambda: pair.entities()[0].state == "healthy")
 
 
+async def test_s15_the_pairs_syphon_delivers_nothing_to_a_held_entity_until_it_is_released(world: World) -> None:
+    pair = await world.pair(backlog_queue_count=1)
+    await world.do(lambda: pair.force_failover(world.queue, hold=True))
+    sender = await world.do(pair.get_queue_sender, world.queue)
+    await world.do(sender.send_messages, ServiceBusMessage("x", message_id="held"))
+    async with connect(world.namespaces["secondary"].connection_string, timeout=10) as bus:
+        backlog = bus.management(pair.backlog_queues[0])
+        states: list[MessageState] = []
+        # The syphon has had the message, and put it aside.
+        async with asyncio.timeout(SOON):
+            while states != [MessageState.DEFERRED]:
+                states = [one.state for one in await backlog.peek(0, 10)]
+    assert await world.arrived() == []
+    await world.do(pair.force_restore, world.queue)
+    assert [one.message_id for one in await world.brought(1)] == ["held"]
+
+
 def statuses(running: Any) -> tuple[DestinationStatus, ...]:
     return () if running._syphon is None else running._syphon._context.destinations.statuses()
 

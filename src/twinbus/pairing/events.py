@@ -23,6 +23,7 @@ from twinbus.pairing.decide.backlog_watch import QueueStatus
 from twinbus.pairing.decide.failover import (
     Entity,
     FailoverEngaged,
+    FailoverHeld,
     PrimaryUnusable,
     Restored,
     TrialFailed,
@@ -124,6 +125,7 @@ class SideClosed:
 
 Notice = (
     FailoverEngaged
+    | FailoverHeld
     | Restored
     | PrimaryUnusable
     | TrialPassed
@@ -142,6 +144,7 @@ Callback = Callable[[Any], object]
 
 LEVELS: Final[Mapping[str, int]] = {
     FailoverEngaged.name: logging.WARNING,
+    FailoverHeld.name: logging.WARNING,
     Restored.name: logging.WARNING,
     PrimaryUnusable.name: logging.ERROR,
     TrialPassed.name: logging.INFO,

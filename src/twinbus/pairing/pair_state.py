@@ -171,6 +171,7 @@ class PairState:
         self._recreate = recreate
         self._recreate_after: dict[str, float] = {}
         self._entities: dict[str, SharedEntity] = {}
+        self._hold_all = False
         self._making = threading.Lock()
         self.rotation = SharedRotation(self.queues, options.probation.total_seconds(), driver)
         self.backlog_watch = SharedBacklogWatch(
@@ -252,6 +253,8 @@ class PairState:
                 found = self._entities[key] = SharedEntity(path, self.options.policy, self._driver)
                 if self.primary.state is not SideState.OPEN:
                     found.advance(PairClosed())
+                elif self._hold_all:
+                    found.advance(FailoverForced(hold=True))
         return found
 
     def provisioned(self, result: Provisioned) -> None:
@@ -280,15 +283,31 @@ class PairState:
     def is_failed_over(self, path: str) -> bool:
         """Return whether the entity is failed over in this pair, so that the pair diverts its messages."""
         shared = self._entities.get(_key(path))
-        return shared is not None and shared.entity.mode in (EntityMode.FAILED_OVER, EntityMode.UNUSABLE)
+        return shared is not None and shared.entity.engaged is not None
 
-    def force_failover(self, entity: str) -> None:
-        self.primary.refuse_unless_open()
-        self.entity(entity).advance(FailoverForced())
+    def is_held(self, path: str) -> bool:
+        """Return whether an operator holds the failover of the entity, so that nothing may be delivered to it (S15)."""
+        shared = self._entities.get(_key(path))
+        return self._hold_all if shared is None else shared.entity.mode is EntityMode.HELD
 
-    def force_restore(self, entity: str) -> None:
+    def force_failover(self, entity: str | None, *, hold: bool) -> None:
+        """Fail an entity over; None: all entities. With `hold`, None holds entities that are used later, too (S15)."""
         self.primary.refuse_unless_open()
-        self.entity(entity).advance(RestoreForced())
+        if entity is None:
+            self._hold_all = self._hold_all or hold
+        for shared in self._chosen(entity):
+            shared.advance(FailoverForced(hold))
+
+    def force_restore(self, entity: str | None) -> None:
+        """Return an entity to the primary; None: all entities."""
+        self.primary.refuse_unless_open()
+        if entity is None:
+            self._hold_all = False
+        for shared in self._chosen(entity):
+            shared.advance(RestoreForced())
+
+    def _chosen(self, entity: str | None) -> list[SharedEntity]:
+        return list(self._entities.values()) if entity is None else [self.entity(entity)]
 
     def pings_with_message(self, sender: Any) -> bool:
         """Return True if a ping on this open link sends a message, False if opening the link is the ping (G3)."""

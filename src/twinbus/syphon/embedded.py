@@ -117,6 +117,7 @@ class _RestartingSyphon:
                 options=SyphonOptions(ttl=self._pair.options.ttl),
                 ledger=self._ledger,
                 on_emptied=self._on_emptied,
+                is_held=self._pair.is_held,
             )
             async with made:
                 self._syphon = made

@@ -70,7 +70,8 @@ class Syphon:
     """A syphon. Use: `async with Syphon(transport, discovery, …) as syphon: await syphon.run()`.
 
     Closes the transport and the discovery; the caller closes the ledger. `primary` and `secondary` are the names of
-    the namespaces in the ledger.
+    the namespaces in the ledger. Nothing is sent to a destination for which `is_held` returns True (S15); the caller
+    calls `destination_restored` when that ends.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Syphon:
         ledger: Ledger | None = None,
         on_step: StepListener | None = None,
         on_emptied: EmptiedListener | None = None,
+        is_held: Callable[[str], bool] | None = None,
         wall: Callable[[], datetime] = wall_clock,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -97,6 +99,8 @@ class Syphon:
         self._context.add_listener(self._wake)
         if on_emptied is not None:
             self._context.on_emptied = on_emptied
+        if is_held is not None:
+            self._context.destinations.is_held = is_held
         self._pumps: dict[str, Pump] = {}
         self._woken = asyncio.Event()
         self._paused = False

@@ -248,6 +248,7 @@ EVENTS: tuple[f.Event, ...] = (
     *(f.PingFailed(episode, kind) for episode in (1, 2) for kind in FailureKind),
     f.BacklogAccepted(2),
     f.FailoverForced(),
+    f.FailoverForced(hold=True),
     f.RestoreForced(),
     f.PairClosed(),
 )
@@ -292,7 +293,7 @@ def check_step(before: f.Entity, event: f.Event, after: f.Entity, effects: tuple
     over = after.mode in (EntityMode.FAILED_OVER, EntityMode.UNUSABLE)
     assert (after.deadline is not None) is (after.mode is EntityMode.FAILING)
     assert (after.next_ping is not None) is over
-    assert (after.engaged is not None) is over
+    assert (after.engaged is not None) is (over or after.mode is EntityMode.HELD)
     assert over or not after.pinging
     answers = [e for e in effects if isinstance(e, f.RaiseToCaller | f.SendToBacklog | f.RaiseUnusable)]
     assert len(answers) == isinstance(event, f.PrimarySendFailed)

@@ -47,3 +47,29 @@ async def test_s11_a_topic_is_forced_over_and_back_through_its_own_sender(world:
     receiver = pair.get_subscription_receiver(topic, "all", max_wait_time=5)
     assert [one.message_id for one in await world.do(receiver.receive_messages)] == ["direct"]
     await world.do(receiver.close)
+
+
+# --- S15 -------------------------------------------------------------------------------------------------------------
+
+
+async def test_s15_a_hold_of_all_entities_includes_those_that_are_used_later_and_ends_with_force_restore(
+    world: World, queue: str
+) -> None:
+    pair = await world.pair(ping_interval=timedelta(seconds=1))
+    heard: list[str] = []
+    pair.on("*", lambda notice: heard.append(notice.name))
+    sender, beside = await world.sender(pair, queue), "beside-it"
+    await world.do(lambda: pair.force_failover(hold=True))
+    late = await world.sender(pair, beside)
+    for number, one in enumerate((sender, late)):
+        await world.send(one, ServiceBusMessage("x", message_id=f"held {number}"))
+    assert (state_of(pair, queue), state_of(pair, beside)) == ("held", "held")
+    assert {one.message_id for one in await world.backlog(pair)} == {"held 0", "held 1"}
+    await world.until(lambda: heard.count("failover_held") == 2)
+    await world.do(pair.force_restore)
+    await world.send(sender, ServiceBusMessage("x", message_id=f"after {world.driver}"))
+    assert f"after {world.driver}" in [one.message_id for one in await world.held(queue)]
+    assert (state_of(pair, queue), state_of(pair, beside)) == ("healthy", "on_trial")
+    assert state_of(pair, "another") == "unknown"
+    await world.sender(pair, "another")
+    assert state_of(pair, "another") == "healthy"

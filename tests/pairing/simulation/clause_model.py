@@ -51,6 +51,7 @@ class EntityModel:
     failovers: int = 0
     restores: int = 0
     trial: bool = False
+    held: bool = False
     failed_trials: int = 0
     diverted: int = 0
     closed: bool = False
@@ -59,6 +60,8 @@ class EntityModel:
     def mode(self) -> str:
         if self.closed:
             return "closed"
+        if self.held:
+            return "held"
         if self.over:
             return "unusable" if self.unusable else "failed_over"
         if self.trial:
@@ -93,7 +96,13 @@ class EntityModel:
                 self.engage(now)
         return self.over and kind not in CALLERS_FAULT
 
+    def hold(self, now: float) -> None:
+        if not self.over:
+            self.engage(now)
+        self.held, self.unusable, self.pinging = True, False, False
+
     def close(self) -> None:
+        self.held = False
         self.armed, self.over, self.unusable, self.pinging, self.trial = None, False, False, False, False
         self.closed = True
 
@@ -108,14 +117,15 @@ class EntityModel:
         self.diverted = 0
 
     def restore(self) -> None:
+        self.held = False
         if self.over:
             self.restores += 1
             self.trial = True
         self.armed, self.over, self.unusable, self.pinging = None, False, False, False
 
     def ping(self, now: float) -> None:
-        if not self.over:
-            raise ViolationError("a ping to an entity that is not failed over")
+        if not self.over or self.held:
+            raise ViolationError("a ping to an entity that is not failed over, or is held")
         if self.pinging:
             raise ViolationError("two pings at once")
         if now < self.last_ping + self.ping_interval - SLACK:
@@ -139,7 +149,11 @@ class EntityModel:
         if self.armed is not None and now > self.armed + self.rules.failover_interval + self.rules.lateness + SLACK:
             raise ViolationError("the failover timer did not fire")
         longest = self.ping_interval * (1 + self.rules.ping_jitter) + self.rules.lateness
-        if self.over and now > self.last_ping + max(longest, TRY_TIMEOUT + self.rules.lateness) + SLACK:
+        if (
+            self.over
+            and not self.held
+            and now > self.last_ping + max(longest, TRY_TIMEOUT + self.rules.lateness) + SLACK
+        ):
             raise ViolationError("no ping came")
 
 

@@ -197,14 +197,16 @@ class SimulatedProcess:
 
     # --- what an operator does ---------------------------------------------------------------------------------------
 
-    def force(self, path: str, *, over: bool) -> None:
+    def force(self, path: str, *, over: bool, hold: bool = False) -> None:
         belief = self.beliefs[path]
         if not belief.closed:
-            if over and not belief.over:
+            if hold and over:
+                belief.hold(self.now())
+            elif over and not belief.over:
                 belief.engage(self.now())
             elif not over:
                 belief.restore()
-            self.cells[path].advance(failover.FailoverForced() if over else failover.RestoreForced())
+            self.cells[path].advance(failover.FailoverForced(hold) if over else failover.RestoreForced())
 
     def close(self) -> None:
         self.primary.leave(SideState.CLOSED)

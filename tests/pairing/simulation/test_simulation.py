@@ -78,7 +78,7 @@ def test_s14_a_few_worlds_hold_trials_of_every_outcome_and_calls_from_before_a_r
         for process in (*world.processes, *world.closed):
             outcomes.update(notice.name for notice in process.notices)
             outcomes["failed late"] += process.failed_late
-    assert {"trial_passed", "trial_failed", "restored", "failed late"} <= set(+outcomes)
+    assert {"trial_passed", "trial_failed", "restored", "failover_held", "failed late"} <= set(+outcomes)
 
 
 def test_a_seed_replays_exactly() -> None:

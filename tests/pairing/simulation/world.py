@@ -124,7 +124,11 @@ class World:
 
     def _force(self) -> None:
         process = self.chance.choice(self.processes)
-        process.force(self.chance.choice(list(self.primary)), over=self.chance.random() < 0.7)
+        path, hold = self.chance.choice(list(self.primary)), self.chance.random() < 0.3
+        process.force(path, over=self.chance.random() < 0.7, hold=hold)
+        if hold:
+            # An operator releases what an operator holds.
+            self.after(self.chance.uniform(0, HORIZON), lambda: process.force(path, over=False))
 
     # --- time --------------------------------------------------------------------------------------------------------
 

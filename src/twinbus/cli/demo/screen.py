@@ -24,6 +24,7 @@ _STATES: Final[Mapping[str, tuple[str, str]]] = {
     "failing": ("◐", BACKLOG),
     "failed_over": ("●", BACKLOG),
     "unusable": ("✕", DOWN),
+    "held": ("■", BACKLOG),
     "on_trial": ("◐", PRIMARY),
     "closed": ("○", "dim"),
 }

@@ -137,8 +137,11 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
         """The backlog queues that senders may use now (P7). Empty before the namespaces are paired."""
         return self._state.rotation.rotation.usable if self._paired else ()
 
-    def force_failover(self, entity: str) -> None:
-        """Fail the entity over. A failover starts pings, so this must be called in the pair's event loop.
+    def force_failover(self, entity: str | None = None, *, hold: bool = False) -> None:
+        """Fail an entity over, or all entities. With `hold` the failover stays until `force_restore` (S11, S15).
+
+        A hold of all entities includes those whose first sender is made later. A failover starts pings, so this must be
+        called in the pair's event loop.
 
         Raises RuntimeError outside an event loop, PairLoopError in another loop than the pair's, and NotPairedError
         before the namespaces are paired.
@@ -148,10 +151,10 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
         if not self._paired:
             raise NotPairedError
         self._timeouts.claim()
-        self._state.force_failover(entity)
+        self._state.force_failover(entity, hold=hold)
 
-    def force_restore(self, entity: str) -> None:
-        """Return the entity to the primary.
+    def force_restore(self, entity: str | None = None) -> None:
+        """Return an entity to the primary, or all entities.
 
         Raises RuntimeError outside an event loop, PairLoopError in another loop than the pair's.
         """

@@ -1,4 +1,4 @@
-"""Decide when one entity fails over to the backlog and when it returns to the primary (S3, S4, S5, S11, S14, G2, G4).
+"""Decide when an entity fails over to the backlog and when it returns to the primary (S3–S5, S11, S14, S15, G2, G4).
 
 An entity is in one mode. The mode says where a call that starts now goes:
 
@@ -6,6 +6,7 @@ An entity is in one mode. The mode says where a call that starts now goes:
     failing       to the primary; the failover timer runs, which the first counting failure started
     failed_over   to the backlog; the primary gets only pings
     unusable      as failed_over; the last ping failed because the entity is gone or the credential is refused
+    held          as failed_over, but without pings: an operator holds the failover until force_restore (S15)
     on_trial      to the primary; the entity was restored, and the primary has accepted no message since (S14)
     closed        nowhere: the call raises the error that says why the pair is closed
 
@@ -44,6 +45,7 @@ class EntityMode(StrEnum):
     FAILING = "failing"
     FAILED_OVER = "failed_over"
     UNUSABLE = "unusable"
+    HELD = "held"
     ON_TRIAL = "on_trial"
     CLOSED = "closed"
 
@@ -62,6 +64,7 @@ ROUTES: Final[Mapping[EntityMode, SendRoute]] = {
     EntityMode.FAILING: SendRoute.PRIMARY,
     EntityMode.FAILED_OVER: SendRoute.BACKLOG,
     EntityMode.UNUSABLE: SendRoute.BACKLOG,
+    EntityMode.HELD: SendRoute.BACKLOG,
     EntityMode.ON_TRIAL: SendRoute.PRIMARY,
     EntityMode.CLOSED: SendRoute.CLOSED,
 }
@@ -89,6 +92,7 @@ class Trigger(StrEnum):
     PING_STALE = "a ping of an earlier failover ends"
     DIVERTED = "the backlog takes messages"
     FORCED_OVER = "force_failover"
+    FORCED_HOLD = "force_failover with hold"
     FORCED_BACK = "force_restore"
     CLOSED = "the pair closes or faults"
 
@@ -104,6 +108,7 @@ class Action(StrEnum):
     PUBLISH_ENGAGED = "emit failover_engaged"
     PUBLISH_RESTORED = "emit restored"
     PUBLISH_UNUSABLE = "emit primary_unusable"
+    PUBLISH_HELD = "emit failover_held"
     PUBLISH_PASSED = "emit trial_passed"
     PUBLISH_FAILED = "emit trial_failed"
     RAISE = "raise to the caller"
@@ -117,11 +122,13 @@ class Transition(NamedTuple):
     actions: tuple[Action, ...] = ()
 
 
-_HEALTHY, _FAILING, _FAILED_OVER, _UNUSABLE, _ON_TRIAL, _CLOSED = EntityMode
+_HEALTHY, _FAILING, _FAILED_OVER, _UNUSABLE, _HELD, _ON_TRIAL, _CLOSED = EntityMode
 _T, _A = Trigger, Action
 _ENGAGE: Final = (_A.PUBLISH_ENGAGED, _A.ARM_PING)
+_ENGAGE_HELD: Final = (_A.PUBLISH_ENGAGED, _A.PUBLISH_HELD)
 
-# The cells that failed_over and unusable share. The two modes differ only in what a refused ping does.
+# The cells that failed_over, unusable and held share. Failed_over and unusable differ only in what a refused ping does.
+# A held entity has no pings: their cells are never met.
 _DIVERTING: Final = {
     _T.FAILED_COUNTING: (_A.DIVERT,),
     _T.FAILED_AT_ONCE: (_A.DIVERT,),
@@ -133,6 +140,7 @@ _DIVERTING: Final = {
     _T.PING_FAILED: (_A.ARM_PING,),
 }
 _RESTORE: Final = Transition(_ON_TRIAL, (_A.STOP_PINGS, _A.PUBLISH_RESTORED))
+_HOLD_PINGED: Final = Transition(_HELD, (_A.STOP_PINGS, _A.PUBLISH_HELD))
 _CLOSE_PINGS: Final = Transition(_CLOSED, (_A.STOP_PINGS,))
 
 _CHANGES: Final[Mapping[EntityMode, Mapping[Trigger, Transition]]] = {
@@ -140,6 +148,7 @@ _CHANGES: Final[Mapping[EntityMode, Mapping[Trigger, Transition]]] = {
         _T.FAILED_COUNTING: Transition(_FAILING, (_A.ARM_TIMER, _A.RAISE)),
         _T.FAILED_AT_ONCE: Transition(_FAILED_OVER, (*_ENGAGE, _A.DIVERT)),
         _T.FORCED_OVER: Transition(_FAILED_OVER, _ENGAGE),
+        _T.FORCED_HOLD: Transition(_HELD, _ENGAGE_HELD),
         _T.CLOSED: Transition(_CLOSED),
     },
     _FAILING: {
@@ -149,26 +158,34 @@ _CHANGES: Final[Mapping[EntityMode, Mapping[Trigger, Transition]]] = {
         _T.TIMER_DUE: Transition(_FAILED_OVER, _ENGAGE),
         _T.TIMER_EARLY: Transition(_FAILING, (_A.ARM_TIMER,)),
         _T.FORCED_OVER: Transition(_FAILED_OVER, (_A.DISARM_TIMER, *_ENGAGE)),
+        _T.FORCED_HOLD: Transition(_HELD, (_A.DISARM_TIMER, *_ENGAGE_HELD)),
         _T.FORCED_BACK: Transition(_HEALTHY, (_A.DISARM_TIMER,)),
         _T.CLOSED: Transition(_CLOSED, (_A.DISARM_TIMER,)),
     },
     _FAILED_OVER: {
         _T.PING_SUCCEEDED: _RESTORE,
         _T.PING_REFUSED: Transition(_UNUSABLE, (_A.PUBLISH_UNUSABLE, _A.ARM_PING)),
+        _T.FORCED_HOLD: _HOLD_PINGED,
         _T.FORCED_BACK: _RESTORE,
         _T.CLOSED: _CLOSE_PINGS,
     },
     _UNUSABLE: {
         _T.PING_SUCCEEDED: _RESTORE,
         _T.PING_REFUSED: Transition(_UNUSABLE, (_A.ARM_PING,)),
+        _T.FORCED_HOLD: _HOLD_PINGED,
         _T.FORCED_BACK: _RESTORE,
         _T.CLOSED: _CLOSE_PINGS,
+    },
+    _HELD: {
+        _T.FORCED_BACK: Transition(_ON_TRIAL, (_A.PUBLISH_RESTORED,)),
+        _T.CLOSED: Transition(_CLOSED),
     },
     _ON_TRIAL: {
         _T.SENT_MESSAGE: Transition(_HEALTHY, (_A.PUBLISH_PASSED,)),
         _T.FAILED_AT_ONCE: Transition(_FAILED_OVER, (_A.PUBLISH_FAILED, *_ENGAGE, _A.DIVERT)),
         _T.FAILED_WITHOUT_MESSAGE: Transition(_ON_TRIAL, (_A.DIVERT,)),
         _T.FORCED_OVER: Transition(_FAILED_OVER, _ENGAGE),
+        _T.FORCED_HOLD: Transition(_HELD, _ENGAGE_HELD),
         _T.CLOSED: Transition(_CLOSED),
     },
     _CLOSED: {},
@@ -179,6 +196,8 @@ def _stay(mode: EntityMode, trigger: Trigger) -> Transition:
     """Return the transition of a trigger that changes no mode: answer a failed call, go on pinging, or do nothing."""
     if mode in (_FAILED_OVER, _UNUSABLE):
         return Transition(mode, _DIVERTING.get(trigger, ()))
+    if mode is _HELD:
+        return Transition(mode, _DIVERTING.get(trigger, ()) if trigger in FAILED else ())
     if trigger is _T.FAILED_STALE and mode is not _CLOSED:
         # The call failed after a failover engaged, so it diverts (S5). It says nothing about the primary of today.
         return Transition(mode, (_A.DIVERT,))
@@ -262,7 +281,9 @@ class BacklogAccepted:
 
 @dataclass(frozen=True, slots=True)
 class FailoverForced:
-    """An operator forced the failover."""
+    """An operator forced the failover. With `hold` it stays until `RestoreForced`, and no pings are sent (S15)."""
+
+    hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +434,17 @@ class TrialFailed:
     ping_interval: float
 
 
-FailoverNotice = FailoverEngaged | Restored | PrimaryUnusable | TrialPassed | TrialFailed
+@dataclass(frozen=True, slots=True)
+class FailoverHeld:
+    """An operator holds a failover until force_restore (S15)."""
+
+    name: ClassVar[str] = "failover_held"
+    entity: str
+    at: float
+    episode: int
+
+
+FailoverNotice = FailoverEngaged | FailoverHeld | Restored | PrimaryUnusable | TrialPassed | TrialFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -546,7 +577,7 @@ def trigger_of(entity: Entity, event: Event, now: float) -> Trigger:
         case BacklogAccepted():
             return Trigger.DIVERTED
         case FailoverForced():
-            return Trigger.FORCED_OVER
+            return Trigger.FORCED_HOLD if event.hold else Trigger.FORCED_OVER
         case RestoreForced():
             return Trigger.FORCED_BACK
         case PairClosed():
@@ -585,23 +616,17 @@ def _entered(entity: Entity, mode: EntityMode, event: Event, now: float, chance:
             assert isinstance(event, PrimarySendFailed)
             deadline = now + entity.policy.failover_interval
             return replace(entity, mode=mode, since=now, cause=event.kind, deadline=deadline)
+        case EntityMode.HELD if entity.engaged is not None:
+            return replace(entity, mode=mode, since=now, next_ping=None, pinging=False)
+        case EntityMode.HELD:
+            return replace(_engaged(entity, event, now), mode=mode)
         case EntityMode.FAILED_OVER:
             # The first ping is due one interval after the failover (G2), plus a random delay, so that processes do not
             # all ping at the same time.
             failed_trial = entity.mode is EntityMode.ON_TRIAL and isinstance(event, PrimarySendFailed)
             entity = replace(entity, failed_trials=entity.failed_trials + failed_trial)
             wait = entity.ping_interval * (1 + entity.policy.ping_jitter * chance)
-            return replace(
-                entity,
-                mode=mode,
-                since=now,
-                cause=_cause_of(entity, event),
-                deadline=None,
-                engaged=now,
-                episode=entity.episode + 1,
-                next_ping=now + wait,
-                diverted=0,
-            )
+            return replace(_engaged(entity, event, now), mode=mode, next_ping=now + wait)
         case EntityMode.UNUSABLE:
             assert isinstance(event, PingFailed)
             return replace(entity, mode=mode, since=now, cause=event.kind, pinging=False)
@@ -612,6 +637,18 @@ def _entered(entity: Entity, mode: EntityMode, event: Event, now: float, chance:
             return _without_failover(entity, mode, now)
         case _:
             assert_never(mode)
+
+
+def _engaged(entity: Entity, event: Event, now: float) -> Entity:
+    return replace(
+        entity,
+        since=now,
+        cause=_cause_of(entity, event),
+        deadline=None,
+        engaged=now,
+        episode=entity.episode + 1,
+        diverted=0,
+    )
 
 
 def _without_failover(entity: Entity, mode: EntityMode, now: float) -> Entity:
@@ -677,6 +714,8 @@ def _effect(action: Action, before: Entity, after: Entity, event: Event, now: fl
         case Action.PUBLISH_UNUSABLE:
             assert isinstance(after.cause, FailureKind)
             return PublishNotice(PrimaryUnusable(after.path, now, after.episode, after.cause))
+        case Action.PUBLISH_HELD:
+            return PublishNotice(FailoverHeld(after.path, now, after.episode))
         case Action.PUBLISH_PASSED:
             return PublishNotice(TrialPassed(after.path, now, after.episode, now - before.since))
         case Action.PUBLISH_FAILED:

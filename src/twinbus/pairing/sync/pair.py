@@ -101,10 +101,15 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
         """The backlog queues that senders may use now (P7)."""
         return self._state.rotation.rotation.usable
 
-    def force_failover(self, entity: str) -> None:
-        self._state.force_failover(entity)
+    def force_failover(self, entity: str | None = None, *, hold: bool = False) -> None:
+        """Fail an entity over, or all entities. With `hold` the failover stays until `force_restore` (S11, S15).
 
-    def force_restore(self, entity: str) -> None:
+        A hold of all entities includes those whose first sender is made later.
+        """
+        self._state.force_failover(entity, hold=hold)
+
+    def force_restore(self, entity: str | None = None) -> None:
+        """Return an entity to the primary, or all entities."""
         self._state.force_restore(entity)
 
     def _make_sender(self, path: str, make: Callable[[], Any]) -> PairedSender:

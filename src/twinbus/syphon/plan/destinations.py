@@ -13,7 +13,7 @@ the destination ready, and does not make the pause longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
@@ -142,6 +142,8 @@ class Destinations:
 
     def __init__(self, policy: RetryPolicy | None = None) -> None:
         self.policy = policy or RetryPolicy()
+        self.is_held: Callable[[str], bool] = lambda path: False
+        """Returns whether an operator holds the destination: nothing is sent to it (S15)."""
         self._found: dict[str, _Destination] = {}
         self._limit = MAX_DESTINATIONS
 
@@ -151,6 +153,8 @@ class Destinations:
         If the route is PROBE, the probe starts: the caller has to call `succeeded`, `failed` or `void` at its end.
         """
         destination = self._of(path)
+        if self.is_held(path):
+            return RoutingDecision(DestinationRoute.PUT_ASIDE, destination.epoch)
         match destination.readiness:
             case Readiness.READY:
                 return RoutingDecision(DestinationRoute.SEND, destination.epoch)
@@ -211,10 +215,10 @@ class Destinations:
     def due(self, path: str) -> float:
         """Return the time at which messages that were put aside for `path` can be brought back.
 
-        The result is -inf for now, and inf while a probe runs.
+        The result is -inf for now, and inf while a probe runs or the destination is held.
         """
         destination = self._of(path)
-        if destination.probing:
+        if destination.probing or self.is_held(path):
             return inf
         return destination.until if destination.readiness is Readiness.ASIDE else -inf
 
