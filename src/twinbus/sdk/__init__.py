@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         LinkLimits,
         abort_connection,
         call_before_close,
+        close_sync_handler,
         disable_retries,
         empty_batch,
         has_credit,
@@ -96,6 +97,7 @@ __all__ = [
     "check_version",
     "client_endpoint",
     "client_entity",
+    "close_sync_handler",
     "connection_settings",
     "disable_retries",
     "empty_batch",
@@ -139,9 +141,9 @@ _NAMES_BY_MODULE: Final = {
     "concurrent_sends": "allow_concurrent_sends supports_concurrent_sends",
     "encoded_messages": "EncodedReceiver encoded_batch lossless_message send_message",
     "handlers": (
-        "CANCELLED_AT_DEADLINE LinkLimits RECEIVE_METHODS abort_connection call_before_close disable_retries "
-        "empty_batch has_credit hides_pings interrupt interrupt_at_deadline is_closed is_open is_retryable "
-        "keep_alive_of link_limits open_aio_link open_sync_link refuse_calls speed_up_opening "
+        "CANCELLED_AT_DEADLINE LinkLimits RECEIVE_METHODS abort_connection call_before_close close_sync_handler "
+        "disable_retries empty_batch has_credit hides_pings interrupt interrupt_at_deadline is_closed is_open "
+        "is_retryable keep_alive_of link_limits open_aio_link open_sync_link refuse_calls speed_up_opening "
         "was_interrupted_at_deadline"
     ),
     "messages": (

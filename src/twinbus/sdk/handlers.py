@@ -267,13 +267,25 @@ def interrupt(handler: Any) -> None:
     """End the wait of a sync handler's thread for a socket or a token. The waiting call raises an error."""
     if isinstance(handler._credential, SenderCredential):
         handler._credential.give_up()
-    transport = getattr(getattr(handler._handler, "_connection", None), "_transport", None)
-    found = getattr(transport, "sock", None)
+    found = getattr(_transport_of(handler), "sock", None)
     found = getattr(found, "sock", found)  # a WebSocket holds the socket
     if isinstance(found, socket.socket):
         # Call the method of the plain socket: `shutdown` of a TLS socket would free state that the reading thread uses.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(found, socket.SHUT_RDWR)
+
+
+def close_sync_handler(handler: Any) -> None:
+    """Close a sync handler and its socket.
+
+    If the closing frames cannot be sent, for example after `interrupt`, the SDK itself leaves the socket open.
+    """
+    transport = _transport_of(handler)
+    try:
+        handler.close()
+    finally:
+        if transport is not None:
+            transport.close()
 
 
 def interrupt_at_deadline(handler: Any) -> None:
@@ -288,8 +300,7 @@ def was_interrupted_at_deadline(handler: Any) -> bool:
 
 def abort_connection(handler: Any) -> None:
     """Close the socket of an asyncio handler without an AMQP close."""
-    transport = getattr(getattr(handler._handler, "_connection", None), "_transport", None)
-    writer = getattr(transport, "writer", None)
+    writer = getattr(_transport_of(handler), "writer", None)
     if writer is not None:
         try:
             writer.transport.abort()
@@ -297,3 +308,7 @@ def abort_connection(handler: Any) -> None:
             # The event loop is closed. `shutdown` ends the connection; the garbage collector closes the descriptor.
             with contextlib.suppress(OSError):
                 writer.transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+
+def _transport_of(handler: Any) -> Any:
+    return getattr(getattr(handler._handler, "_connection", None), "_transport", None)

@@ -33,6 +33,7 @@ from twinbus.pairing.sync.timeout_thread import Call, TimeoutThread
 from twinbus.sdk import (
     RetrySettings,
     TokenIssuers,
+    close_sync_handler,
     disable_retries,
     interrupt,
     interrupt_at_deadline,
@@ -138,7 +139,7 @@ class ThreadTimeouts:
         if keep_alive is not None:
             keep_alive.cancel()
         with contextlib.suppress(Exception):
-            self.thread.run(handler, lambda it, _: it.close(), time.monotonic() + _CLOSING_SECONDS)
+            self.thread.run(handler, lambda it, _: close_sync_handler(it), time.monotonic() + _CLOSING_SECONDS)
         with contextlib.suppress(Exception):
             interrupt(handler)
 
