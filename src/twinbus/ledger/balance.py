@@ -349,7 +349,7 @@ class _Writers:
         return sorted(writer for writer in self._segments if not self._is_dead(writer))
 
     def note(self, entry: Gap | Dropped, reason: str) -> None:
-        """Adds a reason that a writer itself has booked."""
+        """Adds a reason why entries are missing, which a writer itself has recorded."""
         self._noted.append((writer_id(entry.id), reason))
 
     def missing(self) -> tuple[list[str], list[str]]:

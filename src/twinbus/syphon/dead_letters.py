@@ -156,9 +156,10 @@ class DeadLetters:
     ) -> int:
         """Resubmit the dead letters of the census to their backlog queues; returns the number of resubmitted messages.
 
-        `to` replaces the destination of the messages. A message that became a dead letter after the census stays a dead
-        letter, even if it is one of those resubmitted here. Calls `tell` for each resubmitted dead letter. Raises
-        NotResubmittedError if not all dead letters of the census are in the backlog again.
+        `to` replaces the destination of the messages. Messages that become dead letters after the census are not
+        resubmitted. So a message that this call resubmits, and that is dead-lettered again, is resubmitted only once.
+        Calls `tell` for each resubmitted dead letter. Raises NotResubmittedError if not all dead letters of the census
+        are in the backlog again.
         """
         done = 0
 

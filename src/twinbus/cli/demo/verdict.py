@@ -38,7 +38,10 @@ class DemoVerdict:
 
     @property
     def problems(self) -> list[str]:
-        """What went wrong. Also what the ledger's verdict is not about: what receivers got, and what is not home."""
+        """What went wrong, as texts.
+
+        This includes problems that are not part of the ledger's verdict: receivers lack a message or have it twice.
+        """
         found = [] if self.diverted else ["no message was diverted: the outage had no effect, or the backlog was down"]
         found += [f"{place} never received {_named(ids)}" for place, ids in self.missing.items()]
         found += (f"{place} received more than once {_named(ids)}" for place, ids in self.duplicated.items())

@@ -185,7 +185,7 @@ def _detach(state: ReceiveState, handle: Any, now: int, decision: EngineDecision
 
 
 def _detach_with(state: ReceiveState, handle: Any, refusal: Refusal, now: int, decision: EngineDecision) -> None:
-    """Detach a receiver whose client did not ask for it, and tell the client why."""
+    """Detach a receiver although its client did not request this. The client gets the reason."""
     _detach(state, handle, now, decision)
     decision.effects.append(DetachReceiver(handle, refusal))
 

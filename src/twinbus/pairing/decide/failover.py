@@ -423,7 +423,7 @@ class TrialPassed:
 class TrialFailed:
     """A call with messages failed after a restore (S14). `failover_engaged` follows.
 
-    `episode` is the number of the failover that had ended. `ping_interval` is the one of the failover that follows.
+    `episode` is the number of the failover before the restore. `ping_interval` is that of the failover that follows.
     """
 
     name: ClassVar[str] = "trial_failed"
