@@ -1,7 +1,7 @@
-"""The floor under a lone durable message: a server that understands nothing of what it is sent.
+"""A lower bound for the latency of one durable message: a server that does not interpret what it receives.
 
-Each read goes to a thread that makes it durable, and is answered when that is done: the hand-over and the disk that
-every server with a loop and a writer thread pays for, no AMQP, no queue.
+A thread writes the bytes of each read to the disk, and then the server answers. So the time is that of passing data to
+a writer thread and of the disk, which every such server needs, without AMQP and without a queue.
 
     python bench/bare_server.py write|sqlite FOLDER
 """
@@ -33,7 +33,7 @@ ANSWER: Final = bytes(31)
 
 
 class BareServer:
-    """In a process of its own, with one client on a blocking socket."""
+    """The server in its own process, with one client on a blocking socket."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         folder.mkdir()
@@ -44,7 +44,7 @@ class BareServer:
         self.meter = ProcessMeter(self._process.pid)
 
     def exchange(self, seconds: float, think: float) -> int:
-        """Question and answer in turn. The client is busy for `think` seconds before each, as the SDK is."""
+        """Send and receive in turn. The client is busy for `think` seconds before each send, as the SDK is."""
         count, end = 0, time.perf_counter() + seconds
         while (now := time.perf_counter()) < end:
             while time.perf_counter() < now + think:

@@ -1,6 +1,6 @@
 """The peer of the store's figures: a bare SQLite loop that inserts the same rows with the same group commit.
 
-As straightforward as can be: one table, no index but the rowid, `executemany` between BEGIN and COMMIT.
+The simplest form: one table, no index except the rowid, `executemany` between BEGIN and COMMIT.
 """
 
 from __future__ import annotations

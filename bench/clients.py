@@ -1,6 +1,6 @@
 """The clients that load the server: the official SDK and twinbus.connect, doing the same things.
 
-Each method goes flat out, for some seconds or some messages, and tells how many messages it moved.
+Each method works at full speed, for some seconds or some messages, and returns how many messages it moved.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PIPELINED: Final = 500
 
 
 class Client(Protocol):
-    """What the figures ask of a client."""
+    """The methods of a client that the benchmarks call."""
 
     def send_singles(self, seconds: float) -> int: ...
     def send_batches(self, seconds: float) -> int: ...
@@ -109,7 +109,7 @@ class ConnectClient:
         return self._runner.run(self._pipeline(seconds))
 
     def send_batches_pipelined(self, seconds: float) -> int:
-        """Encoded once and several batches in flight, so that the client takes as little of the CPU as it can."""
+        """Send batches that are encoded once, with several in flight, so that the client uses little CPU time."""
         return self._runner.run(self._flood("sends", seconds, None))
 
     def fill(self, queue: str, count: int) -> None:
@@ -179,7 +179,7 @@ class ConnectClient:
 
 
 def _message() -> Message:
-    """With an id of its own, as the SDK makes it."""
+    """Return a message with its own id, as the SDK makes it."""
     return Message(BODY, message_id=str(uuid.uuid4()))
 
 

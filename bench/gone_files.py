@@ -1,9 +1,9 @@
-"""What it costs to look for files that were removed or replaced (L7): that look against a durable commit, in one run.
+"""The cost of checking for removed or replaced files (L7), compared with a durable commit in the same run.
 
     python bench/gone_files.py [--rounds 7] [--folder DIR]
 
-`quiet`: nothing changed in the folder for 3 s, which is the usual case; `changing`: every file is looked at. For the
-ledger: one look at the open segment against a group that is written and synced.
+`quiet`: nothing changed in the folder for 3 s, which is the usual case. `changing`: every file is checked. For the
+ledger: one check of the open segment, compared with a group that is written and synced.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOOKS = 2_000
 
 
 def seconds(call: Callable[[], object], count: int) -> float:
-    """Of one call, on average."""
+    """Return the mean seconds of one call."""
     start = time.perf_counter()
     for _ in range(count):
         call()
@@ -41,7 +41,7 @@ def seconds(call: Callable[[], object], count: int) -> float:
 
 
 def one_round(folder: Path, group: int, commits: int) -> tuple[float, float, float]:
-    """Seconds of a commit, of a look at a quiet folder, and of a look at one that changes."""
+    """Return the seconds of a commit, of a check of a quiet folder, and of a check of a changing folder."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         path = Path(name) / "store.sqlite"
         store = SqliteStore(path)
@@ -64,7 +64,7 @@ def one_round(folder: Path, group: int, commits: int) -> tuple[float, float, flo
 
 
 def one_ledger_round(folder: Path) -> tuple[float, float]:
-    """Seconds of a group of one line that is written and synced, and of the look at its segment."""
+    """Return the seconds of a group of one line that is written and synced, and of the check of its segment."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         path = Path(name) / "segment"
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

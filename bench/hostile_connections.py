@@ -1,7 +1,7 @@
 """Memory and latency of the server while many peers make it hold as much as they can, with a key and without (X1).
 
-For each kind of hostility: the resident memory before, at its highest and after the peers have gone, and how long the
-official SDK waits for a send (on a connection that is open, and on a new one) meanwhile.
+For each kind of attack: the resident memory before, the highest, and after the peers have gone; and how long the
+official SDK waits for a send during the attack, on an open connection and on a new one.
 
     python bench/hostile_connections.py [--connections 1000] [--seconds 5] [--only KIND] [--json]
 """
@@ -44,7 +44,7 @@ LARGEST_ATTACH: Final = 4000
 ROUNDS: Final = 16  # more than any limit before authentication lets a peer use
 
 Hostility = Callable[[], list[bytes]]
-"""What a peer sends, one piece after the other."""
+"""The pieces that a peer sends, in order."""
 
 OPENED: Final = AMQP_HEADER + performative_frame(0, Open("hostile", "localhost", 1 << 20))
 BEGIN: Final = Begin(next_outgoing_id=0, incoming_window=65_536, outgoing_window=65_536)
@@ -286,7 +286,7 @@ class Benign:
         self._ours.recv()
 
     def forget(self) -> None:
-        """Leave out what was measured so far."""
+        """Discard the measurements so far."""
         self._ours.send("forget")
 
     def end(self) -> tuple[list[float], list[float]]:

@@ -1,7 +1,7 @@
 """What the ledger costs a paired sender: CPU per message with it on beside off, message by message in turn.
 
-On two primaries alike, from one thread. To messages with the ledger the CPU of other threads is added: the writer's,
-with its syncs. A run ends with its entries on the disk: a thousand, the group of a sender that goes at full speed.
+One thread sends to two equal primaries. The CPU time of messages with the ledger includes the writer's thread and its
+syncs. A run ends when its entries are on the disk: a thousand, which is the group of a sender at full speed.
 
 Run: python bench/ledger.py [--properties] [--stop] [--runs 60] [--messages 1000] [--driver sync|aio|both] [--rate 500]
 """
@@ -34,7 +34,7 @@ Send = Callable[[ServiceBusMessage], Awaitable[None]]
 
 
 async def cost(sends: Sequence[Send], ledger: Ledger, given: Any) -> tuple[float, float]:
-    """CPU in µs a message, without and with the ledger."""
+    """Return the CPU time of a message in µs, without and with the ledger."""
     more: dict[str, Any] = PROPERTIES if given.properties else {}
     batch = [ServiceBusMessage(BODY, **more) for _ in range(2 * given.messages)]
     spent = [0.0, 0.0]

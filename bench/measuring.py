@@ -1,6 +1,6 @@
-"""What figures are made of: the CPU time and memory of another process, medians with their spread, one table.
+"""Tools for benchmarks: CPU time and memory of another process, medians with their spread, one table.
 
-What is measured, and what it is held against, stands in the scripts.
+The scripts define what is measured and with what it is compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _USER, _SYSTEM = 11, 12  # fields of /proc/<pid>/stat after the name, which may 
 
 
 class ProcessMeter:
-    """Another process as the kernel accounts for it, all its threads together."""
+    """CPU time and memory of another process with all its threads, from the kernel."""
 
     def __init__(self, pid: int) -> None:
         self._folder = Path("/proc") / str(pid)
@@ -44,7 +44,7 @@ class ProcessMeter:
 
 @dataclass(slots=True)
 class Samples:
-    """The same quantity in every repeat."""
+    """One quantity, measured in every repeat."""
 
     values: list[float] = field(default_factory=list)
 
@@ -53,7 +53,7 @@ class Samples:
         return statistics.median(self.values)
 
     def told(self, pattern: str = "{:,.0f}") -> str:
-        """The median, and the lowest and the highest where there are several."""
+        """Return the median as text, and with several repeats the lowest and the highest."""
         median = pattern.format(self.median)
         if len(self.values) == 1:
             return median
@@ -61,7 +61,7 @@ class Samples:
 
 
 def ratios(samples: Samples, peer: Samples) -> Samples:
-    """Repeat by repeat: what slowed one of a pair down slowed the other down too."""
+    """Return the ratio of each repeat: a busy machine slows down both measurements of a repeat."""
     return Samples([one / other for one, other in zip(samples.values, peer.values, strict=True)])
 
 
@@ -72,7 +72,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table, or a heading that ends in a colon. `met` is None where nothing is aimed at."""
+    """One line of the table, or a heading that ends in a colon. `met` is None if the figure has no aim."""
 
     what: str
     measured: str = ""
@@ -88,7 +88,7 @@ class Figure:
 
 
 def show(title: str, figures: Sequence[Figure], notes: Sequence[str]) -> None:
-    """The table for a person."""
+    """Print the table."""
     table = Table(title=title, title_justify="left", caption="\n".join(notes), caption_justify="left")
     table.add_column("figure")
     table.add_column("measured", justify="right")
@@ -106,7 +106,7 @@ def show(title: str, figures: Sequence[Figure], notes: Sequence[str]) -> None:
 
 
 def write_json(figures: Sequence[Figure], notes: Sequence[str]) -> None:
-    """The same for programs, with the values of every repeat."""
+    """Write the same data as JSON, with the values of every repeat."""
     found = [asdict(figure) for figure in figures if figure.values]
     for figure in found:
         for shown in ("measured", "beside", "ratio"):

@@ -1,4 +1,4 @@
-"""A paired sender beside the bare SDK sender of the same kind, and how long an outage takes to be survived.
+"""A paired sender compared with the bare SDK sender of the same kind, and the times of an outage.
 
 Run: python bench/pairing.py [--pairs 40] [--messages 200] [--senders 1000] [--skip-outages]
 """
@@ -31,7 +31,7 @@ BODY = b"x" * 1024
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The median ratio, and the 95 % interval of the median by resampling."""
+    """Return the median ratio, and its 95 % confidence interval by resampling."""
     chance = random.Random(1)
     medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(2000))
     return statistics.median(ratios), medians[50], medians[1949]

@@ -1,4 +1,4 @@
-"""What a paired sender costs beside the bare SDK sender, in instructions: a figure that a busy machine does not blur.
+"""The cost of a paired sender compared with the bare SDK sender, in instructions. A busy machine does not change it.
 
 Needs valgrind, and several minutes. Run: python bench/pairing_instructions.py [--kinds sync,aio]
 """
@@ -37,11 +37,11 @@ async def send_aio(paired: bool, messages: int, primary: str, secondary: str) ->
     sender = source.get_queue_sender(QUEUE)
     for _ in range(messages):
         await sender.send_messages(ServiceBusMessage(BODY))
-    os._exit(0)  # What closing costs is not asked.
+    os._exit(0)  # The cost of closing is left out.
 
 
 def instructions_of(script: str, *run: str) -> int:
-    """Of one run of that script, in all its threads."""
+    """Return the instructions of one run of this script, in all its threads."""
     command = [
         "valgrind",
         "--tool=callgrind",
@@ -60,7 +60,7 @@ def instructions_of(script: str, *run: str) -> int:
 
 
 def compare(kind: str, *strings: str) -> None:
-    # Two lengths, so that starting and opening, which are the same in both, fall out.
+    # Two lengths: the difference does not include starting and opening, which are the same in both.
     bare, paired = (
         (
             instructions_of(__file__, kind, shape, str(MANY), *strings)

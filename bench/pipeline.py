@@ -73,7 +73,7 @@ def made(tables: Tables, entries: int) -> None:
 
 @dataclass(slots=True)
 class Spent:
-    """Of one job by one engine, in every round: seconds, and the processor time of all its threads."""
+    """Seconds and processor time of one job with one engine, for every round."""
 
     seconds: Samples = field(default_factory=Samples)
     cpu: Samples = field(default_factory=Samples)
@@ -151,7 +151,7 @@ def main() -> None:
             made(tables, entries)
             print(f"{entries:,} entries made in {time.perf_counter() - start:.0f} s", file=sys.stderr)
             if not number:
-                measure(tables, entries, 2, meter)  # of no account: the JVM compiles while it runs
+                measure(tables, entries, 2, meter)  # not counted: the JVM still compiles
             found = measure(tables, entries, asked.rounds, meter)
         figures.append(Figure(f"{entries:,} entries:"))
         for name, (mine, other) in found.items():

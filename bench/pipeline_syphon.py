@@ -1,7 +1,7 @@
 """The same backlog of 1 KB messages, brought home by the native engine and by the one on Spark, both with a ledger.
 
-Both servers durable, one after the other in each repeat, from fresh folders. What is compared is the steady state, from
-the first intent to the last completion in the ledger; what Spark takes to start is told apart.
+Both servers are durable. Each repeat runs one engine after the other, with new folders. The time from the first intent
+to the last completion in the ledger is compared; the time that Spark takes to start is printed separately.
 
     python bench/pipeline_syphon.py [--messages 200000] [--repeats 3] [--queues 2] [--lanes N] [--json]
 """

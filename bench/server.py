@@ -46,7 +46,7 @@ NOTES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How long and how often."""
+    """How long and how often to measure."""
 
     seconds: float
     repeats: int
@@ -56,7 +56,7 @@ class Extent:
 
 @dataclass(slots=True)
 class Load:
-    """What repeats of one kind of traffic came to."""
+    """The results of all repeats of one kind of traffic."""
 
     rate: Samples = field(default_factory=Samples)
     cpu: Samples = field(default_factory=Samples)
@@ -251,7 +251,7 @@ def latency(folder: Path, extent: Extent) -> list[Figure]:
 
 
 def write_latencies(file: int, size: int, count: int) -> list[float]:
-    """Into room that was made beforehand, as SQLite's log is written once it has grown: the cheapest durable write."""
+    """Time writes into a file that has its full size already, as SQLite's log has: the cheapest durable write."""
     data, found = os.urandom(size), []
     for index in range(count):
         before = time.perf_counter()

@@ -20,7 +20,7 @@ _LARGEST_MEGABYTES: Final = 5120
 
 
 class Server:
-    """Started on a data folder and ready on return. The seconds to ready count from the start of its process."""
+    """A server on a data folder, which is ready when the constructor returns. Measures the seconds from its start."""
 
     def __init__(self, data: Path, topics: Sequence[dict[str, Any]] = (), queues: Sequence[str] = QUEUES) -> None:
         config = data.with_suffix(".json")
@@ -54,11 +54,11 @@ class Server:
         self._metrics = f"http://127.0.0.1:{told['port']}/metrics"
 
     def commits(self) -> int:
-        """Groups brought to disk so far."""
+        """Return the number of commits so far."""
         return sum(self._metric("twinbus_commit_seconds_count"))
 
     def held(self, queue: str) -> int:
-        """Messages in it, whatever their state."""
+        """Return the number of messages in any state."""
         return sum(self._metric(f'twinbus_messages{{entity="{queue}"'))
 
     def _metric(self, start: str) -> Iterator[int]:

@@ -1,7 +1,7 @@
-"""A RabbitMQ shovel as a peer: in a broker of the bench's own, with its own folder, ports, node name and epmd.
+"""A RabbitMQ shovel for comparison: in a broker of the benchmark, with its own folder, ports, node name and epmd.
 
-A broker that the machine runs as a service is never spoken to. Everything it is asked goes through `rabbitmqctl eval`,
-and time is taken inside it, so that no client costs it anything meanwhile.
+A broker that the machine runs as a service is not used. All requests go through `rabbitmqctl eval`, and time is
+measured inside the broker, so that no client uses CPU time of the broker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ lists:foreach(fun(_) ->
 end, lists:seq(1, %(count)d)),
 Until(<<"backlog">>, %(count)d), timer:sleep(500).
 """
-# As it stands beside a backlog: in the broker that has it, and over TCP to the other.
+# The shovel runs in the broker that has the backlog, and sends to the other broker over TCP.
 _DRAIN: Final = """
 Shovel = [{<<"src-protocol">>, <<"amqp091">>}, {<<"src-uri">>, <<"amqp://">>}, {<<"src-queue">>, <<"backlog">>},
     {<<"dest-protocol">>, <<"amqp091">>}, {<<"dest-uri">>, <<"amqp://127.0.0.1:%(port)d">>},
@@ -54,7 +54,7 @@ def installed() -> bool:
 
 
 class Shovel:
-    """A broker that is ready on return."""
+    """A broker, which is ready when the constructor returns."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()

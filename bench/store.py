@@ -46,7 +46,7 @@ WINDOW = (256, 256 * 1_024)
 
 @contextmanager
 def busy_interpreter(on: bool) -> Iterator[None]:
-    """Another thread that never stops to run Python, as an event loop under full load."""
+    """Run Python code in another thread without a pause, as an event loop under full load does."""
     stop = threading.Event()
 
     def spin() -> None:
@@ -149,7 +149,7 @@ def commits(folder: Path, rounds: int) -> Table:
 
 
 def fill(path: Path, messages: int) -> None:
-    """A deep store, made fast: the store's own layout, without syncs, in a few large transactions."""
+    """Fill a store with many messages quickly: the store's own layout, without syncs, in a few large transactions."""
     open_store.create(path, None)
     connection = apsw.Connection(str(path))
     connection.pragma("synchronous", "off")

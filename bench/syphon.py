@@ -53,7 +53,7 @@ PRIMARY: Final = "home"
 HOME: Final = "orders"
 _BATCH: Final = 100
 _LANES: Final = 8
-# Of the messages, what the loop is given: its rate does not hang on how many follow.
+# The share of the messages that the loop gets: its rate does not depend on their number.
 _LOOP_SHARE: Final = 50
 _COMPLETED: Final = "complete_backlog"
 
@@ -77,7 +77,7 @@ class Drained:
 
 @dataclass(slots=True)
 class Runs:
-    """The repeats of one of them."""
+    """The repeats of one mover."""
 
     rate: Samples = field(default_factory=Samples)
     cpu: Samples = field(default_factory=Samples)
@@ -116,7 +116,7 @@ class Ground:
 
 @contextmanager
 def ground(folder: Path, queues: int, count: int) -> Iterator[Ground]:
-    """With that many messages in the backlog."""
+    """Yield two namespaces with this number of messages in the backlog."""
     paths = backlog_queue_paths(PRIMARY, queues)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         here = Path(name)
@@ -130,7 +130,7 @@ def ground(folder: Path, queues: int, count: int) -> Iterator[Ground]:
 
 
 async def fill(connection_string: str, queues: Sequence[str], count: int) -> None:
-    """As paired senders leave them: each with an id, its destination among the application properties."""
+    """Fill the backlog as paired senders do: each message has an id and the alias of its destination."""
     some_id = str(uuid.uuid4())
     message = Message(
         os.urandom(SIZE), message_id=some_id, application_properties={"kind": "order", PATH_PROPERTY: HOME}
@@ -152,7 +152,7 @@ async def fill(connection_string: str, queues: Sequence[str], count: int) -> Non
 
 
 def syphon(at: Ground, count: int, *options: str) -> Drained:
-    """`twinbus syphon --drain` as a user starts it; its own lines tell when it began and how far it is."""
+    """Run `twinbus syphon --drain` as a user does. Its output shows when it started and its progress."""
     command = [sys.executable, "-m", "twinbus", "syphon", "--drain", "--json", "--every", "0.1"]
     ends = ["--primary", at.primary.connection_string, "--secondary", at.secondary.connection_string]
     process = subprocess.Popen(
@@ -179,7 +179,7 @@ def syphon(at: Ground, count: int, *options: str) -> Drained:
 
 
 def straightforward(at: Ground, count: int) -> Drained:
-    """What one writes who has no syphon."""
+    """A loop as a user without a syphon would write it."""
     own = ProcessMeter(os.getpid())
     with (
         ServiceBusClient.from_connection_string(at.secondary.connection_string) as secondary,
@@ -281,7 +281,7 @@ def _memory(what: str, rss: Samples) -> Figure:
 
 
 def growth(folder: Path, asked: argparse.Namespace) -> list[Figure]:
-    """The same backlog, ten and a hundred times as long: linear where a message costs no more."""
+    """Move backlogs ten and a hundred times as long. The growth is linear if the cost of a message stays the same."""
     runs = {count: Runs() for count in GROWTH}
     for _ in range(asked.repeats):
         for count, found in runs.items():

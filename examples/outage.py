@@ -46,7 +46,7 @@ def count(namespace: LocalNamespace) -> dict[str, int | None]:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.ERROR)  # a pair logs its events as warnings; here the callbacks tell them
+    logging.basicConfig(level=logging.ERROR)  # the callbacks print the events instead of the log
     with LocalNamespace("primary") as primary, LocalNamespace("secondary") as secondary:
         with admin_of(primary) as admin:
             admin.create_queue("orders")

@@ -1,4 +1,4 @@
-"""Sessions: two customers' orders, sent mixed, worked off one customer at a time, with state that outlives the worker.
+"""Sessions: orders of two customers, sent in mixed order, are processed customer by customer. A session keeps state.
 
 Run: python examples/sessions.py
 """
