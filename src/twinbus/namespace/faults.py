@@ -224,7 +224,7 @@ class Faults:
         self._on_change.append(call)
 
     def next_end(self) -> int | None:
-        """Return when the next duration of a fault ends, in milliseconds since the epoch, or None."""
+        """Return when the duration of a fault ends next, in milliseconds since the epoch; None if no fault has one."""
         return min((one.ends_at for one in self._active if one.ends_at is not None), default=None)
 
     def expire(self) -> None:

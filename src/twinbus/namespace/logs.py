@@ -1,7 +1,7 @@
 """Structured logs on stderr: one line for each record, for people or as JSON.
 
-No log record of Twinbus contains secrets or message bodies. As a second protection, all records, also of other
-libraries, are searched for keys and signatures, and those that are found are removed.
+No log record of Twinbus contains secrets or message bodies. As a second protection, keys and signatures are searched
+for in all records, also of other libraries, and are removed from them.
 """
 
 from __future__ import annotations

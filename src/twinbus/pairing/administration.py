@@ -84,7 +84,7 @@ class Administration:
     def of(
         cls, client: ServiceBusClient, admin: ServiceBusAdministrationClient | None = None, *, seconds: float = 10.0
     ) -> Self:
-        """Use the given admin client, or make one from the credential of the client."""
+        """Return an administration that uses `admin`; if it is None, a client made with the credential of `client`."""
         if admin is not None:
             return cls(admin.fully_qualified_namespace, lambda: admin, seconds=seconds, owned=False)
         name = client.fully_qualified_namespace
@@ -196,7 +196,7 @@ class AioAdministration:
         *,
         seconds: float = 10.0,
     ) -> Self:
-        """Use the given admin client, or make one from the credential of the client."""
+        """Return an administration that uses `admin`; if it is None, a client made with the credential of `client`."""
         if admin is not None:
             return cls(admin.fully_qualified_namespace, lambda: admin, seconds=seconds, owned=False)
         name = client.fully_qualified_namespace

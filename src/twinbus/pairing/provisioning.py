@@ -107,7 +107,7 @@ class Provisioned(NamedTuple):
     """The result of provisioning. `found` are the queues that exist now, in the order of the request.
 
     `created` are those queues of `found` that did not exist before. `failed` are the queues not in `found` (P7).
-    `losing` are the properties of queues of `found` with which they would lose messages (P6).
+    `losing` has properties of queues in `found` that would make a queue lose messages (P6).
     """
 
     found: tuple[str, ...] = ()

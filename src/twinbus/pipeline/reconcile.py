@@ -130,12 +130,12 @@ def _of_operations(operations: DataFrame) -> DataFrame:
 
 
 def concerned(message: str = "id") -> Column:
-    """Returns the condition that the result of an operation is the result for this message id.
+    """Returns the condition that selects the rows to which the operation's result applies. A row has one message id.
 
-    If `failed` is not empty, the result is only for the ids in `failed`: if `failed` has an id n times, for the first n
-    occurrences of the id in `ids`. The rows need the columns `ids`, `failed`, the id, and `place`, the index of the id
-    in `ids`. The expression has no lambda: with a lambda, Spark would not compile the stage, and would copy all ids for
-    each id.
+    If `failed` is empty, the result applies to all ids. Otherwise it applies only to the ids in `failed`. An id may be
+    in `ids` several times: if it is n times in `failed`, the result applies to the first n of them. The rows need the
+    columns `ids`, `failed`, the id, and `place`, the index of the id in `ids`. The expression has no lambda: with a
+    lambda, Spark would not compile the stage, and would copy all ids for each id.
     """
 
     def times(ids: str) -> str:

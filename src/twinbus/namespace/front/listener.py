@@ -11,8 +11,8 @@ connections with a token. Each turn handles one piece of at most 4 KB. The next 
 handled. While pieces wait, they get half of the event loop's time, in slots of about 2 ms, so that other connections
 and the threads of the store continue. At most one HTTP request is answered in a slot. The connection that has sent the
 fewest bytes gets the next turn: so a client that puts its token, which takes about 2 KB, does not wait for peers that
-send more bytes. A connection whose token was accepted is read without turns; over HTTP, from the piece after that
-request.
+send more bytes. After its token was accepted, a connection is read without turns. (An HTTP connection sends its token
+with a request; the rest of that request is still read in turns.)
 """
 
 from __future__ import annotations
