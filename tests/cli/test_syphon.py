@@ -255,7 +255,7 @@ def moment(**given: Any) -> Progress:
         "operations": {},
         "rate": 100.0,
         "held": 5,
-        "aside": 5,
+        "aside_by_destination": {"events": 5},
         "remaining": 7300,
         "seconds_left": 73.0,
         "state": "running",
@@ -281,6 +281,29 @@ def test_y9_a_terminal_is_shown_a_table(capsys: pytest.CaptureFixture[str]) -> N
     told = capsys.readouterr().out
     assert "destination" in told
     assert "7300 remaining" in told
+
+
+def test_l6_the_table_shows_the_messages_that_are_put_aside_and_their_sum_is_in_the_summary(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # 102 deferrals: three messages were brought back, and put aside again. One destination is known of an earlier run.
+    counted = {"orders": MessageCounts(returned=600), "events": MessageCounts(deferred=102)}
+    total, aside = MessageCounts(returned=600, deferred=102), {"events": 97, "earlier": 2}
+    with TableDisplay() as shown:
+        shown.end(moment(total=total, by_destination=counted, aside_by_destination=aside))
+    told = capsys.readouterr().out
+    rows = {cells[1].strip(): cells[3].strip() for line in told.splitlines() if len(cells := line.split("│")) > 4}
+    assert {path: count for path, count in rows.items() if path} == {"orders": "0", "events": "97", "earlier": "2"}
+    assert "99 put aside" in " ".join(told.split())
+    assert "102" not in told
+
+
+def test_l6_a_summary_without_the_numbers_of_lanes_that_died_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    LineDisplay().show(moment(lanes_lost=3))
+    LineDisplay().show(moment())
+    first, second = capsys.readouterr().out.splitlines()
+    assert "3 lanes died: what they moved is in the ledger, not in these numbers" in first
+    assert "died" not in second
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (3700, "1 h 1 min")])

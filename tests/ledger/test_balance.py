@@ -178,7 +178,7 @@ COMPLETE, RESUBMIT = Stage.COMPLETE_BACKLOG, Stage.RESUBMIT_BACKLOG
             id="delivered after all",
         ),
         pytest.param(
-            [operation(DIVERT, "a"), operation(COMPLETE, "a", result="unknown"), movement(Move.FOUND, "a", at=1)],
+            [operation(DIVERT, "a"), operation(COMPLETE, "a", result="unknown"), movement(Move.FOUND, "a", at=1000)],
             {"accepted": 1, "in_backlog": 1},
             id="unknown, and an audit saw it",
         ),

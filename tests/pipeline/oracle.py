@@ -19,13 +19,13 @@ _TYPES: Final = {
 
 _RECONCILE: Final = """
 with each as (
-    select destination, stage, "at", unnest(ids) as id, unnest(range(1, len(ids) + 1)) as place, ids, failed, result,
-        orphaned and stage = 'return_primary' as orphaned
+    select destination, stage, "at", ended, unnest(ids) as id, unnest(range(1, len(ids) + 1)) as place, ids, failed,
+        result, orphaned and stage = 'return_primary' as orphaned
     from operations
     where stage in ('send_primary', 'schedule_primary', 'send_backlog', 'resubmit_backlog', 'return_primary',
                     'complete_backlog')
 ), judged as (
-    select destination, id, stage, "at", orphaned,
+    select destination, id, stage, "at", coalesce(ended, "at") as ended, orphaned,
         case when coalesce(len(failed), 0) = 0 then result
              when len(list_filter(ids[1:place], lambda x: x = id)) <= len(list_filter(failed, lambda x: x = id))
              then result else 'ok' end as result
@@ -42,7 +42,7 @@ with each as (
         count(*) filter (result = 'ok' and stage = 'complete_backlog') as removed,
         count(*) filter (orphaned or (result = 'unknown' and stage = 'complete_backlog')) as maybe_removed,
         0 as dead, 0 as doubted, 0 as redirected, 0 as found,
-        max("at") filter (orphaned or (result = 'unknown' and stage = 'complete_backlog')) as doubted_at,
+        max(ended) filter (orphaned or (result = 'unknown' and stage = 'complete_backlog')) as doubted_at,
         max("at") filter (stage = 'return_primary') as seen_at
     from judged where result in ('ok', 'unknown') or stage = 'return_primary' group by all
 ), moved as (

@@ -137,7 +137,8 @@ async def test_d2_kill_9_of_a_python_worker_at_each_step_loses_nothing(
     marks.mkdir()
     # More lanes than steps: the first try of each is killed at a step of its own.
     async with backlog.syphon(spark, drain=True, lanes=3, source=killing_workers(marks)) as syphon:
-        await syphon.run()
+        ended = await syphon.run()
+    assert ended.lanes_lost >= len(MOVES), "L6: the summary says that their numbers are missing"
     assert {mark.name for mark in marks.iterdir()} == {step.name for step in MOVES}
     arrived = await backlog.arrived()
     assert set(arrived) == set(numbered(6_000))

@@ -95,6 +95,26 @@ def test_a_send_that_was_refused_or_never_left_duplicates_nothing(case: Case, ki
     assert found.possibly_duplicated == ({} if refused else {A: 1, B: 1})
 
 
+@pytest.mark.parametrize("failures", [[], [False], [True, False], [False, False, True]])
+@pytest.mark.parametrize("lock_lost", [False, True])
+def test_l6_the_summary_counts_the_duplicates_that_the_ledger_finds(
+    case: Case, failures: list[bool], lock_lost: bool
+) -> None:
+    """A message of which some sends had no answer, or whose lock was lost so that it was delivered again."""
+    for refused in failures:
+        begun = case.syphon_ledger.begin_send("Orders", case.messages)
+        error = SendFailedError("Orders", FailureKind.TIMEOUT, case.messages, refused=refused)
+        case.syphon_ledger.send_failed(begun, error, [], 0.0)
+    if lock_lost:
+        case.delivered()
+        case.completed([one.held for one in case.messages])
+    case.delivered()
+    case.completed([])
+    found = case.balance()
+    assert found.delivered == {A: 1, B: 1}
+    assert case.syphon_ledger.counts.total.possible_duplicates == (found.duplicated + found.possibly_duplicated).total()
+
+
 async def test_a_send_without_a_connection_never_left() -> None:
     nobody = f"Endpoint=sb://localhost:{find_free_port()};SharedAccessKeyName=k;SharedAccessKey=eA==;"
     transport = NativeTransport(f"{nobody}UseDevelopmentEmulator=true", f"{nobody}UseDevelopmentEmulator=true")

@@ -112,11 +112,15 @@ def _drawn(progress: Progress) -> Group:
     from rich.table import Table as Rows  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
+    from twinbus.syphon import MessageCounts  # noqa: PLC0415
+
     rows = Rows("destination", "returned", "put aside", "dead-lettered", "kept", "state")
     states = {one.path: one for one in progress.not_ready}
-    shown = sorted(progress.by_destination.items(), key=lambda item: -item[1].returned)
+    # Messages that an earlier run has put aside may be for a destination of which nothing was counted in this run.
+    nothing = dict.fromkeys(progress.aside_by_destination, MessageCounts())
+    shown = sorted((nothing | progress.by_destination).items(), key=lambda item: -item[1].returned)
     for path, tally in shown[:_MOST_ROWS]:
-        counts = (tally.returned, tally.deferred, tally.dead_lettered, tally.kept)
+        counts = (tally.returned, progress.aside_by_destination.get(path, 0), tally.dead_lettered, tally.kept)
         state = states.get(path)
         shown_state = "ready" if state is None else printable(_state(state))
         rows.add_row(printable(path or "(none)"), *map(str, counts), shown_state)
@@ -143,6 +147,9 @@ def headline(progress: Progress) -> str:
     ):
         if count:
             parts.append(f"{count} {what}")
+    if progress.lanes_lost:
+        died = "1 lane died" if progress.lanes_lost == 1 else f"{progress.lanes_lost} lanes died"
+        parts.append(f"{died}: what they moved is in the ledger, not in these numbers")
     return ", ".join(parts)
 
 
@@ -178,6 +185,8 @@ def as_json(progress: Progress) -> dict[str, Any]:
         "seconds_left": None if progress.seconds_left is None else round(progress.seconds_left, 1),
         "held": progress.held,
         "aside": progress.aside,
+        "aside_by_destination": dict(progress.aside_by_destination),
+        "lanes_lost": progress.lanes_lost,
         "total": asdict(progress.total),
         "by_destination": {path: asdict(tally) for path, tally in progress.by_destination.items()},
         "not_ready": {one.path: {"state": one.readiness.value, "cause": one.cause} for one in progress.not_ready},

@@ -88,7 +88,7 @@ class _MessageSums:
     redirected: int = 0
     found: int = 0
     doubted_at: int = _NEVER
-    """When the last operation began that perhaps removed a copy from the backlog."""
+    """When a copy was last perhaps removed from the backlog: when such a completion ended, or a delivery began."""
     seen_at: int = _NEVER
     """When a copy was last seen in the backlog."""
 
@@ -102,13 +102,6 @@ class _MessageSums:
             self.maybe_delivered += effect.delivered
             self.maybe_stored += effect.stored
             self.maybe_removed += effect.removed
-
-    def note_times(self, effect: _StageEffect, at: int, *, perhaps_removed: bool) -> None:
-        """Updates the latest times with an operation that began at this time, whatever its result was."""
-        if effect.sees:
-            self.seen_at = max(self.seen_at, at)
-        if perhaps_removed:
-            self.doubted_at = max(self.doubted_at, at)
 
 
 @dataclass(slots=True)
@@ -219,10 +212,24 @@ def _add(
         failed[name] -= concerned
         sum_ = sums.setdefault(MessageKey(destination, name), _MessageSums())
         sum_.add(effect, result if concerned else OK)
-        orphaned_return = is_orphaned and effect.sees
-        sum_.maybe_removed += orphaned_return
-        perhaps_removed = orphaned_return or (bool(effect.removed) and concerned and result == UNKNOWN)
-        sum_.note_times(effect, intent.at, perhaps_removed=perhaps_removed)
+        if effect.sees:
+            sum_.seen_at = max(sum_.seen_at, intent.at)
+            if is_orphaned:
+                sum_.maybe_removed += 1
+                sum_.doubted_at = max(sum_.doubted_at, intent.at)
+        elif effect.removed and concerned and result == UNKNOWN:
+            sum_.doubted_at = max(sum_.doubted_at, _ended_at(intent, outcome))
+
+
+def _ended_at(intent: Intent | Operation, outcome: Outcome | Operation | None) -> int:
+    """Returns when an operation ended; when it began, if it has no outcome."""
+    match outcome:
+        case Operation():
+            return outcome.at + int(outcome.seconds * 1000 + 0.5)
+        case Outcome():
+            return outcome.at
+        case None:
+            return intent.at
 
 
 def _move(sums: dict[MessageKey, _MessageSums], entry: Movement) -> None:

@@ -80,6 +80,7 @@ _DONE: Final = {
 }
 _MAYBE: Final = {stage: {f"maybe_{name}": 1 for name in added if name != "accepted"} for stage, added in _DONE.items()}
 _SEEING: Final = [str(stage) for stage, effect in STAGE_EFFECTS.items() if effect.sees]
+_REMOVING: Final = [stage for stage, added in _DONE.items() if "removed" in added]
 # A dead writer that was about to deliver a message has perhaps completed the copy in the backlog, too.
 _ORPHANED: Final = {stage: {**_MAYBE[stage], "maybe_removed": 1} for stage in _SEEING}
 # A delivery that was refused adds nothing. It shows that a copy was in the backlog.
@@ -116,8 +117,11 @@ def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
 
 def _of_operations(operations: DataFrame) -> DataFrame:
     rows = operations.where(F.col("stage").isin([*_DONE]))
-    names = ("destination", "stage", "at", "result", "cause", "ids", "failed")
-    ids = rows.select(*names, F.posexplode("ids").alias("place", "id"))
+    # A completion of unknown outcome has perhaps removed a copy until its end.
+    ends = (F.col("result") == UNKNOWN) & F.col("stage").isin(_REMOVING)
+    at = F.when(ends, F.coalesce("ended", "at")).otherwise(F.col("at")).alias("at")
+    names = ("destination", "stage", "result", "cause", "ids", "failed")
+    ids = rows.select(*names, at, F.posexplode("ids").alias("place", "id"))
     surely, perhaps = (F.col("result") == OK) | ~concerned(), F.col("result") == UNKNOWN
     orphaned = perhaps & (F.col("cause") == WRITER_DIED) & F.col("stage").isin(_SEEING)
     number = (

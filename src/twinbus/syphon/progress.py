@@ -6,6 +6,7 @@ Pure: the pumps report events to a `ProgressCounter`. Times are seconds of a mon
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,8 +22,10 @@ OTHER_DESTINATIONS: Final = "(others)"
 class MessageCounts:
     """Counts of messages, for one destination or for all.
 
-    `deferred` is the number of deferrals: a message that was deferred twice counts twice. `kept` messages stay in the
-    backlog, because the transport would change them (Y10).
+    `deferred` is the number of deferrals: a message that was deferred twice counts twice. `Progress.aside` is the
+    number of messages that are deferred now. `kept` messages stay in the backlog, because the transport would change
+    them (Y10). `possible_duplicates` counts a message for each send of unknown outcome, and for each completion that
+    failed after its delivery: the message is sent again.
     """
 
     returned: int = 0
@@ -37,8 +40,9 @@ class MessageCounts:
 class Progress:
     """The progress of a syphon at one time.
 
-    `rate` is in messages per second. `held` messages are locked by the syphon, `aside` messages are deferred.
-    `remaining` and `seconds_left` are None if unknown.
+    `rate` is in messages per second. `held` messages are locked by the syphon. `aside_by_destination` has the numbers
+    of messages that are deferred now. `remaining` and `seconds_left` are None if unknown. `lanes_lost` is the number of
+    lanes of a syphon on Spark that ended without a report: what they moved is in the ledger, not in these numbers.
     """
 
     seconds: float
@@ -48,10 +52,16 @@ class Progress:
     operations: dict[str, int]
     rate: float
     held: int
-    aside: int
+    aside_by_destination: Mapping[str, int]
     remaining: int | None
     seconds_left: float | None
     state: str
+    lanes_lost: int = 0
+
+    @property
+    def aside(self) -> int:
+        """How many messages are put aside now, for all destinations."""
+        return sum(self.aside_by_destination.values())
 
     @property
     def not_ready(self) -> tuple[DestinationStatus, ...]:

@@ -250,11 +250,18 @@ class Syphon:
             operations=dict(Counter(counts.operations)),
             rate=rate,
             held=sum(pump.held for pump in self._pumps.values()),
-            aside=sum(len(pump.deferred) for pump in self._pumps.values()),
+            aside_by_destination=self._aside(),
             remaining=remaining,
             seconds_left=None if remaining is None or rate == 0 else remaining / rate,
             state=str(self.state),
         )
+
+    def _aside(self) -> Counter[str]:
+        """Return by destination how many messages are put aside."""
+        aside: Counter[str] = Counter()
+        for pump in self._pumps.values():
+            aside.update({path: count for path, (count, _) in pump.deferred.waiting().items()})
+        return aside
 
     async def count_remaining(self) -> int | None:
         """Return the number of messages in the backlog; None if it is not known. `progress` then shows this number too.

@@ -149,10 +149,13 @@ class SyphonLedger:
         arrived: Sequence[OutgoingMessage],
         now: float,
     ) -> None:
+        result, cause = result_of_failure(error.kind, refused=error.refused)
         if operation is not None:
             ids = [message.message_id for message in error.failed] if arrived else ()
-            result, cause = result_of_failure(error.kind, refused=error.refused)
             operation.end(result, cause=cause, failed=ids)
+        if result == UNKNOWN:
+            # These messages may have arrived, and are sent again.
+            self.counts.possible_duplicates(error.path, len(error.failed))
         if arrived:
             self.counts.returned(error.path, len(arrived), sum(message.size for message in arrived), now)
 

@@ -246,7 +246,9 @@ def _event_text(notice: Any) -> str | None:
         case FailoverEngaged():
             return f"{notice.entity}: failover engaged ({str(notice.cause).replace('_', ' ')})"
         case Restored():
-            return f"{notice.entity}: restored by a ping after {notice.outage:.1f} s, {notice.diverted:,} diverted"
+            return (
+                f"{notice.entity}: restored by a ping after {notice.outage:.1f} s, {notice.diverted:,} diverted so far"
+            )
         case _:
             return None
 

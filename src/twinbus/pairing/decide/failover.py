@@ -385,7 +385,8 @@ class FailoverEngaged:
 class Restored:
     """An entity returned to the primary: by an operator if `forced`, otherwise because a ping succeeded.
 
-    `outage` is the time since the failover in seconds. `diverted` is the number of messages diverted in that time.
+    `outage` is the time since the failover in seconds. `diverted` is the number of messages diverted until now. Calls
+    that are being diverted at the restore are added later: `EntityState.diverted` and the ledger have the final number.
     """
 
     name: ClassVar[str] = "restored"

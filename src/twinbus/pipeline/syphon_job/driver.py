@@ -121,6 +121,7 @@ class SparkSyphon:
         self._running_plan: str | None = None
         """The number of the plan whose lanes run now; None if no lane runs."""
         self._busy_queues: set[str] = set()
+        self._lanes_lost = 0
         self._moved_at = self._loop.time()
         self._discovered_at = float("-inf")
         self._remaining = RemainingMessages(discovery)
@@ -172,6 +173,7 @@ class SparkSyphon:
         for report in reports:
             self._counts.operations.update(report.operations)
             self._count(report, now)
+            self._lanes_lost += report.earlier_tries
             if report.plan == self._running_plan:
                 self._running_plan = None
         self._planner.lanes_reported(reports, now)
@@ -260,7 +262,7 @@ class SparkSyphon:
             return True
         waited = self._loop.time() - self._moved_at
         if waited > self.options.patience and not self._paused:
-            aside = self._planner.messages_aside()
+            aside = self._planner.messages_aside().total()
             _log.warning("nothing could be moved for %d s; %d messages stay put aside", waited, aside)
             return True
         return False
@@ -327,10 +329,11 @@ class SparkSyphon:
             operations=dict(Counter(counts.operations)),
             rate=rate,
             held=0,
-            aside=self._planner.messages_aside(),
+            aside_by_destination=self._planner.messages_aside(),
             remaining=remaining,
             seconds_left=None if remaining is None or rate == 0 else remaining / rate,
             state=str(self.state),
+            lanes_lost=self._lanes_lost,
         )
 
     async def count_remaining(self) -> int | None:

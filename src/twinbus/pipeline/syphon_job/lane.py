@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import uvloop
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from pyspark.sql.types import StructType
@@ -108,6 +109,7 @@ class Lane:
                 waiting=pump.deferred.waiting(),
                 probes=task.probes,
                 scan=self._scan,
+                earlier_tries=_earlier_tries(),
             )
 
     async def _run_pump(self, pump: Pump, context: SyphonContext, end: float) -> None:
@@ -173,6 +175,11 @@ class Lane:
             self._scan = ScanResult(start, at, clean=False)
         finally:
             await backlog.close()
+
+
+def _earlier_tries() -> int:
+    spark_task = TaskContext.get()
+    return 0 if spark_task is None else spark_task.attemptNumber()
 
 
 # --- the data source -------------------------------------------------------------------------------------------------

@@ -104,6 +104,7 @@ class LaneReport:
     """The result of a lane task.
 
     `waiting`: by destination, how many messages are put aside, and the least of their sequence numbers.
+    `earlier_tries`: how many tries of this task ended without a report, because a worker or an executor died.
     """
 
     plan: str
@@ -120,6 +121,7 @@ class LaneReport:
     waiting: Mapping[str, tuple[int, int]]
     probes: Mapping[str, int]
     scan: ScanResult | None
+    earlier_tries: int = 0
 
     def to_json(self) -> str:
         values = {name: getattr(self, name) for name in self.__slots__}

@@ -8,6 +8,7 @@ accepted, the lane brings back the other messages.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -176,8 +177,12 @@ class BatchPlanner:
     def is_drained(self) -> bool:
         return all(state.clean and not state.aside for state in self._queues.values())
 
-    def messages_aside(self) -> int:
-        return sum(count for state in self._queues.values() for count, _ in state.aside.values())
+    def messages_aside(self) -> Counter[str]:
+        """Return by destination how many messages are put aside."""
+        aside: Counter[str] = Counter()
+        for state in self._queues.values():
+            aside.update({path: count for path, (count, _) in state.aside.items()})
+        return aside
 
     def memories(self, now: float) -> tuple[DestinationMemory, ...]:
         """Return what is known about the destinations. The durations in the result are those at the time `now`."""
