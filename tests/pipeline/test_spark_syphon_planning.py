@@ -110,7 +110,7 @@ def test_y5_a_new_queue_is_scanned_once_and_every_six_hours() -> None:
 def test_y5_after_its_pause_a_destination_is_probed_with_one_message_and_scanned_for_once_ready() -> None:
     made = planner("a")
     made.lanes_reported([report("a", waiting={"x": (300, 7)}, memories=(aside("x"),))], 20.0)
-    assert made.messages_aside() == 300
+    assert made.messages_aside().total() == 300
     assert made.plan(24.0) is None
     assert made.due(24.0) == 25.0
     plan = made.plan(25.0)
@@ -118,19 +118,19 @@ def test_y5_after_its_pause_a_destination_is_probed_with_one_message_and_scanned
     assert plan.tasks == (LaneTask("a", 0, None, {"x": 7}, None),)
     assert plan.memories == (aside("x", 0.0, age=5.0),)
     made.lanes_reported([report("a", waiting={"x": (1, 7)}, probes={"x": 7}, memories=(aside("x", 10.0),))], 26.0)
-    assert made.messages_aside() == 300
+    assert made.messages_aside().total() == 300
     assert made.due(26.0) == 36.0
     ready = aside("x", readiness=Readiness.READY)
     found = report(
         "a", waiting={"x": (100, 120)}, probes={"x": 7}, scan=ScanResult(7, 400, clean=False), memories=(ready,)
     )
     made.lanes_reported([found], 37.0)
-    assert made.messages_aside() == 100
+    assert made.messages_aside().total() == 100
     later = made.plan(37.0)
     assert later is not None
     assert later.tasks == (LaneTask("a", 0, None, {}, 120),)
     made.lanes_reported([report("a", scan=ScanResult(120, None, clean=False))], 38.0)
-    assert made.messages_aside() == 0
+    assert made.messages_aside().total() == 0
     assert made.plan(38.0) is None
 
 
