@@ -87,6 +87,13 @@ def test_l6_the_sentence_is_the_same_in_whatever_order_and_length_the_reasons_co
     assert said.sentence.endswith("reason 0; reason 1; and 7 more reasons.")
 
 
+def test_l6_a_long_reason_is_cut_and_has_no_line_break() -> None:
+    sentence = judge_ledger({}, ["two\nlines", "x" * 5000]).sentence
+    assert "two lines; xxx" in sentence
+    assert "\n" not in sentence
+    assert len(sentence) < 400
+
+
 @given(sums=SUMS, missing=REASONS)
 def test_l6_the_sentence_names_every_number_that_decided(sums: dict[str, int], missing: list[str]) -> None:
     sentence = judge_ledger(sums, missing).sentence

@@ -116,7 +116,7 @@ def test_d4_every_chart_has_a_label_and_its_numbers_are_in_a_table(troubled: Rep
         ({"delivered": 10, "possibly_duplicated": 3}, [], "doubtful"),
         ({"delivered": 9, "duplicated": 1, "unknown": 1}, [], "unproven"),
         ({"delivered": 10, "possibly_duplicated": 3}, ["segments 2 of w are not there"], "unproven"),
-        ({"delivered": 7, "unknown": 2, "lost": 1}, ["segments 2 of w are not there"], "bad"),
+        ({"delivered": 7, "unknown": 2, "lost": 1}, ["segments 2 of w are not there", "x" * 190, "y" * 190], "bad"),
     ],
 )
 def test_l6_the_page_has_the_verdict_of_the_commands_in_its_colour(

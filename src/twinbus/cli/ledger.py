@@ -53,7 +53,7 @@ LISTED: Final = {
     "lost": "lost: reported safe, and in neither namespace",
     "unknown": "unknown: reported safe; it depends on operations whose outcome nobody knows",
     "duplicated": "duplicated: delivered more often than sent",
-    "possibly_duplicated": "possibly duplicated: delivered more often than sent, if unknown outcomes were good",
+    "possibly_duplicated": "possibly duplicated: perhaps delivered again, or still to come again",
     "unconfirmed": "unconfirmed: never reported safe, but there, or perhaps there",
 }
 

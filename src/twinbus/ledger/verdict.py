@@ -39,6 +39,8 @@ EXIT_CODES: Final[Mapping[Verdict, int]] = {
 
 # The sentence names this number of reasons. The commands list all reasons below the sums.
 _NAMED_REASONS: Final = 2
+# A reason may contain the text of any error. Longer reasons are cut in the sentence.
+_REASON_CHARACTERS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +117,15 @@ def _about_copies(sums: Mapping[str, int]) -> list[str]:
 def _about_missing(reasons: Sequence[str], more: int) -> list[str]:
     if not reasons:
         return []
-    named = "; ".join(reasons[:_NAMED_REASONS])
+    named = "; ".join(_shortened(reason) for reason in reasons[:_NAMED_REASONS])
     more += len(reasons) - _NAMED_REASONS
     rest = f"; and {more:,} more reason{'' if more == 1 else 's'}" if more > 0 else ""
     return [f"Entries are missing from the ledger: {named}{rest}."]
+
+
+def _shortened(reason: str) -> str:
+    line = " ".join(reason.split())
+    return line if len(line) <= _REASON_CHARACTERS else f"{line[: _REASON_CHARACTERS - 1]}…"
 
 
 def _messages(accepted: int) -> str:

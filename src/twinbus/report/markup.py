@@ -28,8 +28,16 @@ class Markup(str):
 def plain(value: object) -> str:
     """Returns a value as visible text, cut if it is too long."""
     content = str(value)
-    content = content if len(content) <= _MOST_CHARACTERS else f"{content[: _MOST_CHARACTERS - 1]}…"
+    return _visible(content if len(content) <= _MOST_CHARACTERS else f"{content[: _MOST_CHARACTERS - 1]}…")
+
+
+def _visible(content: str) -> str:
     return content if content.isprintable() else "".join(one if one.isprintable() else _INVISIBLE for one in content)
+
+
+def whole(content: str) -> Markup:
+    """Returns a text of limited length as escaped text, without a cut."""
+    return Markup(escape(_visible(content)))
 
 
 def escaped(value: object) -> Markup:

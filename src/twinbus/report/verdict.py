@@ -8,7 +8,7 @@ from typing import Final
 from twinbus.ledger import Judgement, Verdict, judge_ledger
 from twinbus.pipeline import ReportData, TopRows
 from twinbus.report.formatting import number
-from twinbus.report.markup import Markup, TableColumn, element, join, more_note, table
+from twinbus.report.markup import Markup, TableColumn, element, join, more_note, table, whole
 
 # Parts of the balance, each with a colour, a name and a meaning. Their sum is `accepted` (docs/ledger.md).
 _PARTS: Final = {
@@ -20,7 +20,7 @@ _PARTS: Final = {
 }
 _BESIDE: Final = {
     "duplicated": ("trouble", "duplicated", "delivered more often than sent"),
-    "possibly_duplicated": ("doubt", "possibly duplicated", "if operations with unknown outcome succeeded"),
+    "possibly_duplicated": ("doubt", "possibly duplicated", "perhaps delivered again, or still to come again"),
     "unconfirmed": ("doubt", "unconfirmed", "never accepted, but delivered or in the backlog, surely or possibly"),
 }
 
@@ -52,7 +52,7 @@ def verdict_section(data: ReportData) -> Markup:
         element("span", str(judged.verdict), class_="word"),
         id="verdict",
     )
-    parts = [heading, element("p", judged.sentence)]
+    parts = [heading, element("p", whole(judged.sentence))]
     if data.incomplete.total:
         parts.append(_incomplete(data.incomplete))
     if has_messages:
