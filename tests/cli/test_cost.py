@@ -1,7 +1,7 @@
 """`twinbus cost forecast|prices`, run as a user runs them. `cost actual` is in tests/pipeline."""
 
 import json
-from decimal import Decimal
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,18 @@ import pytest
 
 from tests.cli.syphoned import invoke
 from twinbus.cli import cost_tables
-from twinbus.money import Prices, Scenario, StageSpending, SyphonRuns, compare, forecast
+from twinbus.money import (
+    CostResult,
+    LedgerFacts,
+    MessageMix,
+    Observed,
+    ObservedOutage,
+    Prices,
+    Scenario,
+    StageSpending,
+    actual_bill,
+    cost_result,
+)
 
 
 def told(*arguments: str) -> Any:
@@ -115,17 +126,56 @@ def test_m3_a_copy_of_the_table_is_written_changed_and_used(tmp_path: Path) -> N
     assert told("prices", "--prices", str(own))["file"] == str(own)
 
 
-def test_m4_forecast_and_actual_are_shown_side_by_side_and_differences_in_their_parts(
+def result(units: int = 614, *, prices: Prices | None = None, **asked: Any) -> CostResult:
+    used = StageSpending(stage="send_backlog", units=units, large_units=14, failed={"server_busy": units - 614})
+    bill = actual_bill({"2026-11": [used]}, 24, prices, Scenario(), ["a note"])
+    outages = tuple(ObservedOutage(seconds=seconds, diverted=300, failovers=1) for seconds in (5, 9))
+    observed = Observed(outages=outages, diverted=MessageMix(600, 614, 1_000_000, 600))
+    seen = {"period": timedelta(seconds=24), "outage": timedelta(seconds=7), "observed": observed}
+    return cost_result(bill, LedgerFacts(diverted=600), seen, asked, prices)
+
+
+def test_l4_the_bill_and_the_forecast_are_shown_side_by_side_and_differences_in_their_parts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    found = forecast(Scenario(sent=1000, diverted=600, syphon=SyphonRuns.AFTER), Prices.default())
-    actual = StageSpending(stage="send_backlog", messages=600, units=607, failed_units=5, cost=Decimal("0.02"))
-    cost_tables.show_comparison(found, compare(found, [actual]), {"sent", "diverted"})
+    monkeypatch.setenv("COLUMNS", "80")
+    found = result(621, prices=Prices.default(), message_size=1000)
+    cost_tables.show_result(found, Prices.default())
     shown = capsys.readouterr().out
-    assert "from the ledger: diverted 600, sent 1000" in shown
-    rows = cells(shown)
-    assert ["send_backlog", "600", "607", "+7"] in [row[:4] for row in rows]
-    assert "  send_backlog +5: calls that were refused or whose outcome is unknown\n" in shown
-    assert "  send_backlog +2: messages that went to a second backlog queue\n" in shown
-    assert ["receive_primary", "1,600", "–", "–"] in [row[:4] for row in rows]
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown, "no column is cut"
+    words = " ".join(shown.split())
+    assert "Bill of 24s, standard, in USD" in shown
+    assert "• a note" in shown
+    assert "for outages of 5s + 9s, period 24s" in words
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["send_backlog", "600", "621", "+21"] in [row[:4] for row in rows]
+    assert ["send_backlog", "+14", "units", "beyond", "the", "first", "64", "KB:"] in [row[:8] for row in rows]
+    assert ["+7", "calls", "that", "failed:", "7"] in [row[:5] for row in rows]
+    assert ["receive_primary", "600", "–", "–"] in [row[:4] for row in rows]
+
+
+def test_l4_a_bill_without_prices_and_without_a_forecast_is_shown_in_units(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    cost_tables.show_result(result(), None)
+    shown = capsys.readouterr().out
+    assert "Bill of 24s, standard, in units" in shown
+    assert ["send_backlog", "614", "", "0.0", "–"] in cells(shown)
+    assert "• no forecast: a forecast needs prices" in shown
+    plain = cost_tables.result_as_json(result())
+    assert (plain["forecast"], plain["cost"], plain["stages"]) == (None, None, [])
+    assert (plain["bill"]["units"], plain["bill"]["cost"]) == (614, None)
+
+
+def test_l4_the_json_of_a_result_adds_up() -> None:
+    plain = cost_tables.result_as_json(result(621, prices=Prices.default(), message_size=1000))
+    [stored] = [one for one in plain["stages"] if one["stage"] == "send_backlog"]
+    assert sum(part["units"] for part in stored["parts"]) == stored["difference"] == 21
+    assert sum(part["cost"] for part in stored["parts"]) == pytest.approx(stored["cost_difference"], abs=1e-10)
+    stages = [one["cost_difference"] for one in plain["stages"]]
+    base = plain["base"]["actual"] - plain["base"]["forecast"]
+    assert plain["cost"]["actual"] - plain["cost"]["forecast"] == pytest.approx(sum(stages) + base, abs=1e-9)
+    assert plain["units"]["unexplained"] >= 0
+    assert [one["seconds"] for one in plain["forecast"]["outages"]] == [5, 9]

@@ -14,8 +14,7 @@ import pytest
 
 from tests.money.outages import BACKLOG, BATCH, PING, SIZE, STORIES, Run, Story, happened, metered, operations, unsent
 from twinbus.ledger import OK, Stage
-from twinbus.money import Forecast, Prices, Scenario, forecast
-from twinbus.money.forecast_vs_actual import StageSpending, compare
+from twinbus.money import Forecast, LedgerFacts, Prices, Scenario, StageSpending, actual_bill, compare, forecast
 
 pytestmark = pytest.mark.timeout(300)
 NAMES = [story.name for story in STORIES]
@@ -80,17 +79,22 @@ def test_m4_n5_operations_agree_with_the_namespaces_own_meters_within_1_percent(
 def test_m4_m1_operations_agree_with_the_ledger_within_1_percent_and_the_remainder_is_explained(
     runs: dict[str, Run], name: str
 ) -> None:
-    result = compare(foreseen(runs[name].story), spent(runs[name].ledger))
+    story = runs[name].story
+    used, facts = spent(runs[name].ledger)
+    beside = foreseen(story)
+    result = compare(beside, actual_bill({"2026-11": used}, 60, beside.prices, beside.scenario), facts)
     assert result.share < 0.01, result
-    assert result.actual > 4 * runs[name].story.diverted
+    assert result.actual > 4 * story.diverted
     for one in result.differences:
         assert sum(part.units for part in one.parts) == one.units
+        assert sum((part.cost for part in one.parts), Decimal(0)) == one.cost
         assert abs(one.units) <= max(SPREAD, 0.01 * one.forecast), one
 
 
-def spent(ledger: Path) -> list[StageSpending]:
-    """Return the cost by stage, computed without Spark."""
-    units, messages, vain, never = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+def spent(ledger: Path) -> tuple[list[StageSpending], LedgerFacts]:
+    """Return the use by stage and the messages of each stage, computed without Spark."""
+    units, messages, never = Counter[str](), Counter[str](), Counter[str]()
+    failed: dict[str, Counter[str]] = {}
     for one in operations(ledger):
         if unsent(one):
             never[one.stage] += one.units
@@ -99,15 +103,14 @@ def spent(ledger: Path) -> list[StageSpending]:
         if one.result == OK:
             messages[one.stage] += len(one.ids)
         else:
-            vain[one.stage] += one.units
-    return [
-        StageSpending(
-            stage=stage,
-            messages=messages[stage],
-            units=count,
-            failed_units=vain[stage],
-            unsent_units=never[stage],
-            cost=Decimal(0),
-        )
+            failed.setdefault(one.stage, Counter())[one.result] += one.units
+    used = [
+        StageSpending(stage=stage, units=count, failed=failed.get(stage, {}), unsent_units=never[stage])
         for stage, count in units.items()
     ]
+    facts = LedgerFacts(
+        sent=messages[Stage.SEND_PRIMARY],
+        diverted=messages[Stage.SEND_BACKLOG],
+        returned=messages[Stage.RETURN_PRIMARY],
+    )
+    return used, facts

@@ -49,7 +49,7 @@ def test_d4_the_report_data_counts_what_the_ledger_holds(troubled: ReportData) -
     assert (first["lost"], first["unknown"], first["duplicated"], first["dead_lettered"]) == (1, 1, 1, 1)
     assert (troubled.entities.total, troubled.incidents.total) == (4, 3)
     assert (troubled.spread["diverted"], troubled.spread["returned"], troubled.spread["most"]) == (8, 4, 180.0)
-    spent = {one.stage: one.units for one in troubled.spent}
+    spent = {one.stage: one.units for one in troubled.cost.bill.stages}
     assert (spent["send_backlog"], spent["return_primary"], spent["complete_backlog"]) == (8, 5, 7)
 
 

@@ -17,7 +17,7 @@ from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.ledger_spark import IngestFirst, Master, Since, TablesFolder, Until, in_utc, ingested_tables
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
-from twinbus.money import Forecast, Prices, Scenario, ScenarioError, default_price_text
+from twinbus.money import Forecast, Prices, PricesError, Scenario, ScenarioError, default_price_text
 from twinbus.money import forecast as foreseen
 
 app = typer.Typer(help="What a pair will cost, what it did cost, and the price table.", no_args_is_help=True)
@@ -110,43 +110,42 @@ def actual(
     debug: Debug = False,
     **asked: Any,
 ) -> None:
-    """Show what a period did cost beside the forecast for it, line by line.
+    """Show what a period did cost, and beside it the forecast for what really happened.
 
-    Traffic and outages come from the ledger. Options replace them: give the options of an earlier forecast to
-    compare with that forecast.
+    The bill is always given, in units where the prices are not known. Period, outages, sizes, subscriptions, intervals
+    and syphons come from the ledger, unless you give options: with --rate, --outage or --outages of an earlier
+    forecast, the differences are from that forecast.
+
+    Each difference is taken apart by what the entries show. The rest is called unexplained.
 
     The window is extended to whole days.
 
-    Give the pair's intervals, which the ledger does not hold: --failover-interval, --ping-interval, --long-poll.
-
     Examples:
       twinbus cost actual ./tables --ledger ./ledger
-      twinbus cost actual ./tables --since 2026-11-01 --until 2026-12-01 --failover-interval 30s
+      twinbus cost actual ./tables --since 2026-11-01 --until 2026-12-01
       twinbus cost actual ./tables --rate 50 --outage 1h --json
     """
     with errors_reported(debug=debug):
-        table = Prices.load(file)
+        values = given(asked)
+        _scenario(values)
+        table, notes = _prices_or_note(file)
         place = ingested_tables(tables, ledger, master)
-        from twinbus.money import compare  # noqa: PLC0415 - other verbs start without
         from twinbus.pipeline import ActualCost, TimeWindow  # noqa: PLC0415 - there only with the extra
 
-        values = given(asked)
         with spinner("computing cost"):
-            books = ActualCost(place, TimeWindow(in_utc(since), in_utc(until)))
-            if not books:
-                raise OperatorError(
-                    f"{tables} has no operations in this window", "Ingest a ledger, or widen the window."
-                )
-            seen = books.scenario(_scenario(values))
-            if {"rate", "outage", "outages"} & set(values):
-                # The options give the traffic. The traffic in the ledger must not replace these values.
-                seen = {field: value for field, value in seen.items() if field not in ("sent", "diverted")}
-            found = _foreseen(seen | values, table)
-            result = compare(found, books.spent(table, found.scenario))
+            found = ActualCost(place, TimeWindow(in_utc(since), in_utc(until)), values).result(table, notes)
         if json:
-            typer.echo(json_text.dumps(cost_tables.comparison_as_json(found, result, seen.keys() - values.keys())))
+            typer.echo(json_text.dumps(cost_tables.result_as_json(found)))
         else:
-            cost_tables.show_comparison(found, result, seen.keys() - values.keys())
+            cost_tables.show_result(found, table)
+
+
+def _prices_or_note(file: Path | None) -> tuple[Prices | None, list[str]]:
+    """Return the price table. A table that cannot be read is a note: the bill is then in units."""
+    try:
+        return Prices.load(file), []
+    except PricesError as error:
+        return None, [f"no prices: {error}"]
 
 
 def _scenario(values: dict[str, Any]) -> Scenario:

@@ -90,7 +90,9 @@ _READERS: Final[Mapping[type, Callable[[str], Any]]] = {
     SyphonRuns: SyphonRuns,
 }
 _KINDS: Final = {
-    field.name: int if field.default in (None, MISSING) else type(field.default) for field in fields(Scenario)
+    field.name: int if field.default in (None, MISSING) else type(field.default)
+    for field in fields(Scenario)
+    if field.name in _HELP
 }
 
 
@@ -121,7 +123,7 @@ def with_scenario(default: str | None = None) -> Callable[[Callable[..., None]],
     def made(verb: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(verb, eval_str=True)
         own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        more = [_option(field.name, field.default, default) for field in fields(Scenario)]
+        more = [_option(field.name, field.default, default) for field in fields(Scenario) if field.name in _HELP]
         verb.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined] # typer reads this attribute
         verb.__annotations__ = {one.name: one.annotation for one in (*own, *more)} | {"return": None}
         return verb

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import timedelta
 from decimal import Decimal
@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from twinbus.cli.cost_options import as_option_text
 from twinbus.cli.terminal import console
-from twinbus.money import Bill, Comparison, CostPhase, Forecast, Prices, PriceScale, Scenario, StageDifference, Tier
+from twinbus.money import (
+    ActualBill,
+    Bill,
+    Comparison,
+    CostPhase,
+    CostResult,
+    Forecast,
+    OutageModel,
+    Prices,
+    PriceScale,
+    Scenario,
+    StageDifference,
+    Tier,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,40 +131,113 @@ def _rows(variants: Mapping[str, Forecast]) -> Iterator[tuple[str, list[str]]]:
     yield "all", [money(one.cost) for one in found]
 
 
-# --- comparison ------------------------------------------------------------------------------------------------------
+# --- bill and comparison ---------------------------------------------------------------------------------------------
 
 
-def show_comparison(found: Forecast, result: Comparison, seen: Collection[str]) -> None:
+def show_result(found: CostResult, prices: Prices | None) -> None:
+    """Print the bill of a ledger, the notes, and the forecast beside the bill."""
     from rich.text import Text  # noqa: PLC0415 - slow
 
-    shown = console()
-    shown.print(Text.assemble(("Actual, and the forecast for it", "bold"), f", in {found.prices.currency}"))
-    taken = [f"{name.replace('_', '-')} {as_option_text(getattr(found.scenario, name))}" for name in sorted(seen)]
-    shown.print(f"from the ledger: {', '.join(taken)}" if taken else "nothing was taken from the ledger")
-    table = _table("stage", "forecast", "actual", "difference", "forecast cost", "actual cost")
-    ordered = sorted(result.differences, key=lambda one: -(one.actual or 0))
-    for one in ordered:
-        table.add_row(one.stage, *_compared(one))
+    shown, bill = console(), found.bill
+    what = f" of {as_option_text(timedelta(seconds=round(bill.seconds, 1)))}, {found.scenario.tier}"
+    shown.print(Text.assemble(("Bill", "bold"), what, f", in {bill.currency}" if bill.currency else ", in units"))
+    shown.print(_bill_table(bill))
+    for note in found.notes:
+        shown.print(f"• {note}")
+    if found.comparison is not None and found.forecast is not None:
+        _show_comparison(shown, found, found.comparison, found.forecast)
+    if prices is not None and bill.currency is not None:
+        _footnotes(shown, prices, found.scenario.tier)
+
+
+def _bill_table(bill: ActualBill) -> Table:
+    from rich.text import Text  # noqa: PLC0415 - slow
+
+    table = _table("stage", "units", "of these failed", "MB", bill.currency or "cost")
+    priced = bill.currency is not None
+    for one in sorted(bill.stages, key=lambda one: -one.units):
+        failed = f"{one.failed_units:,}" if one.failed_units else ""
+        table.add_row(one.stage, f"{one.units:,}", failed, f"{one.bytes / 1e6:,.1f}", _price(one.cost, priced))
     table.add_section()
-    share = f"{result.actual - result.forecast:+,} ({result.share:.2%})"
-    table.add_row(Text("units compared", "bold"), f"{result.forecast:,}", f"{result.actual:,}", share)
-    shown.print(table)
-    shown.print("what the differences are made of:")
+    table.add_row("base", "", "", "", _price(bill.base_cost, priced))
+    size = f"{sum(one.bytes for one in bill.stages) / 1e6:,.1f}"
+    failed = f"{sum(one.failed_units for one in bill.stages):,}"
+    table.add_row(Text("all", "bold"), f"{bill.units:,}", failed, size, Text(_price(bill.cost, priced), "bold"))
+    return table
+
+
+def _price(amount: Decimal, priced: bool) -> str:
+    return money(amount) if priced else "–"
+
+
+def _show_comparison(shown: Console, found: CostResult, result: Comparison, forecast: Forecast) -> None:
+    from rich.text import Text  # noqa: PLC0415 - slow
+
+    shown.print(Text("Beside it, the forecast", "bold"))
+    shown.print(f"for {', '.join(_taken(found))}" if found.from_ledger else "nothing was taken from the ledger")
+    ordered = sorted(result.differences, key=lambda one: -(one.actual or 0))
+    shown.print(_comparison_table(ordered, result, found.bill.currency))
+    shown.print("What the differences are made of, by the entries of the ledger:")
+    shown.print(_parts_table(ordered, result, found.bill.currency))
+    left = f"{result.unexplained:,} of {result.actual:,} units unexplained"
+    shown.print(f"{result.actual - result.forecast:+,} units ({result.share:.2%}); {left}", style="bold")
+    shown.print(f"not in a ledger: connections, {money(forecast.connections_cost)} by the forecast")
+
+
+def _comparison_table(ordered: Sequence[StageDifference], result: Comparison, currency: str | None) -> Table:
+    from rich.text import Text  # noqa: PLC0415 - slow
+
+    priced, named = currency is not None, currency or "cost"
+    titles = ("forecast\nunits", "actual\nunits", "difference", f"forecast\n{named}", f"actual\n{named}")
+    table = _table("stage", *titles, narrow=True)
     for one in ordered:
+        table.add_row(one.stage, *_compared(one, priced))
+    table.add_row("base", "", "", "", _price(result.forecast_base, priced), _price(result.actual_base, priced))
+    table.add_section()
+    costs = (_price(amount, priced) for amount in (result.forecast_cost, result.actual_cost))
+    difference = f"{result.actual - result.forecast:+,}"
+    table.add_row(Text("compared", "bold"), f"{result.forecast:,}", f"{result.actual:,}", difference, *costs)
+    return table
+
+
+def _parts_table(ordered: Sequence[StageDifference], result: Comparison, currency: str | None) -> Table:
+    """Return the parts of all differences, without parts that are only money and too small to be shown."""
+    table = _table("stage", "units", currency or "cost", "why", narrow=True)
+    for one in ordered:
+        stage = one.stage
         for part in one.parts:
-            count = f"{part.units:+,}: " if part.units else ""
-            shown.print(f"  {one.stage} {count}{part.why}")
-    shown.print(
-        f"beside it, by the forecast: base {money(found.base_cost)}, connections {money(found.connections_cost)}"
-    )
-    _footnotes(shown, found.prices, found.scenario.tier)
+            if part.units or not 0 < abs(part.cost) < _SIGNIFICANT:
+                units, cost = f"{part.units:+,}" if part.units else "", _signed_money(part.cost) if currency else ""
+                table.add_row(stage, units, cost, part.why)
+                stage = ""
+    if currency is not None and result.actual_base != result.forecast_base:
+        table.add_row("base", "", _signed_money(result.actual_base - result.forecast_base), result.base_why)
+    return table
 
 
-def _compared(one: StageDifference) -> tuple[str, ...]:
+def _taken(found: CostResult) -> Iterator[str]:
+    """Yield the values of the scenario that the ledger gave, as options."""
+    seen, scenario = found.scenario.observed, found.scenario
+    for name in sorted(found.from_ledger):
+        if name == "outage" and seen is not None and len(seen.outages) > 1:
+            lengths = (as_option_text(timedelta(seconds=round(one.seconds, 1))) for one in seen.outages)
+            yield f"outages of {' + '.join(lengths)}"
+        else:
+            value = getattr(scenario, name)
+            short = timedelta(seconds=round(value.total_seconds(), 1)) if isinstance(value, timedelta) else value
+            yield f"{name.replace('_', '-')} {as_option_text(short)}"
+
+
+def _compared(one: StageDifference, priced: bool) -> tuple[str, ...]:
     if one.actual is None:
-        return f"{one.forecast:,}", "–", "–", money(one.forecast_cost), "–"
+        return f"{one.forecast:,}", "–", "–", _price(one.forecast_cost, priced), "–"
     difference = f"{one.units:+,}" if one.units else ""
-    return f"{one.forecast:,}", f"{one.actual:,}", difference, money(one.forecast_cost), money(one.actual_cost)
+    costs = (_price(amount, priced) for amount in (one.forecast_cost, one.actual_cost))
+    return f"{one.forecast:,}", f"{one.actual:,}", difference, *costs
+
+
+def _signed_money(amount: Decimal) -> str:
+    return f"{'-' if amount < 0 else '+'}{money(abs(amount))}" if amount else ""
 
 
 # --- prices ----------------------------------------------------------------------------------------------------------
@@ -220,7 +306,12 @@ def forecast_as_json(found: Forecast) -> dict[str, Any]:
         for line in found.bill.lines
     ]
     return {
-        "scenario": {field.name: _plain(getattr(found.scenario, field.name)) for field in fields(Scenario)},
+        "scenario": {
+            field.name: _plain(getattr(found.scenario, field.name))
+            for field in fields(Scenario)
+            if field.name != "observed"
+        },
+        "outages": [_outage_as_json(one, times) for one, times in found.outages],
         "prices": _origin(found.prices),
         "idle_receives": asdict(found.idle),
         "lines": lines,
@@ -234,24 +325,77 @@ def forecast_as_json(found: Forecast) -> dict[str, Any]:
     }
 
 
-def comparison_as_json(found: Forecast, result: Comparison, seen: Collection[str]) -> dict[str, Any]:
+def result_as_json(found: CostResult) -> dict[str, Any]:
+    """Return a bill and its comparison. Without a forecast, `forecast` is null, and stages have the bill alone."""
+    priced, result = found.bill.currency is not None, found.comparison
+    return {
+        "bill": _bill_as_json(found.bill),
+        "notes": list(found.notes),
+        "forecast": None if found.forecast is None else forecast_as_json(found.forecast),
+        "from_the_ledger": sorted(found.from_ledger),
+        "stages": [] if result is None else [_stage_as_json(one, priced) for one in result.differences],
+        "units": None
+        if result is None
+        else {
+            "forecast": result.forecast,
+            "actual": result.actual,
+            "share": result.share,
+            "unexplained": result.unexplained,
+        },
+        "base": None
+        if result is None or not priced
+        else {
+            "forecast": _number(result.forecast_base),
+            "actual": _number(result.actual_base),
+            "why": result.base_why,
+        },
+        "cost": None
+        if result is None or not priced
+        else {"forecast": _number(result.forecast_cost), "actual": _number(result.actual_cost)},
+    }
+
+
+def _bill_as_json(bill: ActualBill) -> dict[str, Any]:
+    def price(amount: Decimal) -> float | None:
+        return None if bill.currency is None else _number(amount)
+
     stages = [
         {
             "stage": one.stage,
-            "forecast": one.forecast,
-            "actual": one.actual,
-            "difference": one.units,
-            "forecast_cost": _number(one.forecast_cost),
-            "actual_cost": _number(one.actual_cost),
-            "parts": [asdict(part) for part in one.parts],
+            "units": one.units,
+            "bytes": one.bytes,
+            "large_units": one.large_units,
+            "failed": dict(one.failed),
+            "unsent_units": one.unsent_units,
+            "operations_cost": price(one.operations_cost),
+            "bandwidth_cost": price(one.bandwidth_cost),
+            "cost": price(one.cost),
         }
-        for one in result.differences
+        for one in bill.stages
     ]
     return {
-        "forecast": forecast_as_json(found),
-        "from_the_ledger": sorted(seen),
+        "seconds": bill.seconds,
+        "currency": bill.currency,
         "stages": stages,
-        "units": {"forecast": result.forecast, "actual": result.actual, "share": result.share},
+        "units": bill.units,
+        "base_cost": price(bill.base_cost),
+        "cost": price(bill.cost),
+    }
+
+
+def _stage_as_json(one: StageDifference, priced: bool) -> dict[str, Any]:
+    def price(amount: Decimal) -> float | None:
+        return _number(amount) if priced else None
+
+    return {
+        "stage": one.stage,
+        "forecast": one.forecast,
+        "actual": one.actual,
+        "difference": one.units,
+        "forecast_cost": price(one.forecast_cost),
+        "actual_cost": price(one.actual_cost),
+        "cost_difference": price(one.cost),
+        "parts": [{"why": part.why, "units": part.units, "cost": price(part.cost)} for part in one.parts],
     }
 
 
@@ -298,21 +442,27 @@ def _sums(bill: Bill) -> dict[str, Any]:
     return {"operations": bill.operations, "units": bill.units, "bytes": bill.bytes, "cost": _number(bill.cost)}
 
 
+def _outage_as_json(outage: OutageModel, times: int) -> dict[str, Any]:
+    return {"times": times, **asdict(outage)}
+
+
 def _plain(value: object) -> object:
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def _number(amount: Decimal) -> float:
-    return round(float(amount), 8)
+    return round(float(amount), 12)
 
 
 # --- layout ---------------------------------------------------------------------------------------------------------
 
 
-def _table(first: str, *columns: str) -> Table:
+def _table(first: str, *columns: str, narrow: bool = False) -> Table:
+    """Return an empty table. A `narrow` one has no lines between columns: six of them fit into 80 characters."""
+    from rich import box  # noqa: PLC0415 - slow
     from rich.table import Table  # noqa: PLC0415 - slow
 
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD if narrow else box.HEAVY_HEAD)
     table.add_column(first, no_wrap=first in ("phase", "stage"))
     for column in columns:
         text = column == "why"

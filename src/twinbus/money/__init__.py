@@ -1,28 +1,45 @@
-"""Prices as data, the forecast of a cost, bills, and the comparison of forecast and actual cost (M1–M4)."""
+"""Prices as data, the forecast of a cost, bills, and the comparison of forecast and actual cost (L4, M1–M4)."""
 
-from twinbus.money.billing import Bill, BillLine, Usage, bill, unit_price
+from twinbus.money.actual_bill import ActualBill, StageSpending, actual_bill
+from twinbus.money.billing import Bill, BillLine, Usage, bill
+from twinbus.money.facts import CopyFacts, LedgerFacts
 from twinbus.money.forecast import CostPhase, Forecast, IdleReceives, StageUnits, forecast
 from twinbus.money.forecast_vs_actual import (
     EMPTY_PRIMARY,
+    SESSIONS_PRIMARY,
+    UNEXPLAINED,
     Comparison,
+    CostResult,
     DifferencePart,
     StageDifference,
-    StageSpending,
     compare,
+    cost_result,
 )
+from twinbus.money.observed import MessageMix, Observed, ObservedOutage
+from twinbus.money.outage_model import OutageModel
 from twinbus.money.prices import Prices, PriceScale, PricesError, Tier, default_price_text
 from twinbus.money.scenario import OutageKind, PingKind, Scenario, ScenarioError, SyphonRuns
 
 __all__ = [
     "EMPTY_PRIMARY",
+    "SESSIONS_PRIMARY",
+    "UNEXPLAINED",
+    "ActualBill",
     "Bill",
     "BillLine",
     "Comparison",
+    "CopyFacts",
     "CostPhase",
+    "CostResult",
     "DifferencePart",
     "Forecast",
     "IdleReceives",
+    "LedgerFacts",
+    "MessageMix",
+    "Observed",
+    "ObservedOutage",
     "OutageKind",
+    "OutageModel",
     "PingKind",
     "PriceScale",
     "Prices",
@@ -35,9 +52,10 @@ __all__ = [
     "SyphonRuns",
     "Tier",
     "Usage",
+    "actual_bill",
     "bill",
     "compare",
+    "cost_result",
     "default_price_text",
     "forecast",
-    "unit_price",
 ]

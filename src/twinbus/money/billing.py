@@ -1,15 +1,20 @@
 """Makes a bill of used units and bytes (M2, M3), with the price bands of a tier for units and of bandwidth for bytes.
 
-The forecast and the actual cost of a ledger both use this module, so that both have the same prices.
+The forecast and the actual cost of a ledger both use this module, so that both have the same prices. Every cost is
+rounded to 18 decimal places. So sums of costs are exact, and the parts of a difference add up to it (L4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal
+from typing import Final
 
-from twinbus.money.prices import Prices, PriceScale
+from twinbus.money.prices import Prices, PriceScale, Tier
+
+_PLACES: Final = Decimal("1e-18")
+_PRECISE: Final = Context(prec=60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +30,8 @@ class Usage:
     phase: str = ""
     anyway: bool = False
     """Whether the application would need these operations without a pair, too."""
+    fails: bool = False
+    """Whether these operations fail and are charged, too."""
     why: str = ""
 
 
@@ -98,22 +105,26 @@ def bill(
         tuple(
             BillLine(
                 usage=one,
-                operations_cost=one.units * unit_prices[one.phase],
-                bandwidth_cost=one.bytes * byte_prices[one.phase],
+                operations_cost=rounded(one.units * unit_prices[one.phase]),
+                bandwidth_cost=rounded(one.bytes * byte_prices[one.phase]),
             )
             for one in used
         )
     )
 
 
-def unit_price(
-    units: int, prices: Prices, tier: str = "standard", *, other_operations: int = 0, months: Decimal = Decimal(1)
-) -> Decimal:
-    """Returns the mean price of a unit over all price bands that `units` units use."""
-    return _mean_price(prices.tier(tier).operations, other_operations * months, Decimal(units), months)
-
-
 def _mean_price(scale: PriceScale | None, before: Decimal, amount: Decimal, months: Decimal) -> Decimal:
     if scale is None or not amount:
         return Decimal(0)
     return (scale.cost(before + amount, months) - scale.cost(before, months)) / amount
+
+
+def base_cost(tier: Tier, prices: Prices, hours: Decimal, *, messaging_units: int, namespaces: int = 2) -> Decimal:
+    """Returns what a tier costs without any operation: its base, and the messaging units of the namespaces."""
+    units_cost = tier.messaging_unit_per_hour * messaging_units * namespaces * hours
+    return rounded(tier.base_per_month * hours / prices.hours_in_month + units_cost)
+
+
+def rounded(amount: Decimal) -> Decimal:
+    """Returns an amount with at most 18 decimal places."""
+    return amount.quantize(_PLACES, context=_PRECISE)

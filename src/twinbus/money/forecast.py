@@ -1,19 +1,23 @@
 """The cost of a scenario (M4): operations, units, bytes and money by stage and phase (idle, outage, drain).
 
 `outage_model` describes an outage; this module counts the operations of the outage and computes their cost. Pure.
+
+Counts are fractions until all needs of a stage are added up, and only then rounded: the sum over the phases of a stage
+is exact, and so a forecast for what a ledger shows (`Scenario.observed`) has exactly the ledger's messages and units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple
 
 from twinbus.ledger.entries import Stage, billable_units  # pure, unlike `twinbus.ledger`
-from twinbus.money.billing import Bill, Usage, bill
+from twinbus.money.billing import Bill, Usage, base_cost, bill, rounded
+from twinbus.money.observed import NO_SIZE, MessageMix
 from twinbus.money.outage_model import (
     DRAIN_EMPTY_RECEIVES,
     DRAIN_PEEKS,
@@ -22,6 +26,7 @@ from twinbus.money.outage_model import (
     SCAN_SECONDS,
     OutageModel,
     backlog_checks,
+    model_observed,
     model_outage,
     queues_used,
 )
@@ -68,7 +73,8 @@ class StageUnits:
 class Forecast:
     scenario: Scenario
     prices: Prices
-    outage: OutageModel
+    outages: tuple[tuple[OutageModel, int], ...]
+    """The models of the outages, each with the number of such outages in the period."""
     idle: IdleReceives
     message_units: tuple[StageUnits, ...]
     """The units of one diverted message, stage by stage."""
@@ -81,6 +87,11 @@ class Forecast:
     """Cost of the same messages without a pair and without outages: one namespace, with its base cost."""
 
     @property
+    def outage(self) -> OutageModel:
+        """The model of one outage of a scenario that was not observed: all of its outages are equal."""
+        return self.outages[0][0]
+
+    @property
     def cost(self) -> Decimal:
         return self.bill.cost + self.base_cost + self.connections_cost
 
@@ -88,92 +99,187 @@ class Forecast:
 def forecast(scenario: Scenario, prices: Prices) -> Forecast:
     """Returns the forecast. Raises ScenarioError if the tier lacks a feature or the outages exceed the period."""
     tier = prices.tier(scenario.tier)
-    outage = model_outage(scenario)
-    _check(scenario, tier, outage)
+    outages = _outages(scenario)
+    _check(scenario, tier, outages)
     hours = Decimal(scenario.period.total_seconds()) / _HOUR
     months = max(Decimal(1), hours / prices.hours_in_month)
-    connections, connections_cost = _connections(scenario, tier, outage, hours, months)
+    connections, connections_cost = _connections(scenario, tier, outages, hours, months)
     receives = _polls(scenario, _HOUR)
+    units = scenario.messaging_units
 
-    def billed(used: list[Usage]) -> Bill:
+    def billed(needs: Iterable[_Need]) -> Bill:
         other = scenario.other_operations
+        used = [one for one in _rounded(needs) if one.operations]
         return bill(used, prices, tier.name, bandwidth=scenario.bandwidth, other_operations=other, months=months)
 
     return Forecast(
         scenario=scenario,
         prices=prices,
-        outage=outage,
+        outages=outages,
         idle=IdleReceives(receives, receives * 24, receives * 24 * 30),
         message_units=tuple(_message_units(scenario)),
-        bill=billed([one for one in _used(scenario, outage) if one.operations]),
-        base_cost=_base(scenario, tier, prices, hours, namespaces=2),
+        bill=billed(_needs(scenario, outages)),
+        base_cost=base_cost(tier, prices, hours, messaging_units=units),
         connections=connections,
-        connections_cost=connections_cost,
-        without_pair=billed(list(_traffic(scenario, CostPhase.IDLE, _messages(scenario, outage)))).cost
-        + _base(scenario, tier, prices, hours, namespaces=1),
+        connections_cost=rounded(connections_cost),
+        without_pair=billed(_without_pair(scenario, outages)).cost
+        + base_cost(tier, prices, hours, messaging_units=units, namespaces=1),
     )
 
 
-def _check(scenario: Scenario, tier: Tier, outage: OutageModel) -> None:
+def _outages(scenario: Scenario) -> tuple[tuple[OutageModel, int], ...]:
+    if scenario.observed is None:
+        return ((model_outage(scenario), scenario.outages),)
+    return tuple((model_observed(scenario, one), 1) for one in scenario.observed.outages)
+
+
+def _check(scenario: Scenario, tier: Tier, outages: tuple[tuple[OutageModel, int], ...]) -> None:
     if scenario.subscriptions and not tier.topics:
         raise ScenarioError("subscriptions", scenario.subscriptions, f"0: the tier {tier.name} has no topics")
     if scenario.message_size > tier.largest_message:
         allowed = f"at most {tier.largest_message}, the largest message of the tier {tier.name}"
         raise ScenarioError("message_size", scenario.message_size, allowed)
-    busy = scenario.outages * (outage.seconds + outage.drain_seconds)
-    if busy > scenario.period.total_seconds():
+    busy = _busy(outages)
+    if scenario.observed is None and busy > scenario.period.total_seconds():
         raise ScenarioError(
             "outages", scenario.outages, f"fewer: with their drains they take {busy:,.0f} s of the period"
         )
 
 
-# --- what is used ----------------------------------------------------------------------------------------------------
+def _busy(outages: Iterable[tuple[OutageModel, int]]) -> float:
+    """Returns the seconds of all outages and their drains."""
+    return sum(times * (outage.seconds + outage.drain_seconds) for outage, times in outages)
 
 
-def _used(scenario: Scenario, outage: OutageModel) -> Iterator[Usage]:
-    busy = scenario.outages * (outage.seconds + outage.drain_seconds)
-    seconds = scenario.period.total_seconds() - busy
-    yield from _traffic(scenario, CostPhase.IDLE, scenario.rate * seconds if scenario.sent is None else scenario.sent)
-    yield from _standing(scenario, CostPhase.IDLE, seconds, 0)
-    if scenario.outages:
-        yield from _outage(scenario, outage)
-        yield from _drain(scenario, outage)
+# --- messages --------------------------------------------------------------------------------------------------------
 
 
-def _messages(scenario: Scenario, outage: OutageModel) -> float:
-    """Returns how many messages would be sent to the primary in a period without outages."""
-    if scenario.sent is None:
-        return scenario.rate * scenario.period.total_seconds()
-    return scenario.sent + scenario.outages * outage.diverted
+class _Mixes(NamedTuple):
+    """Sizes and copies of the messages: sent directly, and diverted (in the backlog, and at home again)."""
+
+    sent: MessageMix
+    stored: MessageMix
+    home: MessageMix
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> _Mixes:
+        size, subscriptions = scenario.message_size, scenario.subscriptions
+        usual = MessageMix.uniform(size, subscriptions)
+        seen = scenario.observed
+        sent = usual if seen is None or seen.sent is None else seen.sent
+        if seen is None or seen.diverted is None:
+            return cls(sent, MessageMix.uniform(size + ALIAS_BYTES, subscriptions), usual)
+        return cls(sent, seen.diverted, seen.diverted.lighter(ALIAS_BYTES))
 
 
-def _traffic(scenario: Scenario, phase: CostPhase, messages: float) -> Iterator[Usage]:
-    """Yields the usage of the application itself: its sends, and the receives of these messages."""
-    yield _usage(phase, Stage.SEND_PRIMARY, messages, scenario.message_size, anyway=True, why="the application's sends")
-    yield from _received(scenario, phase, messages)
+def _sent(scenario: Scenario, seconds: float) -> float:
+    """Returns how many messages are sent to the primary in all `seconds` without an outage."""
+    if scenario.observed is not None:
+        return 0 if scenario.observed.sent is None else scenario.observed.sent.messages
+    return scenario.rate * seconds if scenario.sent is None else scenario.sent
 
 
-def _received(scenario: Scenario, phase: CostPhase, messages: float) -> Iterator[Usage]:
-    copies = messages * max(scenario.subscriptions, 1)
-    size = scenario.message_size
-    yield _usage(
-        phase, Stage.RECEIVE_PRIMARY, copies, size, anyway=True, why="each message once per queue or subscription"
+# --- what is needed --------------------------------------------------------------------------------------------------
+
+
+class _Need(NamedTuple):
+    """Operations of one stage in one phase, not rounded yet."""
+
+    phase: CostPhase
+    stage: str
+    amount: float
+    mix: MessageMix = NO_SIZE
+    anyway: bool = False
+    fails: bool = False
+    why: str = ""
+
+
+def _rounded(needs: Iterable[_Need]) -> list[Usage]:
+    """Adds up equal needs and returns them as whole operations, in the order of the phases.
+
+    The rounded counts of a stage add up to the rounded sum of its counts.
+    """
+    sums: dict[_Need, float] = {}
+    for need in needs:
+        key = need._replace(amount=0)
+        sums[key] = sums.get(key, 0.0) + need.amount
+    order = list(CostPhase)
+    found: list[Usage] = []
+    exact: dict[tuple[str, MessageMix, bool], float] = {}
+    done: dict[tuple[str, MessageMix, bool], int] = {}
+    for need in sorted(sums, key=lambda one: order.index(one.phase)):
+        mix, of_stage = need.mix, (need.stage, need.mix, need.fails)
+        before = done.get(of_stage, 0)
+        exact[of_stage] = exact.get(of_stage, 0.0) + sums[need]
+        after = done[of_stage] = max(round(exact[of_stage]), before)
+        found.append(
+            Usage(
+                phase=need.phase,
+                stage=str(need.stage),
+                operations=after - before,
+                units=after * mix.units // mix.messages - before * mix.units // mix.messages,
+                bytes=after * mix.bytes // mix.messages - before * mix.bytes // mix.messages,
+                anyway=need.anyway,
+                fails=need.fails,
+                why=need.why,
+            )
+        )
+    return found
+
+
+def _needs(scenario: Scenario, outages: tuple[tuple[OutageModel, int], ...]) -> Iterator[_Need]:
+    seconds = max(scenario.period.total_seconds() - _busy(outages), 0.0)
+    mixes = _Mixes.of(scenario)
+    yield from _traffic(CostPhase.IDLE, _sent(scenario, seconds), mixes.sent)
+    yield from _standing(scenario, CostPhase.IDLE, seconds * _standing_share(scenario), 0)
+    for outage, times in outages:
+        if times:
+            yield from _outage(scenario, outage, times, mixes)
+            yield from _drain(scenario, outage, times, mixes)
+
+
+def _without_pair(scenario: Scenario, outages: tuple[tuple[OutageModel, int], ...]) -> Iterator[_Need]:
+    """Yields what the same messages need without a pair, in a period without outages."""
+    mixes, period = _Mixes.of(scenario), scenario.period.total_seconds()
+    if scenario.sent is None and scenario.observed is None:
+        yield from _traffic(CostPhase.IDLE, scenario.rate * period, mixes.sent)
+        return
+    yield from _traffic(CostPhase.IDLE, _sent(scenario, period), mixes.sent)
+    yield from _traffic(CostPhase.IDLE, sum(times * outage.diverted for outage, times in outages), mixes.home)
+
+
+def _traffic(phase: CostPhase, messages: float, mix: MessageMix) -> Iterator[_Need]:
+    """Yields the needs of the application itself: its sends, and the receives of these messages."""
+    yield _Need(phase, Stage.SEND_PRIMARY, messages, mix, anyway=True, why="the application's sends")
+    yield from _received(phase, messages, mix)
+
+
+def _received(phase: CostPhase, messages: float, mix: MessageMix) -> Iterator[_Need]:
+    copies = messages * mix.copies / mix.messages
+    yield _Need(
+        phase, Stage.RECEIVE_PRIMARY, copies, mix, anyway=True, why="each message once per queue or subscription"
     )
-    yield _usage(phase, Stage.COMPLETE_PRIMARY, copies, anyway=True, why="completion of a peek-lock receive (M2)")
+    yield _Need(phase, Stage.COMPLETE_PRIMARY, copies, anyway=True, why="completion of a peek-lock receive (M2)")
 
 
-def _standing(scenario: Scenario, phase: CostPhase, seconds: float, used: float) -> Iterator[Usage]:
-    """Yields the usage of standing syphons on queues without messages. `used` is the number of queues with messages."""
+def _standing_share(scenario: Scenario) -> float:
+    """Returns the share of the period in which the standing syphons run."""
+    seen, whole = scenario.observed, scenario.syphons * scenario.period.total_seconds()
+    return 1.0 if seen is None or seen.syphon_seconds is None or not whole else min(seen.syphon_seconds / whole, 1.0)
+
+
+def _standing(scenario: Scenario, phase: CostPhase, seconds: float, used: float) -> Iterator[_Need]:
+    """Yields the needs of standing syphons on queues without messages. `used` is the number of queues with messages."""
     if scenario.syphon is not SyphonRuns.STANDING or not scenario.syphons:
         return
     quiet = (scenario.backlog_queues - used) / scenario.backlog_queues
-    yield _usage(phase, Stage.EMPTY_RECEIVE, _polls(scenario, seconds) * quiet, why="long polls without a message (Y2)")
+    yield _Need(phase, Stage.EMPTY_RECEIVE, _polls(scenario, seconds) * quiet, why="long polls without a message (Y2)")
     scans = scenario.syphons * scenario.backlog_queues * seconds / SCAN_SECONDS
-    yield _usage(phase, Stage.PEEK_BACKLOG, scans, why="a scan for forgotten messages every 6 h")
+    yield _Need(phase, Stage.PEEK_BACKLOG, scans, why="a scan for forgotten messages every 6 h")
 
 
 def _counts(scenario: Scenario, seconds: float) -> float:
-    """Returns how often displays of syphons request the number of remaining messages in `seconds` of a drain."""
+    """Returns how often the displays of syphons count the remaining messages in `seconds` of moving messages."""
     every = scenario.count_interval.total_seconds()
     return scenario.syphons * seconds / every if every else 0
 
@@ -183,89 +289,85 @@ def _polls(scenario: Scenario, seconds: float) -> float:
     return standing * scenario.backlog_queues * seconds / scenario.long_poll.total_seconds()
 
 
-def _outage(scenario: Scenario, outage: OutageModel) -> Iterator[Usage]:
-    times, phase = scenario.outages, CostPhase.OUTAGE
-    answering = scenario.outage_kind is OutageKind.ANSWERING
-    size, stored = scenario.message_size, scenario.message_size + ALIAS_BYTES
+def _outage(scenario: Scenario, outage: OutageModel, times: int, mixes: _Mixes) -> Iterator[_Need]:
+    phase = CostPhase.OUTAGE
     failed = times * outage.failed_sends
-    yield _usage(phase, Stage.SEND_PRIMARY, failed, size, why="sends that fail before the failover, each try")
-    everywhere = scenario.entities * scenario.clients
-    pings = (outage.pings if answering else min(outage.pings, 1)) if scenario.ping is PingKind.MESSAGE else 0
-    yield _usage(phase, Stage.PING, times * everywhere * pings, PING_BYTES, why="pings of each client per entity (G2)")
-    yield _usage(phase, Stage.SEND_BACKLOG, times * outage.diverted, stored, why="every diverted message")
+    yield _Need(
+        phase, Stage.SEND_PRIMARY, failed, mixes.sent, fails=True, why="sends that fail before the failover, each try"
+    )
+    if scenario.ping is PingKind.MESSAGE and outage.pings:
+        ping, good = MessageMix.uniform(PING_BYTES), times * outage.failovers if outage.restored else 0
+        yield _Need(phase, Stage.PING, good, ping, why="pings that succeed: each client per entity (G2)")
+        if scenario.outage_kind is OutageKind.ANSWERING:
+            bad = times * outage.failovers * outage.pings - good
+            yield _Need(phase, Stage.PING, bad, ping, fails=True, why="pings that fail")
+    yield _Need(phase, Stage.SEND_BACKLOG, times * outage.diverted, mixes.stored, why="every diverted message")
     watched = scenario.clients * queues_used(scenario.backlog_queues, scenario.entities)
     checks = watched * backlog_checks(scenario, outage.seconds + outage.drain_seconds if outage.diverted else 0)
-    yield _usage(phase, Stage.PEEK_BACKLOG, times * checks, stored, why="clients check whether a syphon works (Y1)")
+    yield _Need(
+        phase, Stage.PEEK_BACKLOG, times * checks, mixes.stored, why="clients check whether a syphon works (Y1)"
+    )
     if scenario.syphon is SyphonRuns.STANDING and scenario.syphons:
-        yield from _standing_in_outage(scenario, outage)
+        yield from _standing_in_outage(scenario, outage, times, mixes)
 
 
-def _standing_in_outage(scenario: Scenario, outage: OutageModel) -> Iterator[Usage]:
-    """Yields the usage of standing syphons in an outage: they put messages aside and probe with growing pauses (Y5)."""
-    times, phase = scenario.outages, CostPhase.OUTAGE
-    size, stored = scenario.message_size, scenario.message_size + ALIAS_BYTES
+def _standing_in_outage(scenario: Scenario, outage: OutageModel, times: int, mixes: _Mixes) -> Iterator[_Need]:
+    """Yields the needs of standing syphons in an outage: they put messages aside and probe with growing pauses (Y5)."""
+    phase, stored = CostPhase.OUTAGE, mixes.stored
     used = queues_used(scenario.backlog_queues, scenario.entities * scenario.clients) if outage.diverted else 0
     yield from _standing(scenario, phase, times * outage.seconds, used)
     probes = times * outage.probes * scenario.entities * scenario.syphons if outage.diverted else 0
     answering = scenario.outage_kind is OutageKind.ANSWERING
-    yield _usage(phase, Stage.RECEIVE_BACKLOG, times * outage.diverted, stored, why="diverted messages as they arrive")
+    yield _Need(phase, Stage.RECEIVE_BACKLOG, times * outage.diverted, stored, why="diverted messages as they arrive")
     settled = times * outage.put_aside + probes
-    yield _usage(phase, Stage.SETTLE_BACKLOG, settled, why="put aside, and again after each probe")
-    yield _usage(phase, Stage.RECEIVE_DEFERRED, probes, stored, why="one message per probe of an entity")
-    yield _usage(phase, Stage.RETURN_PRIMARY, probes if answering else 0, size, why="probes that fail")
+    yield _Need(phase, Stage.SETTLE_BACKLOG, settled, why="put aside, and again after each probe")
+    yield _Need(phase, Stage.RECEIVE_DEFERRED, probes, stored, why="one message per probe of an entity")
+    yield _Need(phase, Stage.RETURN_PRIMARY, probes if answering else 0, mixes.home, fails=True, why="probes that fail")
     pages = sum(
         outage.put_aside * SCAN_SECONDS * n / outage.seconds / PEEK_PAGE_SIZE
         for n in range(1, int(outage.seconds // SCAN_SECONDS) + 1)
     )
-    yield _usage(
-        phase, Stage.PEEK_BACKLOG, times * pages, PEEK_PAGE_SIZE * stored, why="the scan, of messages put aside"
-    )
+    page = MessageMix.uniform(PEEK_PAGE_SIZE * stored.bytes // stored.messages)
+    yield _Need(phase, Stage.PEEK_BACKLOG, times * pages, page, why="the scan, of messages put aside")
     counts = times * _counts(scenario, outage.seconds if outage.diverted else 0)
-    yield _usage(phase, Stage.MANAGE, counts, why="display of the remaining messages")
-    straight = times * (outage.diverted - outage.put_aside)
-    yield _usage(
-        phase, Stage.RETURN_PRIMARY, straight, size, anyway=True, why="diverted messages received after the outage"
-    )
-    yield _usage(phase, Stage.COMPLETE_BACKLOG, straight, why="diverted messages received after the outage")
-    yield from _received(scenario, phase, straight)
+    yield _Need(phase, Stage.MANAGE, counts, why="display of the remaining messages")
+    straight, why = times * (outage.diverted - outage.put_aside), "diverted messages received after the outage"
+    yield _Need(phase, Stage.RETURN_PRIMARY, straight, mixes.home, anyway=True, why=why)
+    yield _Need(phase, Stage.COMPLETE_BACKLOG, straight, why=why)
+    yield from _received(phase, straight, mixes.home)
 
 
-def _drain(scenario: Scenario, outage: OutageModel) -> Iterator[Usage]:
-    times, phase = scenario.outages, CostPhase.DRAIN
+def _drain(scenario: Scenario, outage: OutageModel, times: int, mixes: _Mixes) -> Iterator[_Need]:
+    phase = CostPhase.DRAIN
     if not outage.diverted or not scenario.syphons:
         return
-    size, stored = scenario.message_size, scenario.message_size + ALIAS_BYTES
     standing = scenario.syphon is SyphonRuns.STANDING
     moved = times * (outage.put_aside if standing else outage.diverted)
     if standing:
-        yield _usage(phase, Stage.RECEIVE_DEFERRED, moved, stored, why="messages that were put aside")
+        yield _Need(phase, Stage.RECEIVE_DEFERRED, moved, mixes.stored, why="messages that were put aside")
         counts = times * _counts(scenario, outage.drain_seconds)
-        yield _usage(phase, Stage.MANAGE, counts, why="display of the remaining messages")
+        yield _Need(phase, Stage.MANAGE, counts, why="display of the remaining messages")
     else:
-        queues = times * scenario.syphons * scenario.backlog_queues
-        yield _usage(phase, Stage.RECEIVE_BACKLOG, moved, stored, why="every diverted message")
-        yield _usage(phase, Stage.EMPTY_RECEIVE, queues * DRAIN_EMPTY_RECEIVES, why="receives that find a queue empty")
-        yield _usage(phase, Stage.PEEK_BACKLOG, queues * DRAIN_PEEKS, why="check that nothing was left behind")
-        requests = times * (scenario.syphons * DRAIN_REQUESTS + _counts(scenario, outage.drain_seconds))
-        yield _usage(phase, Stage.MANAGE, requests, why="list of backlog queues; display of the remaining messages")
-    yield _usage(phase, Stage.RETURN_PRIMARY, moved, size, anyway=True, why="every diverted message")
-    yield _usage(phase, Stage.COMPLETE_BACKLOG, moved, why="every diverted message, after its send (Y3)")
-    yield from _received(scenario, phase, moved)
-    if scenario.sent is None:
-        yield from _traffic(scenario, phase, times * outage.drain_seconds * scenario.rate)
+        runs = _drain_runs(scenario, times)
+        queues = runs * scenario.backlog_queues
+        yield _Need(phase, Stage.RECEIVE_BACKLOG, moved, mixes.stored, why="every diverted message")
+        yield _Need(phase, Stage.EMPTY_RECEIVE, queues * DRAIN_EMPTY_RECEIVES, why="receives that find a queue empty")
+        yield _Need(phase, Stage.PEEK_BACKLOG, queues * DRAIN_PEEKS, why="check that nothing was left behind")
+        requests = runs * DRAIN_REQUESTS + times * _counts(scenario, outage.drain_seconds)
+        yield _Need(phase, Stage.MANAGE, requests, why="list of backlog queues; display of the remaining messages")
+    yield _Need(phase, Stage.RETURN_PRIMARY, moved, mixes.home, anyway=True, why="every diverted message")
+    yield _Need(phase, Stage.COMPLETE_BACKLOG, moved, why="every diverted message, after its send (Y3)")
+    yield from _received(phase, moved, mixes.home)
+    if scenario.sent is None and scenario.observed is None:
+        yield from _traffic(phase, times * outage.drain_seconds * scenario.rate, mixes.sent)
 
 
-def _usage(phase: CostPhase, stage: str, count: float, size: int = 0, *, anyway: bool = False, why: str) -> Usage:
-    operations = round(count)
-    return Usage(
-        phase=phase,
-        stage=str(stage),
-        operations=operations,
-        units=operations * billable_units(1, [size]),
-        bytes=operations * size,
-        anyway=anyway,
-        why=why,
-    )
+def _drain_runs(scenario: Scenario, times: int) -> float:
+    """Returns how many syphons drain the backlog after `times` outages."""
+    seen = scenario.observed
+    if seen is None or seen.drains is None:
+        return times * scenario.syphons
+    return seen.drains / max(sum(1 for one in seen.outages if one.diverted), 1)
 
 
 def _message_units(scenario: Scenario) -> Iterator[StageUnits]:
@@ -285,13 +387,8 @@ def _message_units(scenario: Scenario) -> Iterator[StageUnits]:
 # --- what is not charged by operations -------------------------------------------------------------------------------
 
 
-def _base(scenario: Scenario, tier: Tier, prices: Prices, hours: Decimal, *, namespaces: int) -> Decimal:
-    units_cost = tier.messaging_unit_per_hour * scenario.messaging_units * namespaces * hours
-    return tier.base_per_month * hours / prices.hours_in_month + units_cost
-
-
 def _connections(
-    scenario: Scenario, tier: Tier, outage: OutageModel, hours: Decimal, months: Decimal
+    scenario: Scenario, tier: Tier, outages: tuple[tuple[OutageModel, int], ...], hours: Decimal, months: Decimal
 ) -> tuple[Decimal, Decimal]:
     """Returns the mean number of connections, and their cost.
 
@@ -300,8 +397,9 @@ def _connections(
     links = scenario.entities * (1 + max(scenario.subscriptions, 1))
     standing = 2 * scenario.syphons if scenario.syphon is SyphonRuns.STANDING else 0
     idle = scenario.clients * links + standing
-    diverting = scenario.clients * queues_used(scenario.backlog_queues, scenario.entities) if outage.diverted else 0
-    more = Decimal(diverting) + (2 * scenario.syphons - standing if outage.diverted else 0)
-    raised = min(Decimal(scenario.outages * (ceil((outage.seconds + outage.drain_seconds) / _HOUR) + 1)), hours)
-    counted = (idle * hours + more * raised) / tier.connection_hours if tier.connections else Decimal(idle)
+    used = Decimal(scenario.clients * queues_used(scenario.backlog_queues, scenario.entities))
+    more = used + 2 * scenario.syphons - standing if any(outage.diverted for outage, _ in outages) else Decimal(0)
+    raised = sum(times * (ceil((one.seconds + one.drain_seconds) / _HOUR) + 1) for one, times in outages)
+    hourly = idle * hours + more * min(Decimal(raised), hours)
+    counted = hourly / tier.connection_hours if tier.connections else Decimal(idle)
     return counted, tier.connections.cost(counted, months) if tier.connections else Decimal(0)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Final
 
+from twinbus.money.observed import ObservedOutage
 from twinbus.money.scenario import OutageKind, Scenario, SyphonRuns
 
 SCAN_SECONDS: Final = 6 * 3600.0
@@ -45,17 +46,20 @@ class OutageModel:
     """Number of pings per entity and client. The last ping succeeds."""
     probes: int
     """Number of probes of a syphon that fail, per entity."""
+    failovers: int
+    """Number of failovers: each entity in each client."""
+    restored: bool = True
+    """Whether the last ping of each failover succeeds."""
 
 
 def model_outage(scenario: Scenario) -> OutageModel:
     """Returns the model of one outage of the scenario."""
     length, interval = scenario.outage.total_seconds(), scenario.failover_interval.total_seconds()
-    first_calls = scenario.batch * scenario.clients * scenario.entities
-    answered = scenario.rate * min(length, interval) if scenario.outage_kind is OutageKind.ANSWERING else 0.0
-    failed_sends = max(answered, first_calls if scenario.rate else 0) * scenario.tries
+    failovers = scenario.clients * scenario.entities
+    failed_sends = _failed_sends(scenario, length, failovers)
     if length <= interval or not scenario.rate:
         # The outage ends before the failover timer fires, or nobody sends (S3): nothing is diverted.
-        return OutageModel(length, 0.0, failed_sends, 0.0, 0.0, 0, 0)
+        return OutageModel(length, 0.0, failed_sends, 0.0, 0.0, 0, 0, failovers)
     every = scenario.ping_interval.total_seconds()
     # Jitter delays the first ping; half of the largest delay is the mean.
     late = every * scenario.ping_jitter / 2
@@ -70,7 +74,37 @@ def model_outage(scenario: Scenario) -> OutageModel:
         put_aside = diverted * min(noticed / (seconds - interval), 1)
     drained = put_aside if scenario.syphon is SyphonRuns.STANDING else diverted
     drain_seconds = drained / scenario.drain_rate if scenario.syphons else 0.0
-    return OutageModel(seconds, drain_seconds, failed_sends, diverted, put_aside, pings, probes)
+    return OutageModel(seconds, drain_seconds, failed_sends, diverted, put_aside, pings, probes, failovers)
+
+
+def model_observed(scenario: Scenario, seen: ObservedOutage) -> OutageModel:
+    """Returns the model of an outage whose failover, restore and diverted messages a ledger shows."""
+    interval, every = scenario.failover_interval.total_seconds(), scenario.ping_interval.total_seconds()
+    pings = floor(seen.seconds / (every * (1 + scenario.ping_jitter / 2)))
+    put_aside, probes = 0.0, 0
+    if scenario.syphon is SyphonRuns.STANDING and scenario.syphons and seen.failovers:
+        # On average the primary is back half a ping interval before the ping that finds it.
+        away = max(seen.seconds - every / 2, 0.0)
+        probes, noticed = _failed_probes(away)
+        put_aside = seen.diverted * min(noticed / seen.seconds, 1) if seen.seconds else float(seen.diverted)
+    return OutageModel(
+        seen.seconds,
+        seen.drain_seconds,
+        _failed_sends(scenario, interval, seen.failovers),
+        seen.diverted,
+        put_aside,
+        max(pings, 1) if seen.restored else pings,
+        probes,
+        seen.failovers,
+        seen.restored,
+    )
+
+
+def _failed_sends(scenario: Scenario, seconds: float, failovers: int) -> float:
+    """Returns how many messages fail in the `seconds` until the failover. A message counts once per try."""
+    until = min(seconds, scenario.failover_interval.total_seconds())
+    answered = scenario.rate * until if scenario.outage_kind is OutageKind.ANSWERING and failovers else 0.0
+    return max(answered, scenario.batch * failovers if scenario.rate else 0) * scenario.tries
 
 
 def _failed_probes(seconds: float) -> tuple[int, float]:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from twinbus.errors import CallerError
+from twinbus.money.observed import Observed
 
 _SECOND, _HOUR, _DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
 
@@ -96,6 +97,8 @@ class Scenario:
     """Messages sent to the primary while it was reachable, if known; otherwise computed from `rate`."""
     diverted: int | None = None
     """Messages diverted in all outages together, if known; otherwise computed from `rate` and the pings."""
+    observed: Observed | None = None
+    """What a ledger shows. It replaces `outage`, `outages`, `message_size`, `subscriptions`, `sent` and `diverted`."""
 
     def __post_init__(self) -> None:
         for field, least in _LEAST.items():

@@ -1,239 +1,330 @@
-"""The actual cost of the operations in a ledger (M4), and the values of a scenario that the ledger shows.
+"""The actual cost of the operations in a ledger (L4, M4): its bill, and the facts for a forecast and a comparison.
 
-`twinbus.money` compares the actual cost with a forecast. The units come from the job `cost`, the prices from a price
-table.
+`cost_facts` counts in the tables. This module gives the counts to `twinbus.money`, which computes the costs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from pyspark.sql import Column, Row
-from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+from pyspark.sql import Row
 
-from twinbus.backlog import TRANSFER_SEGMENT, FailureKind
-from twinbus.ledger import OK, Metered, Stage
+from twinbus.ledger import Stage
 from twinbus.money import (
-    EMPTY_PRIMARY,
+    CostResult,
+    LedgerFacts,
+    MessageMix,
+    Observed,
+    ObservedOutage,
     OutageKind,
+    PingKind,
     Prices,
     Scenario,
     StageSpending,
     SyphonRuns,
-    Usage,
-    bill,
-    unit_price,
+    actual_bill,
+    cost_result,
 )
-from twinbus.pipeline.jobs import JOBS, current_result, read_history
-from twinbus.pipeline.tables import ENTRIES, Tables
+from twinbus.pipeline import cost_facts
+from twinbus.pipeline.cost_facts import SUBSCRIPTIONS, metered_stage, sum_of
+from twinbus.pipeline.jobs import JOBS, current_result, read_history, why_incomplete
+from twinbus.pipeline.tables import Tables
 from twinbus.pipeline.time_window import TimeWindow
-from twinbus.syphon import NOT_TRIED
 
-# The stages of operations of an application's receivers, by the name of the operation in a namespace's meter.
-_METERED: Final = {"receive": str(Stage.RECEIVE_PRIMARY), "complete": str(Stage.COMPLETE_PRIMARY)}
-_SYPHON_STAGES: Final = (Stage.RECEIVE_BACKLOG, Stage.EMPTY_RECEIVE)
-_SEND_STAGES: Final = (Stage.SEND_PRIMARY, Stage.SEND_BACKLOG)
-# Results of operations for which no request was sent, so that they certainly did not happen.
-_UNSENT_RESULTS: Final = (
-    NOT_TRIED,
-    FailureKind.CONNECTION_LOST,
-    FailureKind.DETACHED,
-    FailureKind.TIMEOUT,
-    FailureKind.DNS,
-    FailureKind.CERTIFICATE,
-    FailureKind.TOKEN_UNAVAILABLE,
-)
-_SUCCEEDED, _FAILED, _UNSENT = "succeeded", "failed", "unsent"
-"""How a call ended. `unsent`: there was no connection, so that no request was sent."""
+_RECEIVERS: Final = ("receive", "receive_deferred")
+_SETTLES: Final = frozenset({"abandon", "defer", "release", "dead_letter"})
+_SPANS: Final = ("failover_interval", "ping_interval", "backlog_check_interval")
+_MANY_REASONS: Final = 3
 
 
 class ActualCost:
-    """The actual cost of a ledger: of all its days, or of each whole day (UTC) that overlaps a time window."""
+    """The actual cost of a ledger: of all its days, or of each whole day (UTC) that overlaps a time window.
 
-    def __init__(self, tables: Tables, window: TimeWindow | None = None, *, outages: bool = True) -> None:
-        """`outages`: whether to read the incidents too, which the method `scenario` needs."""
-        self._tables = tables
-        self._window = window or TimeWindow()
+    `asked` has the options that the user gave. They replace what the ledger shows.
+    """
+
+    def __init__(
+        self, tables: Tables, window: TimeWindow | None = None, asked: Mapping[str, Any] | None = None
+    ) -> None:
+        self._asked = dict(asked or {})
+        window = window or TimeWindow()
+        version = tables.version()
+        operations, entries = read_history(tables, version, window.days())
+        # Programs that started before the window recorded their roles and options then.
+        _, earlier = read_history(tables, version, TimeWindow(until=window.until).days())
         with tables.parallel_queries() as pool:
-            sums, costs, metered = (pool.submit(one) for one in (self._by_stage, self._costs, self._metered))
-            incidents = pool.submit(self._incidents) if outages else None
-            self._sums = sums.result()
-            self._monthly = self._by_month(costs.result(), metered.result())
-            self._failovers = None if incidents is None else incidents.result()
-
-    def __bool__(self) -> bool:
-        return bool(self._sums)
-
-    def spent(self, prices: Prices, scenario: Scenario) -> list[StageSpending]:
-        """Returns units and cost by stage.
-
-        The price bands start again with each month. All units of a month have the same price: the mean of that month.
-        """
-        units, totals = Counter[str](), dict[str, _StageTotal]()
-        for month, _, count, _ in self._monthly:
-            units[month] += count
-        other = scenario.other_operations
-        each = {
-            month: unit_price(count, prices, scenario.tier, other_operations=other) for month, count in units.items()
-        }
-        for month, stage, count, size in self._monthly:
-            totals[stage] = totals.get(stage, _StageTotal()).plus(count, size, count * each[month])
-        carried = bill(
-            [Usage(stage=stage, operations=0, units=0, bytes=total.bytes) for stage, total in totals.items()],
-            prices,
-            scenario.tier,
-            bandwidth=scenario.bandwidth,
-            months=Decimal(max(len(units), 1)),
-        )
-        return [
-            StageSpending(
-                stage=stage,
-                messages=self._sum(stage, "messages"),
-                units=total.units,
-                failed_units=self._sum(stage, "units", _FAILED),
-                unsent_units=self._sum(stage, "units", _UNSENT),
-                cost=total.cost + line.cost,
+            options = pool.submit(cost_facts.stated_options, earlier)
+            stages = pool.submit(cost_facts.by_stage, operations, earlier)
+            runs = pool.submit(cost_facts.syphon_runs, operations)
+            copies = pool.submit(cost_facts.copies, operations, entries)
+            destinations = pool.submit(cost_facts.by_destination, operations)
+            receivers = pool.submit(cost_facts.receivers, operations)
+            meters = pool.submit(cost_facts.meters, entries)
+            incidents = pool.submit(_incidents, tables, window)
+            incomplete = pool.submit(why_incomplete, tables)
+            self._options = options.result()
+            overview = pool.submit(
+                cost_facts.overview, operations, self._scenario_options()["long_poll"].total_seconds()
             )
-            for (stage, total), line in zip(totals.items(), carried.lines, strict=True)
-        ]
+            self._stages, self._runs, self._incidents = stages.result(), runs.result(), incidents.result()
+            self._copies, self._dead_lettered = copies.result()
+            self._destinations, self._receivers = destinations.result(), receivers.result()
+            self._meters, self._incomplete = meters.result(), incomplete.result()
+            self._overview = overview.result()
+        self._months = _by_month(self._stages, self._meters)
 
-    def scenario(self, asked: Scenario) -> dict[str, Any]:
-        """Returns values for the fields of a Scenario that can be computed from the ledger, by field name.
+    @property
+    def seconds(self) -> float:
+        """Time from the first operation to the end of the last one."""
+        found = self._overview
+        return 0.0 if found.began is None else max((found.ended - found.began) / 1000, 0.0)
 
-        Of `asked`, only the failover interval and the ping interval are used.
+    # --- the bill ----------------------------------------------------------------------------------------------------
+
+    def result(self, prices: Prices | None, notes: Sequence[str] = ()) -> CostResult:
+        """Returns the bill, and the forecast beside it.
+
+        There always is a bill: without operations an empty one, without prices (None) one in units. `notes` are the
+        caller's, and come first.
         """
-        began, ended = min(row.began for row in self._sums), max(row.ended for row in self._sums)
-        seconds = max((ended - began) / 1000, 1.0)
-        sent, diverted = (self._sum(stage, "messages") for stage in _SEND_STAGES)
-        calls = sum(self._sum(stage, "calls") for stage in _SEND_STAGES)
-        syphoned = [row.began for row in self._sums if row.stage in _SYPHON_STAGES]
-        outages = self._outages(ended)
+        wanted = ("tier", "bandwidth", "messaging_units", "other_operations")
+        scenario = Scenario(**{name: self._asked[name] for name in wanted if name in self._asked})
+        seen, assumed = self.scenario()
+        told = [*notes, *self._notes(), *assumed] if self._months else [*notes, *self._notes()]
+        bill = actual_bill(self._months, self.seconds, prices, scenario, told)
+        return cost_result(bill, self.facts(), seen, self._asked, prices)
+
+    def _notes(self) -> list[str]:
+        notes = [] if self._months else ["the ledger has no operation in this window"]
+        if missing := sorted(self._incomplete):
+            shown = "; ".join(missing[:_MANY_REASONS])
+            more = f"; and {len(missing) - _MANY_REASONS:,} more" if len(missing) > _MANY_REASONS else ""
+            notes.append(f"the ledger may not hold every operation, so the bill may be too low: {shown}{more}")
+        return notes
+
+    def metered(self) -> dict[str, int]:
+        """Returns the units that the meters of namespaces counted, by stage. A meter does not know who sends."""
+        found = Counter[str]()
+        for row in self._meters:
+            found[metered_stage(row.operation, backlog=row.backlog)] += row.units
+        return dict(found)
+
+    # --- facts -------------------------------------------------------------------------------------------------------
+
+    def facts(self) -> LedgerFacts:
+        """Returns the counts that explain differences from a forecast."""
+        entities = self._receiving_entities()
+        subscriptions = {one for one in entities if SUBSCRIPTIONS in one}
+        settled = [row for row in self._meters if not row.backlog and row.operation in _SETTLES]
+        return LedgerFacts(
+            sent=self._messages(Stage.SEND_PRIMARY),
+            scheduled=self._messages(Stage.SCHEDULE_PRIMARY),
+            diverted=self._messages(Stage.SEND_BACKLOG),
+            returned=self._messages(Stage.RETURN_PRIMARY),
+            resubmitted=self._messages(Stage.RESUBMIT_BACKLOG),
+            dead_lettered=self._dead_lettered,
+            copies=self._copies,
+            short_polls=self._overview.short_polls,
+            manage=self._management(),
+            deliverable=sum(
+                (row.sent + row.returned) * self._subscriptions(row.destination) for row in self._destinations
+            ),
+            subscriptions=len(subscriptions),
+            settled=max(self._messages(Stage.SETTLE_PRIMARY), sum_of(settled, "count")),
+        )
+
+    def _messages(self, stage: str) -> int:
+        return sum_of((row for row in self._stages if row.stage == stage), "messages")
+
+    def _management(self) -> dict[str, int]:
+        found = Counter[str]()
+        for row in self._stages:
+            if row.stage == Stage.MANAGE and row.failure is None:
+                found[row.role or "program"] += row.messages
+        return dict(found)
+
+    def _receiving_entities(self) -> set[str]:
+        """Returns the paths of queues and subscriptions of the primary with receives."""
+        metered = {row.entity for row in self._meters if not row.backlog and row.operation in _RECEIVERS}
+        return metered | set(self._receivers)
+
+    def _subscriptions(self, destination: str) -> int:
+        """Returns how many queues or subscriptions get a message that is sent to `destination`; at least 1."""
+        topic = destination.partition("/")[2] + SUBSCRIPTIONS
+        return max(sum(1 for one in self._receiving_entities() if one.startswith(topic)), 1)
+
+    # --- what really happened ----------------------------------------------------------------------------------------
+
+    def scenario(self) -> tuple[dict[str, Any], list[str]]:
+        """Returns values for the fields of a Scenario from the ledger, and notes on values that are assumed."""
+        found, sent, diverted = self._overview, self._messages(Stage.SEND_PRIMARY), self._messages(Stage.SEND_BACKLOG)
+        seconds = max(self.seconds, 1.0)
+        outages = self._outages()
         seen: dict[str, Any] = {
             "period": timedelta(seconds=seconds),
             "outages": len(outages),
             "sent": sent,
             "diverted": diverted,
             "rate": (sent + diverted) / seconds,
-            "batch": max(1, round((sent + diverted) / max(calls, 1))),
-            "outage_kind": OutageKind.ANSWERING if self._sum(Stage.PING, "calls", _FAILED) else OutageKind.UNREACHABLE,
-            "syphons": 1 if syphoned else 0,
+            "batch": max(1, round((sent + diverted) / max(found.send_calls, 1))),
+            "outage_kind": OutageKind.ANSWERING if found.answered else OutageKind.UNREACHABLE,
+            "count_interval": timedelta(0),
+            **self._scenario_options(),
+            **self._syphons(outages),
         }
-        for field, column in (("entities", "destinations"), ("clients", "writers")):
-            if count := max((row[column] for row in self._sums if row.stage in _SEND_STAGES), default=0):
+        for field, count in (("entities", found.entities), ("clients", found.clients)):
+            if count:
                 seen[field] = count
-        if queues := {queue for row in self._sums for queue in row.queues}:
-            seen["backlog_queues"] = len(queues)
-        if sent:
-            seen["message_size"] = self._sum(Stage.SEND_PRIMARY, "bytes") // sent
+        if found.queues:
+            seen["backlog_queues"] = max(found.queues, seen.get("backlog_queues", 1))
         if outages:
-            seen["outage"] = _length(outages, asked)
-            if syphoned:
-                standing = min(syphoned) < outages[0][1]
-                seen["syphon"] = SyphonRuns.STANDING if standing else SyphonRuns.AFTER
-        return seen
+            seen["outage"] = timedelta(seconds=sum(one.seconds for one in outages) / len(outages))
+        mixes = self._mixes()
+        if sent + diverted:
+            known = [mix for mix in mixes.values() if mix is not None]
+            seen["message_size"] = sum(mix.bytes for mix in known) // sum(mix.messages for mix in known)
+            seen["subscriptions"] = max((self._subscriptions(one.destination) for one in self._destinations), default=0)
+            if not any(SUBSCRIPTIONS in one for one in self._receiving_entities()):
+                seen["subscriptions"] = 0
+        seen["observed"] = self._observed(outages, mixes)
+        return seen, self._assumed()
 
-    def _by_stage(self) -> list[Row]:
-        operations, _ = read_history(self._tables, self._tables.version(), self._window.days())
-        rows = operations.groupBy(_month(), _stage().alias("stage"), _ending().alias("ending")).agg(
-            F.count("*").alias("calls"),
-            F.sum(F.size("ids")).alias("messages"),
-            F.sum("units").alias("units"),
-            F.sum("bytes").alias("bytes"),
-            F.min("at").alias("began"),
-            F.max(F.coalesce("ended", "at")).alias("ended"),
-            F.count_distinct("destination").alias("destinations"),
-            F.collect_set(F.when(_in_backlog(), F.lower("entity"))).alias("queues"),
-            F.count_distinct(F.substring("id", 1, 16)).alias("writers"),
+    def _assumed(self) -> list[str]:
+        notes = []
+        if not self._options.pairs:
+            notes.append("the ledger has no options of a pair: default intervals are assumed")
+        elif any(options != self._options.pairs[0] for options in self._options.pairs):
+            notes.append("pairs with different options wrote this ledger: the latest options are used for all")
+        if self._runs and not self._options.syphons:
+            notes.append("the ledger has no options of a syphon: its long poll is assumed to be 15 minutes")
+        return notes
+
+    def _scenario_options(self) -> dict[str, Any]:
+        """Returns the options that the latest pair and the latest syphon recorded, and those that the user gave."""
+        found: dict[str, Any] = {"long_poll": Scenario().long_poll}
+        for options in self._options.pairs[:1]:
+            found |= {name: timedelta(seconds=float(options[name])) for name in _SPANS if name in options}
+            found |= {name: int(options[name]) for name in ("backlog_queues", "tries") if name in options}
+            if "ping_jitter" in options:
+                found["ping_jitter"] = float(options["ping_jitter"])
+            if options.get("ping") in ("message", "link"):
+                found["ping"] = PingKind(options["ping"])
+        for options in self._options.syphons[:1]:
+            found |= {"long_poll": timedelta(seconds=float(options["poll"]))} if "poll" in options else {}
+        return found | {name: value for name, value in self._asked.items() if name in found}
+
+    def _syphons(self, outages: Sequence[ObservedOutage]) -> dict[str, Any]:
+        """Returns how many syphons there were, and whether they were standing."""
+        if not self._runs:
+            return {"syphons": 0}
+        if self._options.syphons:
+            standing = any(options.get("drain") != "true" for options in self._options.syphons)
+        else:
+            first = min((row.restored or self._overview.ended for row in self._incidents), default=0)
+            standing = not outages or min(row.began for row in self._runs) < first
+        if not standing:
+            return {"syphons": 1, "syphon": SyphonRuns.AFTER}
+        busy = sum(row.ended - row.began for row in self._runs) / 1000
+        return {"syphons": max(1, round(busy / max(self.seconds, 1.0))), "syphon": SyphonRuns.STANDING}
+
+    def _mixes(self) -> dict[str, MessageMix | None]:
+        """Returns the messages of successful sends: number, units, bytes and receives."""
+        found: dict[str, MessageMix | None] = {}
+        for name, stage in (("sent", Stage.SEND_PRIMARY), ("diverted", Stage.SEND_BACKLOG)):
+            rows = [row for row in self._stages if row.stage == stage and row.messages]
+            messages = sum_of(rows, "messages")
+            units = messages + sum_of(rows, "large")
+            copies = sum(row[name] * self._subscriptions(row.destination) for row in self._destinations)
+            size = sum_of((row for row in rows if row.failure is None), "bytes")
+            found[name] = MessageMix(messages, units, size, copies) if messages else None
+        return found
+
+    def _observed(self, outages: Sequence[ObservedOutage], mixes: Mapping[str, MessageMix | None]) -> Observed:
+        drains = [options for options in self._options.syphons if options.get("drain") == "true"]
+        runs = sum(row.ended - row.began for row in self._runs) / 1000
+        return Observed(
+            outages=tuple(outages),
+            sent=mixes["sent"],
+            diverted=mixes["diverted"],
+            syphon_seconds=runs if self._runs else None,
+            drains=len(drains) if self._options.syphons else None,
         )
-        return rows.collect()
 
-    def _sum(self, stage: str, column: str, ending: str = _SUCCEEDED) -> int:
-        return sum(int(row[column]) for row in self._sums if (row.stage, row.ending) == (stage, ending))
+    def _outages(self) -> list[ObservedOutage]:
+        """Returns the outages. Failovers that overlap in time are one outage.
 
-    def _costs(self) -> list[Row]:
-        costs = current_result(self._tables, JOBS["cost"], self._window)
-        return costs.groupBy(_month(), _stage().alias("stage")).agg(*_units_and_bytes()).collect()
-
-    def _metered(self) -> list[Row]:
-        entries = self._tables.read(ENTRIES).where(self._window.days())
-        own = entries.where((F.col("kind") == Metered.kind) & F.col("operation").isin(*_METERED) & ~_in_backlog())
-        return own.groupBy(_month(), "operation").agg(*_units_and_bytes()).collect()
-
-    def _incidents(self) -> list[Row]:
-        incidents = current_result(self._tables, JOBS["incidents"], self._window)
-        return incidents.where("began is not null").select("began", "restored").collect()
-
-    def _by_month(self, costs: Sequence[Row], metered: Sequence[Row]) -> list[tuple[str, str, int, int]]:
-        """Returns tuples of month, stage, units and bytes from the job `cost`, without requests that were not sent.
-
-        If the ledger has no operations of the application's receivers, those from the meter of a namespace are used.
+        Messages that were diverted outside of every failover are an outage of their own, without failovers.
         """
-        unsent = {(row.month, row.stage): row for row in self._sums if row.ending == _UNSENT}
-        found = []
-        for month, stage, units, size in costs:
-            less = unsent.get((month, stage))
-            found.append((month, stage, units - (less.units if less else 0), size - (less.bytes if less else 0)))
-        recorded = {stage for _, stage, _, _ in found}
-        for row in metered:
-            if _METERED[row.operation] not in recorded:
-                found.append((row.month, _METERED[row.operation], row.units, row.bytes))
-        return found
-
-    def _outages(self, newest: int) -> list[tuple[int, int]]:
-        """Returns begin and end of each outage. Failovers that overlap in time are one outage."""
-        assert self._failovers is not None, "made with outages=False"
-        found: list[tuple[int, int]] = []
-        for began, ended in sorted((row.began, row.restored or newest) for row in self._failovers):
-            if found and began <= found[-1][1]:
-                found[-1] = (found[-1][0], max(found[-1][1], ended))
+        newest = self._overview.ended or 0
+        groups: list[list[Row]] = []
+        until = 0
+        for row in sorted((row for row in self._incidents if row.began is not None), key=lambda row: row.began):
+            if groups and row.began <= until:
+                groups[-1].append(row)
             else:
-                found.append((began, ended))
+                groups.append([row])
+            until = max(until, row.restored or newest)
+        found = [_outage(group, newest) for group in groups]
+        others = self._messages(Stage.SEND_BACKLOG) - sum(one.diverted for one in found)
+        if others > 0:
+            found.append(ObservedOutage(seconds=0.0, diverted=others, failovers=0, restored=False))
         return found
 
 
-class _StageTotal(NamedTuple):
-    units: int = 0
-    bytes: int = 0
-    cost: Decimal = Decimal(0)
-
-    def plus(self, units: int, size: int, cost: Decimal) -> _StageTotal:
-        return _StageTotal(self.units + units, self.bytes + size, self.cost + cost)
+def _incidents(tables: Tables, window: TimeWindow) -> list[Row]:
+    rows = current_result(tables, JOBS["incidents"], window)
+    return rows.select("began", "restored", "drained", "processes", "diverted").collect()
 
 
-def _units_and_bytes() -> tuple[Column, Column]:
-    return F.sum("units").alias("units"), F.sum("bytes").alias("bytes")
+def _outage(failovers: Sequence[Row], newest: int) -> ObservedOutage:
+    began, ended = min(row.began for row in failovers), max(row.restored or newest for row in failovers)
+    drained = max((row.drained or ended for row in failovers), default=ended)
+    return ObservedOutage(
+        seconds=max(ended - began, 0) / 1000,
+        drain_seconds=max(drained - ended, 0) / 1000,
+        diverted=sum_of(failovers, "diverted"),
+        failovers=sum_of(failovers, "processes"),
+        restored=all(row.restored is not None for row in failovers),
+    )
 
 
-def _month() -> Column:
-    return F.date_format("day", "yyyy-MM").alias("month")
+def _by_month(stages: Sequence[Row], meters: Sequence[Row]) -> dict[str, list[StageSpending]]:
+    """Returns the use of each stage by month, without requests that were not sent.
 
-
-def _ending() -> Column:
-    """Returns how a call ended. An unknown result counts as failed."""
-    result = F.col("result")
-    unsent = result.isin(*map(str, _UNSENT_RESULTS))
-    return F.when(result == OK, F.lit(_SUCCEEDED)).when(unsent, F.lit(_UNSENT)).otherwise(F.lit(_FAILED))
-
-
-def _stage() -> Column:
-    """Returns the stage; for empty receives that are not on a backlog queue, EMPTY_PRIMARY."""
-    polled = (F.col("stage") != str(Stage.EMPTY_RECEIVE)) | _in_backlog()
-    return F.when(polled, F.col("stage")).otherwise(F.lit(EMPTY_PRIMARY))
-
-
-def _in_backlog() -> Column:
-    return F.lower("entity").contains(f"/{TRANSFER_SEGMENT}/")
-
-
-def _length(outages: list[tuple[int, int]], asked: Scenario) -> timedelta:
-    """Returns the mean length of an outage.
-
-    An outage begins one failover interval before the failover. It ends on average half a ping interval before the first
-    ping that succeeds.
+    The meter of a namespace counts the operations of all receivers, the ledger only those of a pair. So for the stages
+    of receivers the larger count is used.
     """
-    mean = timedelta(milliseconds=sum(end - begin for begin, end in outages) / len(outages))
-    return asked.failover_interval + max(mean - asked.ping_interval / 2, asked.ping_interval / 2)
+    months: dict[str, dict[str, StageSpending]] = {}
+    for row in stages:
+        one = StageSpending(
+            stage=row.stage,
+            units=row.units,
+            bytes=row.bytes,
+            large_units=row.large,
+            failed={row.failure: row.failed} if row.failed else {},
+            unsent_units=row.unsent,
+        )
+        _add(months.setdefault(row.month, {}), one)
+    metered: dict[str, dict[str, StageSpending]] = {}
+    for row in meters:
+        stage = metered_stage(row.operation, backlog=row.backlog)
+        if not row.backlog and stage not in _SENDERS:
+            one = StageSpending(stage=stage, units=row.units, bytes=row.bytes, large_units=row.units - row["count"])
+            _add(metered.setdefault(row.month, {}), one)
+    for month, found in metered.items():
+        own = months.setdefault(month, {})
+        for stage, one in found.items():
+            if stage not in own or one.units > own[stage].units:
+                own[stage] = one
+    return {month: list(found.values()) for month, found in months.items() if found}
+
+
+_SENDERS: Final = frozenset({Stage.SEND_PRIMARY, Stage.SCHEDULE_PRIMARY, Stage.CANCEL_PRIMARY, Stage.PING})
+"""Stages of senders. Their operations are in the ledger of the pair; a meter cannot tell a sender from a syphon."""
+
+
+def _add(found: dict[str, StageSpending], one: StageSpending) -> None:
+    found[one.stage] = found[one.stage].plus(one) if one.stage in found else one

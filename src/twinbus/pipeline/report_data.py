@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from twinbus.money import StageSpending
+from twinbus.money import CostResult
 
 _MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
 BUCKET_WIDTHS: Final = (
@@ -68,4 +68,5 @@ class ReportData:
     """Latency of all diverted messages together: percentiles, and `counts` between the LATENCY_EDGES."""
     latency: TopRows
     """Latency by entity and day."""
-    spent: Sequence[StageSpending]
+    cost: CostResult
+    """The bill, and the forecast beside it."""

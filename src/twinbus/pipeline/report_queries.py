@@ -46,6 +46,7 @@ def collect_report_data(
     """
     window, version = window or TimeWindow(), tables.version()
     open_first = F.desc(F.col("began").isNotNull() & F.col("restored").isNull())
+    cost = ActualCost(tables, window, {"tier": scenario.tier, "bandwidth": scenario.bandwidth})
     with tables.parallel_queries() as pool:
         balance = pool.submit(_balance, tables, window, writers)
         over_time = pool.submit(_over_time, tables, version, window)
@@ -55,7 +56,6 @@ def collect_report_data(
         spread = pool.submit(_spread, tables, version, window)
         days = pool.submit(_job_rows, tables, "latency", window, DAYS, F.desc("diverted"), F.col("day"))
         reasons = pool.submit(_reasons, tables, writers)
-        spent = pool.submit(ActualCost, tables, window, outages=False)
         sums, listed, entities = balance.result()
         return ReportData(
             sums,
@@ -66,7 +66,7 @@ def collect_report_data(
             over_time.result(),
             spread.result(),
             days.result(),
-            spent.result().spent(prices, scenario),
+            cost.result(prices),
         )
 
 

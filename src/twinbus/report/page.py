@@ -16,9 +16,10 @@ from pathlib import Path
 from twinbus.errors import OperatorError
 from twinbus.money import Prices, Scenario
 from twinbus.pipeline import ReportData
+from twinbus.report.cost_section import cost_section
 from twinbus.report.formatting import time_text
 from twinbus.report.markup import Markup, element, escaped, join
-from twinbus.report.sections import cost_section, entities_section, latency_section
+from twinbus.report.sections import entities_section, latency_section
 from twinbus.report.timeline_section import incidents_section, timeline_section
 from twinbus.report.verdict import verdict_section
 
@@ -72,7 +73,7 @@ def _main(data: ReportData, info: ReportInfo) -> Markup:
         timeline_section(data),
         incidents_section(data),
         latency_section(data),
-        cost_section(data, info.prices, info.scenario),
+        cost_section(data, info.prices),
         entities_section(data),
     )
 

@@ -1,40 +1,14 @@
-"""The sections latency, cost and entities of the report."""
+"""The sections latency and entities of the report."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from decimal import Decimal
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final
 
-from twinbus.ledger import Stage
-from twinbus.money import Prices, Scenario
 from twinbus.pipeline import LATENCY_EDGES, ReportData, RowValues
-from twinbus.report.charts import bar, legend
-from twinbus.report.formatting import duration, money, number
+from twinbus.report.charts import bar
+from twinbus.report.formatting import duration, number
 from twinbus.report.markup import Markup, TableColumn, duration_column, element, more_note, number_column, table
-
-# Colour and name of each stage, in the order of the table.
-_STAGES: Final[Mapping[str, tuple[str, str]]] = {
-    Stage.SEND_PRIMARY: ("primary", "Send to primary"),
-    Stage.SEND_BACKLOG: ("backlog", "Send to backlog"),
-    Stage.RECEIVE_BACKLOG: ("backlog", "Receive from backlog"),
-    Stage.RETURN_PRIMARY: ("primary", "Return to primary"),
-    Stage.RECEIVE_PRIMARY: ("primary", "Receive from primary"),
-    Stage.COMPLETE_PRIMARY: ("primary", "Complete on primary"),
-    Stage.COMPLETE_BACKLOG: ("backlog", "Complete in backlog"),
-    Stage.SETTLE_BACKLOG: ("backlog", "Settle in backlog"),
-    Stage.RENEW_BACKLOG: ("backlog", "Renew locks"),
-    Stage.RECEIVE_DEFERRED: ("backlog", "Receive deferred"),
-    Stage.RESUBMIT_BACKLOG: ("backlog", "Resubmit"),
-    Stage.PEEK_BACKLOG: ("backlog", "Peek at backlog"),
-    Stage.EMPTY_RECEIVE: ("backlog", "Empty long polls"),
-    Stage.SCHEDULE_PRIMARY: ("primary", "Schedule on primary"),
-    Stage.CANCEL_PRIMARY: ("primary", "Cancel on primary"),
-    Stage.PING: ("primary", "Pings"),
-    Stage.MANAGE: ("doubt", "Management"),
-}
 
 
 def latency_section(data: ReportData) -> Markup:
@@ -107,46 +81,6 @@ def _by_day(data: ReportData) -> Markup:
     rest = more_note(data.latency, "`twinbus ledger latency` lists them all")
     summary = element("summary", "By entity and day")
     return element("details", summary, table(columns, data.latency.rows, class_="cards"), rest)
-
-
-# --- cost ------------------------------------------------------------------------------------------------------------
-
-
-def cost_section(data: ReportData, prices: Prices, scenario: Scenario) -> Markup:
-    if not data.spent:
-        return Markup()
-    order = {stage: index for index, stage in enumerate(_STAGES)}
-    rows = sorted(map(asdict, data.spent), key=lambda row: (order.get(row["stage"], len(order)), row["stage"]))
-    heading = element("h2", "What was charged for", id="cost")
-    lead = "A unit is 64 KB or a part of it of each message. A call without a message is one unit. Whole days (UTC)."
-    keys = legend(("primary", "on the primary"), ("backlog", "on the backlog"))
-    source = f"Tier {scenario.tier}, bandwidth {scenario.bandwidth}, prices of {prices.date}: {prices.origin}."
-    without = (
-        "Without charges by the month or by connection. Operations that the monthly base includes cost nothing here."
-    )
-    notes = [element("p", note, class_="note") for note in (without, source)]
-    drawn = _stages(rows, prices.currency)
-    return element("section", heading, element("p", lead), keys, drawn, *notes, class_="card", aria_labelledby="cost")
-
-
-def _stage(row: RowValues) -> tuple[str, str]:
-    return _STAGES.get(row["stage"], ("doubt", str(row["stage"]).replace("_", " ").capitalize()))
-
-
-def _stages(rows: Sequence[RowValues], currency: str) -> Markup:
-    most = max(row["units"] for row in rows) or 1
-    columns = [
-        TableColumn("Stage", lambda row: _stage(row)[1], css="class"),
-        TableColumn("", lambda row: bar(_stage(row)[0], row["units"] / most), css="drawn"),
-        number_column("Units", "units"),
-        TableColumn(f"Cost, {currency}", lambda row: money(row["cost"]), css="number"),
-    ]
-    total = {"units": sum(row["units"] for row in rows), "cost": sum((row["cost"] for row in rows), Decimal(0))}
-    cells = [
-        element("td", content, class_=column.css, data_label=column.title)
-        for column, content in zip(columns, ("All", "", *(column.cell(total) for column in columns[2:])), strict=True)
-    ]
-    return table(columns, rows, element("tfoot", element("tr", *cells)), class_="bars cost")
 
 
 # --- entities --------------------------------------------------------------------------------------------------------

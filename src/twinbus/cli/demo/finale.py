@@ -109,8 +109,13 @@ def _span(incident: dict[str, Any]) -> tuple[datetime, datetime, datetime | None
 
 
 def _cost(console: Console, cost: dict[str, Any]) -> None:
-    prices, stages, units = cost["forecast"]["prices"], cost["stages"], cost["units"]
-    console.print(f"\n[bold]Cost[/] [dim]billable operations of the whole run; prices of {prices['date']}[/]")
+    bill = cost["bill"]
+    console.print("\n[bold]Cost[/] [dim]billable units of the whole run, and the forecast for what happened in it[/]")
+    for note in cost["notes"]:
+        _note(console, note)
+    if cost["forecast"] is None:
+        return _note(console, f"{bill['units']:,} units")
+    stages, units = cost["stages"], cost["units"]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("  stage")
     for title in ("forecast", "actual", "difference"):
@@ -118,14 +123,20 @@ def _cost(console: Console, cost: dict[str, Any]) -> None:
     for one in sorted(stages, key=lambda one: -(one["actual"] or one["forecast"])):
         actual = "–" if one["actual"] is None else f"{one['actual']:,}"
         table.add_row(f"  {_as_text(one['stage'])}", f"{one['forecast']:,}", actual, _signed(one))
-    share = f"{units['share']:.2%}"
-    table.add_row(*(f"[bold]{text}[/]" for text in ("  all", f"{units['forecast']:,}", f"{units['actual']:,}", share)))
-    spent = [sum(one[name] for one in stages) for name in ("forecast_cost", "actual_cost")]
-    table.add_row(f"  {escape(prices['currency'])}, without the base price", *(f"{amount:.6f}" for amount in spent), "")
+    more = f"{units['actual'] - units['forecast']:+,}"
+    table.add_row(*(f"[bold]{text}[/]" for text in ("  all", f"{units['forecast']:,}", f"{units['actual']:,}", more)))
+    foreseen, spent = cost["cost"]["forecast"], cost["cost"]["actual"]
+    amounts = (f"{foreseen:.6f}", f"{spent:.6f}", f"{spent - foreseen:+.6f}")
+    table.add_row(f"  {escape(bill['currency'])}, with the base of {bill['seconds']:,.0f} s", *amounts)
     console.print(table)
     differing = sorted((one for one in stages if _signed(one)), key=lambda one: -abs(one["difference"]))
     for one in differing[:_EXPLAINED]:
-        _note(console, f"{_as_text(one['stage'])} {_signed(one)}: {'; '.join(part['why'] for part in one['parts'])}")
+        parts = "; ".join(f"{part['units']:+,} {part['why']}" for part in one["parts"] if part["units"])
+        _note(console, f"{_as_text(one['stage'])} {_signed(one)}: {parts}")
+    of_bytes = sum(part["cost"] for one in stages for part in one["parts"] if part["why"].startswith("bytes: "))
+    _note(console, f"of the difference in {escape(bill['currency'])}, {of_bytes:+.6f} are bytes")
+    _note(console, f"{units['unexplained']:,} of {units['actual']:,} units unexplained")
+    return None
 
 
 def _as_text(name: str) -> str:

@@ -16,7 +16,6 @@ from typing import Any, Final
 from twinbus.cli import connections
 from twinbus.cli.demo.application import (
     BACKLOG_QUEUES,
-    PING_SECONDS,
     QUEUES,
     SUBSCRIPTIONS,
     TOPIC,
@@ -188,8 +187,7 @@ async def _run_reports(
     with show.busy("reconciling, on Spark"):
         sums = await world.ask("ledger", "reconcile", TABLES, "--ledger", LEDGER, "--json", good=_JUDGED, hidden=1)
         incidents = await world.ask("ledger", "incidents", TABLES, "--json", hidden=1)
-        intervals = ["--failover-interval", "0s", "--ping-interval", f"{PING_SECONDS:g}s"]
-        cost = await world.ask("cost", "actual", TABLES, *intervals, "--json", hidden=1)
+        cost = await world.ask("cost", "actual", TABLES, "--json", hidden=1)
         clock.lap("ledger")
         code, process = await world.run(
             "report", TABLES, "-o", _PAGE, "--title", "Twinbus demo", on_line=lambda _: None
