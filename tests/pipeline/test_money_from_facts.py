@@ -40,15 +40,19 @@ def tables(ledger: Path, spark: SparkSession) -> Tables:
 
 
 @pytest.fixture(scope="module")
-def result(tables: Tables) -> CostResult:
-    return ActualCost(tables).result(PRICES)
+def cost(tables: Tables) -> ActualCost:
+    return ActualCost(tables)
 
 
 @pytest.fixture(scope="module")
-def planned(tables: Tables) -> CostResult:
+def result(cost: ActualCost) -> CostResult:
+    return cost.result(PRICES)
+
+
+@pytest.fixture(scope="module")
+def planned(cost: ActualCost) -> CostResult:
     """Compared with a forecast for small messages to queues: sizes and subscriptions explain the difference."""
-    asked = {"message_size": 1000, "subscriptions": 0, "other_operations": 12_999_900}
-    return ActualCost(tables, asked=asked).result(PRICES)
+    return cost.result(PRICES, {"message_size": 1000, "subscriptions": 0, "other_operations": 12_999_900})
 
 
 def metered(ledger: Path) -> Counter[str]:
@@ -174,9 +178,9 @@ def test_l4_money_beyond_the_included_operations_is_explained_too(planned: CostR
     ],
 )
 def test_l4_every_tier_gives_a_bill_with_all_units(
-    tables: Tables, result: CostResult, asked: dict[str, Any], currency: str | None, note: str | None
+    cost: ActualCost, result: CostResult, asked: dict[str, Any], currency: str | None, note: str | None
 ) -> None:
-    found = ActualCost(tables, asked=asked).result(PRICES)
+    found = cost.result(PRICES, asked)
     assert (found.bill.units, found.bill.currency) == (result.bill.units, currency)
     assert (found.comparison is None) == (note is not None)
     assert note is None or any(note in one for one in found.notes)

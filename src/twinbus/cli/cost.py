@@ -14,7 +14,7 @@ import typer
 from twinbus.cli import cost_tables
 from twinbus.cli.cost_options import field_of, given, read, with_scenario
 from twinbus.cli.errors import Debug, errors_reported
-from twinbus.cli.ledger_spark import IngestFirst, Master, Since, TablesFolder, Until, in_utc, ingested_tables
+from twinbus.cli.ledger_spark import IngestFirst, Master, Since, TablesFolder, Until, in_utc, tables_and_writers
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
 from twinbus.money import Forecast, Prices, PricesError, Scenario, ScenarioError, default_price_text
@@ -129,11 +129,13 @@ def actual(
         values = given(asked)
         _scenario(values)
         table, notes = _prices_or_note(file)
-        place = ingested_tables(tables, ledger, master)
+        place, writers = tables_and_writers(tables, ledger, master)
         from twinbus.pipeline import ActualCost, TimeWindow  # noqa: PLC0415 - there only with the extra
 
         with spinner("computing cost"):
-            found = ActualCost(place, TimeWindow(in_utc(since), in_utc(until)), values).result(table, notes)
+            window = TimeWindow(in_utc(since), in_utc(until))
+            cost = ActualCost(place, window, writers, long_poll=values.get("long_poll"))
+            found = cost.result(table, values, notes)
         if json:
             typer.echo(json_text.dumps(cost_tables.result_as_json(found)))
         else:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -30,9 +30,10 @@ from twinbus.money import (
 )
 from twinbus.pipeline import cost_facts
 from twinbus.pipeline.cost_facts import SUBSCRIPTIONS, metered_stage, sum_of
-from twinbus.pipeline.jobs import JOBS, current_result, read_history, why_incomplete
+from twinbus.pipeline.jobs import JOBS, UNKNOWN_STATES, current_result, read_history, why_incomplete
 from twinbus.pipeline.tables import Tables
 from twinbus.pipeline.time_window import TimeWindow
+from twinbus.pipeline.writer_states import WriterStates
 
 _RECEIVERS: Final = ("receive", "receive_deferred")
 _SETTLES: Final = frozenset({"abandon", "defer", "release", "dead_letter"})
@@ -43,13 +44,18 @@ _MANY_REASONS: Final = 3
 class ActualCost:
     """The actual cost of a ledger: of all its days, or of each whole day (UTC) that overlaps a time window.
 
-    `asked` has the options that the user gave. They replace what the ledger shows.
+    Making one runs all queries. `writers` are the writers of the ledger that are known to be dead or alive. `long_poll`
+    replaces the length that the syphons recorded.
     """
 
     def __init__(
-        self, tables: Tables, window: TimeWindow | None = None, asked: Mapping[str, Any] | None = None
+        self,
+        tables: Tables,
+        window: TimeWindow | None = None,
+        writers: WriterStates = UNKNOWN_STATES,
+        *,
+        long_poll: timedelta | None = None,
     ) -> None:
-        self._asked = dict(asked or {})
         window = window or TimeWindow()
         version = tables.version()
         operations, entries = read_history(tables, version, window.days())
@@ -64,11 +70,10 @@ class ActualCost:
             receivers = pool.submit(cost_facts.receivers, operations)
             meters = pool.submit(cost_facts.meters, entries)
             incidents = pool.submit(_incidents, tables, window)
-            incomplete = pool.submit(why_incomplete, tables)
+            incomplete = pool.submit(why_incomplete, tables, writers)
             self._options = options.result()
-            overview = pool.submit(
-                cost_facts.overview, operations, self._scenario_options()["long_poll"].total_seconds()
-            )
+            poll = long_poll or self._recorded_options()["long_poll"]
+            overview = pool.submit(cost_facts.overview, operations, poll.total_seconds())
             self._stages, self._runs, self._incidents = stages.result(), runs.result(), incidents.result()
             self._copies, self._dead_lettered = copies.result()
             self._destinations, self._receivers = destinations.result(), receivers.result()
@@ -84,18 +89,22 @@ class ActualCost:
 
     # --- the bill ----------------------------------------------------------------------------------------------------
 
-    def result(self, prices: Prices | None, notes: Sequence[str] = ()) -> CostResult:
+    def result(
+        self, prices: Prices | None, asked: Mapping[str, Any] | None = None, notes: Sequence[str] = ()
+    ) -> CostResult:
         """Returns the bill, and the forecast beside it.
 
-        There always is a bill: without operations an empty one, without prices (None) one in units. `notes` are the
-        caller's, and come first.
+        There always is a bill: without operations an empty one, without prices (None) one in units. `asked` has the
+        fields of a Scenario that the user gave: they replace what the ledger shows. `notes` are the caller's, and come
+        first.
         """
+        asked = asked or {}
         wanted = ("tier", "bandwidth", "messaging_units", "other_operations")
-        scenario = Scenario(**{name: self._asked[name] for name in wanted if name in self._asked})
+        scenario = Scenario(**{name: asked[name] for name in wanted if name in asked})
         seen, assumed = self.scenario()
         told = [*notes, *self._notes(), *assumed] if self._months else [*notes, *self._notes()]
         bill = actual_bill(self._months, self.seconds, prices, scenario, told)
-        return cost_result(bill, self.facts(), seen, self._asked, prices)
+        return cost_result(bill, self.facts(), seen, asked, prices)
 
     def _notes(self) -> list[str]:
         notes = [] if self._months else ["the ledger has no operation in this window"]
@@ -103,14 +112,25 @@ class ActualCost:
             shown = "; ".join(missing[:_MANY_REASONS])
             more = f"; and {len(missing) - _MANY_REASONS:,} more" if len(missing) > _MANY_REASONS else ""
             notes.append(f"the ledger may not hold every operation, so the bill may be too low: {shown}{more}")
-        return notes
+        return [*notes, *self._meter_notes()]
 
-    def metered(self) -> dict[str, int]:
-        """Returns the units that the meters of namespaces counted, by stage. A meter does not know who sends."""
-        found = Counter[str]()
+    def _meter_notes(self) -> Iterator[str]:
+        """Yields the stages in which the meters of the namespaces counted other units than the bill has.
+
+        A failed call may have reached the namespace or not. A meter does not know whether a sender or a syphon sends.
+        """
+        metered, billed, failed = Counter[str](), Counter[str](), Counter[str]()
         for row in self._meters:
-            found[metered_stage(row.operation, backlog=row.backlog)] += row.units
-        return dict(found)
+            metered[metered_stage(row.operation, backlog=row.backlog)] += row.units
+        for used in self._months.values():
+            for one in used:
+                stage = Stage.SEND_PRIMARY if one.stage == Stage.RETURN_PRIMARY else one.stage
+                stage = Stage.SEND_BACKLOG if stage == Stage.RESUBMIT_BACKLOG else stage
+                billed[stage] += one.units
+                failed[stage] += one.failed_units
+        for stage, units in sorted(metered.items()):
+            if not billed[stage] - failed[stage] <= units <= billed[stage]:
+                yield f"the meters counted {units:,} units of {stage}, and the bill has {billed[stage]:,}"
 
     # --- facts -------------------------------------------------------------------------------------------------------
 
@@ -172,7 +192,7 @@ class ActualCost:
             "batch": max(1, round((sent + diverted) / max(found.send_calls, 1))),
             "outage_kind": OutageKind.ANSWERING if found.answered else OutageKind.UNREACHABLE,
             "count_interval": timedelta(0),
-            **self._scenario_options(),
+            **self._recorded_options(),
             **self._syphons(outages),
         }
         for field, count in (("entities", found.entities), ("clients", found.clients)):
@@ -202,8 +222,8 @@ class ActualCost:
             notes.append("the ledger has no options of a syphon: its long poll is assumed to be 15 minutes")
         return notes
 
-    def _scenario_options(self) -> dict[str, Any]:
-        """Returns the options that the latest pair and the latest syphon recorded, and those that the user gave."""
+    def _recorded_options(self) -> dict[str, Any]:
+        """Returns the options that the latest pair and the latest syphon recorded."""
         found: dict[str, Any] = {"long_poll": Scenario().long_poll}
         for options in self._options.pairs[:1]:
             found |= {name: timedelta(seconds=float(options[name])) for name in _SPANS if name in options}
@@ -214,7 +234,7 @@ class ActualCost:
                 found["ping"] = PingKind(options["ping"])
         for options in self._options.syphons[:1]:
             found |= {"long_poll": timedelta(seconds=float(options["poll"]))} if "poll" in options else {}
-        return found | {name: value for name, value in self._asked.items() if name in found}
+        return found
 
     def _syphons(self, outages: Sequence[ObservedOutage]) -> dict[str, Any]:
         """Returns how many syphons there were, and whether they were standing."""

@@ -46,7 +46,7 @@ def collect_report_data(
     """
     window, version = window or TimeWindow(), tables.version()
     open_first = F.desc(F.col("began").isNotNull() & F.col("restored").isNull())
-    cost = ActualCost(tables, window, {"tier": scenario.tier, "bandwidth": scenario.bandwidth})
+    cost = ActualCost(tables, window, writers)
     with tables.parallel_queries() as pool:
         balance = pool.submit(_balance, tables, window, writers)
         over_time = pool.submit(_over_time, tables, version, window)
@@ -66,7 +66,7 @@ def collect_report_data(
             over_time.result(),
             spread.result(),
             days.result(),
-            cost.result(prices),
+            cost.result(prices, {"tier": scenario.tier, "bandwidth": scenario.bandwidth}),
         )
 
 
