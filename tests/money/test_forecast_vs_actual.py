@@ -254,7 +254,7 @@ def test_l4_a_ledger_of_24_s_with_an_outage_has_a_bill_and_a_forecast() -> None:
     [
         ({"outages": 5, "outage": timedelta(hours=1)}, "outages is 5, and must be fewer"),
         ({"tier": "basic", "subscriptions": 2}, "the tier basic has no topics"),
-        ({"tier": "gold"}, "has no tier 'gold'"),
+        ({"bandwidth": "moon"}, "has no bandwidth 'moon'"),
     ],
 )
 def test_l4_a_forecast_that_cannot_be_made_is_a_note_beside_the_bill(asked: dict[str, Any], said: str) -> None:

@@ -35,6 +35,8 @@ from twinbus.money.scenario import OutageKind, PingKind, Scenario, ScenarioError
 
 ALIAS_BYTES: Final = 64
 """About the number of bytes that the aliases of S7 add to a message."""
+RECEIVED_BYTES: Final = 215
+"""Bytes that the service adds to a message that is received, as measured on a local namespace."""
 PING_BYTES: Final = 150
 _DAY, _HOUR = 86_400, 3600
 
@@ -169,7 +171,7 @@ class _Mixes(NamedTuple):
         sent = usual if seen is None or seen.sent is None else seen.sent
         if seen is None or seen.diverted is None:
             return cls(sent, MessageMix.uniform(size + ALIAS_BYTES, subscriptions), usual)
-        return cls(sent, seen.diverted, seen.diverted.lighter(ALIAS_BYTES))
+        return cls(sent, seen.diverted, seen.diverted.with_more_bytes(-ALIAS_BYTES))
 
 
 def _sent(scenario: Scenario, seconds: float) -> float:
@@ -255,9 +257,9 @@ def _traffic(phase: CostPhase, messages: float, mix: MessageMix) -> Iterator[_Ne
 
 
 def _received(phase: CostPhase, messages: float, mix: MessageMix) -> Iterator[_Need]:
-    copies = messages * mix.copies / mix.messages
+    copies, received = messages * mix.copies / mix.messages, mix.with_more_bytes(RECEIVED_BYTES)
     yield _Need(
-        phase, Stage.RECEIVE_PRIMARY, copies, mix, anyway=True, why="each message once per queue or subscription"
+        phase, Stage.RECEIVE_PRIMARY, copies, received, anyway=True, why="each message once per queue or subscription"
     )
     yield _Need(phase, Stage.COMPLETE_PRIMARY, copies, anyway=True, why="completion of a peek-lock receive (M2)")
 
@@ -313,15 +315,15 @@ def _outage(scenario: Scenario, outage: OutageModel, times: int, mixes: _Mixes) 
 
 def _standing_in_outage(scenario: Scenario, outage: OutageModel, times: int, mixes: _Mixes) -> Iterator[_Need]:
     """Yields the needs of standing syphons in an outage: they put messages aside and probe with growing pauses (Y5)."""
-    phase, stored = CostPhase.OUTAGE, mixes.stored
+    phase, stored, received = CostPhase.OUTAGE, mixes.stored, mixes.stored.with_more_bytes(RECEIVED_BYTES)
     used = queues_used(scenario.backlog_queues, scenario.entities * scenario.clients) if outage.diverted else 0
     yield from _standing(scenario, phase, times * outage.seconds, used)
     probes = times * outage.probes * scenario.entities * scenario.syphons if outage.diverted else 0
     answering = scenario.outage_kind is OutageKind.ANSWERING
-    yield _Need(phase, Stage.RECEIVE_BACKLOG, times * outage.diverted, stored, why="diverted messages as they arrive")
+    yield _Need(phase, Stage.RECEIVE_BACKLOG, times * outage.diverted, received, why="diverted messages as they arrive")
     settled = times * outage.put_aside + probes
     yield _Need(phase, Stage.SETTLE_BACKLOG, settled, why="put aside, and again after each probe")
-    yield _Need(phase, Stage.RECEIVE_DEFERRED, probes, stored, why="one message per probe of an entity")
+    yield _Need(phase, Stage.RECEIVE_DEFERRED, probes, received, why="one message per probe of an entity")
     yield _Need(phase, Stage.RETURN_PRIMARY, probes if answering else 0, mixes.home, fails=True, why="probes that fail")
     pages = sum(
         outage.put_aside * SCAN_SECONDS * n / outage.seconds / PEEK_PAGE_SIZE
@@ -341,16 +343,16 @@ def _drain(scenario: Scenario, outage: OutageModel, times: int, mixes: _Mixes) -
     phase = CostPhase.DRAIN
     if not outage.diverted or not scenario.syphons:
         return
-    standing = scenario.syphon is SyphonRuns.STANDING
+    standing, received = scenario.syphon is SyphonRuns.STANDING, mixes.stored.with_more_bytes(RECEIVED_BYTES)
     moved = times * (outage.put_aside if standing else outage.diverted)
     if standing:
-        yield _Need(phase, Stage.RECEIVE_DEFERRED, moved, mixes.stored, why="messages that were put aside")
+        yield _Need(phase, Stage.RECEIVE_DEFERRED, moved, received, why="messages that were put aside")
         counts = times * _counts(scenario, outage.drain_seconds)
         yield _Need(phase, Stage.MANAGE, counts, why="display of the remaining messages")
     else:
         runs = _drain_runs(scenario, times)
         queues = runs * scenario.backlog_queues
-        yield _Need(phase, Stage.RECEIVE_BACKLOG, moved, mixes.stored, why="every diverted message")
+        yield _Need(phase, Stage.RECEIVE_BACKLOG, moved, received, why="every diverted message")
         yield _Need(phase, Stage.EMPTY_RECEIVE, queues * DRAIN_EMPTY_RECEIVES, why="receives that find a queue empty")
         yield _Need(phase, Stage.PEEK_BACKLOG, queues * DRAIN_PEEKS, why="check that nothing was left behind")
         requests = runs * DRAIN_REQUESTS + times * _counts(scenario, outage.drain_seconds)

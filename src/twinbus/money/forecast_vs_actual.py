@@ -153,7 +153,7 @@ def cost_result(
         values["observed"] = observed.with_options(**options)
     taken = frozenset(values) - frozenset(asked) - {"observed"}
     plain = Scenario(**{name: value for name, value in asked.items() if name in ("tier", "bandwidth")})
-    if not bill.stages or prices is None:
+    if not bill.stages or prices is None or bill.currency is None:
         why = "nothing to forecast" if not bill.stages else "a forecast needs prices"
         return CostResult(bill=bill, scenario=plain, notes=(*bill.notes, f"no forecast: {why}"))
     try:

@@ -29,9 +29,9 @@ class MessageMix:
         """Returns the mix of messages that all have the same size."""
         return cls(1, billable_units(1, [size]), size, max(subscriptions, 1))
 
-    def lighter(self, each: int) -> MessageMix:
-        """Returns the mix of the same messages with `each` bytes less in each of them."""
-        return MessageMix(self.messages, self.units, max(self.bytes - each * self.messages, 0), self.copies)
+    def with_more_bytes(self, each: int) -> MessageMix:
+        """Returns the mix of the same messages and units with `each` bytes more in each of them, or fewer."""
+        return MessageMix(self.messages, self.units, max(self.bytes + each * self.messages, 0), self.copies)
 
 
 NO_SIZE: Final = MessageMix(1, 1, 0, 1)

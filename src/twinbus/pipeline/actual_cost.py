@@ -80,6 +80,9 @@ class ActualCost:
             self._meters, self._incomplete = meters.result(), incomplete.result()
             self._overview = overview.result()
         self._months = _by_month(self._stages, self._meters)
+        subscriptions = [one for one in self._receiving_entities() if SUBSCRIPTIONS in one]
+        self._topics = Counter(one.partition(SUBSCRIPTIONS)[0] for one in subscriptions)
+        """Number of subscriptions with receives, by topic in lower case."""
 
     @property
     def seconds(self) -> float:
@@ -136,8 +139,6 @@ class ActualCost:
 
     def facts(self) -> LedgerFacts:
         """Returns the counts that explain differences from a forecast."""
-        entities = self._receiving_entities()
-        subscriptions = {one for one in entities if SUBSCRIPTIONS in one}
         settled = [row for row in self._meters if not row.backlog and row.operation in _SETTLES]
         return LedgerFacts(
             sent=self._messages(Stage.SEND_PRIMARY),
@@ -152,7 +153,7 @@ class ActualCost:
             deliverable=sum(
                 (row.sent + row.returned) * self._subscriptions(row.destination) for row in self._destinations
             ),
-            subscriptions=len(subscriptions),
+            subscriptions=self._topics.total(),
             settled=max(self._messages(Stage.SETTLE_PRIMARY), sum_of(settled, "count")),
         )
 
@@ -173,8 +174,7 @@ class ActualCost:
 
     def _subscriptions(self, destination: str) -> int:
         """Returns how many queues or subscriptions get a message that is sent to `destination`; at least 1."""
-        topic = destination.partition("/")[2] + SUBSCRIPTIONS
-        return max(sum(1 for one in self._receiving_entities() if one.startswith(topic)), 1)
+        return max(self._topics[destination.partition("/")[2]], 1)
 
     # --- what really happened ----------------------------------------------------------------------------------------
 
@@ -206,9 +206,7 @@ class ActualCost:
         if sent + diverted:
             known = [mix for mix in mixes.values() if mix is not None]
             seen["message_size"] = sum(mix.bytes for mix in known) // sum(mix.messages for mix in known)
-            seen["subscriptions"] = max((self._subscriptions(one.destination) for one in self._destinations), default=0)
-            if not any(SUBSCRIPTIONS in one for one in self._receiving_entities()):
-                seen["subscriptions"] = 0
+            seen["subscriptions"] = max(self._topics.values(), default=0)
         seen["observed"] = self._observed(outages, mixes)
         return seen, self._assumed()
 
@@ -241,7 +239,7 @@ class ActualCost:
         if not self._runs:
             return {"syphons": 0}
         if self._options.syphons:
-            standing = any(options.get("drain") != "true" for options in self._options.syphons)
+            standing = not all(map(_drains, self._options.syphons))
         else:
             first = min((row.restored or self._overview.ended for row in self._incidents), default=0)
             standing = not outages or min(row.began for row in self._runs) < first
@@ -263,14 +261,13 @@ class ActualCost:
         return found
 
     def _observed(self, outages: Sequence[ObservedOutage], mixes: Mapping[str, MessageMix | None]) -> Observed:
-        drains = [options for options in self._options.syphons if options.get("drain") == "true"]
         runs = sum(row.ended - row.began for row in self._runs) / 1000
         return Observed(
             outages=tuple(outages),
             sent=mixes["sent"],
             diverted=mixes["diverted"],
             syphon_seconds=runs if self._runs else None,
-            drains=len(drains) if self._options.syphons else None,
+            drains=sum(map(_drains, self._options.syphons)) if self._options.syphons else None,
         )
 
     def _outages(self) -> list[ObservedOutage]:
@@ -294,8 +291,13 @@ class ActualCost:
         return found
 
 
+def _drains(options: Mapping[str, str]) -> bool:
+    """Returns whether a syphon with these options ends when the backlog is empty."""
+    return options.get("drain", "").lower() == "true"
+
+
 def _incidents(tables: Tables, window: TimeWindow) -> list[Row]:
-    rows = current_result(tables, JOBS["incidents"], window)
+    rows = current_result(tables, JOBS["incidents"], window.whole_days())
     return rows.select("began", "restored", "drained", "processes", "diverted").collect()
 
 

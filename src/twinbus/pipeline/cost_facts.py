@@ -74,7 +74,7 @@ def by_stage(operations: DataFrame, entries: DataFrame) -> list[Row]:
     of calls without a request, which are not in `units`.
     """
     result, ids = F.col("result"), F.size("ids")
-    partly = F.coalesce(F.size("failed"), F.lit(0))
+    partly = _failed_ids()
     is_ok, is_unsent = result == OK, result.isin(*map(str, _UNSENT_RESULTS))
     bad = F.when(is_ok, 0).when(partly > 0, partly).otherwise(F.col("units"))
     whole_fails = ~is_ok & (partly <= 0)
@@ -140,8 +140,7 @@ def copies(operations: DataFrame, entries: DataFrame) -> tuple[dict[str, CopyFac
     """Returns what the entries with message ids show of diverted messages by stage, and the number of dead letters."""
     wanted = operations.where(F.col("stage").isin(*map(str, (*_STORES, *_PASSED))))
     each = wanted.select(F.explode("ids").alias("message"), "stage", "result", "failed")
-    hit = F.coalesce(F.size("failed"), F.lit(0)) <= 0
-    fails = (F.col("result") != OK) & (hit | F.array_contains("failed", F.col("message")))
+    fails = (F.col("result") != OK) & ((_failed_ids() == 0) | F.array_contains("failed", F.col("message")))
     stored, good = F.col("stage").isin(*map(str, _STORES)), ~F.coalesce(fails, F.lit(False))
     doubtful = stored & ~good & (F.col("result") == UNKNOWN)
     rows = each.select(
@@ -189,7 +188,7 @@ def _copy_columns(passed: str) -> dict[str, Column]:
 
 def by_destination(operations: DataFrame) -> list[Row]:
     """Returns, by entity of the primary: messages sent or scheduled, returned and diverted."""
-    result, partly = F.col("result"), F.coalesce(F.size("failed"), F.lit(0))
+    result, partly = F.col("result"), _failed_ids()
     good = F.when(result == OK, F.size("ids")).when(partly > 0, F.size("ids") - partly).otherwise(0)
     stages = {
         "sent": (Stage.SEND_PRIMARY, Stage.SCHEDULE_PRIMARY),
@@ -249,14 +248,20 @@ def stage() -> Column:
     return F.when(polled, F.col("stage")).otherwise(F.lit(EMPTY_PRIMARY))
 
 
+def _failed_ids() -> Column:
+    """Returns how many messages of an operation failed, if only some of them did; otherwise 0."""
+    return F.greatest(F.coalesce(F.size("failed"), F.lit(0)), F.lit(0))
+
+
 def in_backlog() -> Column:
     return F.lower("entity").contains(f"/{TRANSFER_SEGMENT}/")
 
 
 def metered_stage(operation: str, *, backlog: bool) -> str:
     """Returns the stage of an operation that a meter counted."""
-    stages = METERED_BACKLOG_STAGES if backlog else METERED_STAGES
-    return str(stages.get(operation, SESSIONS_PRIMARY))
+    if backlog:
+        return str(METERED_BACKLOG_STAGES.get(operation, f"{operation}_backlog"))
+    return str(METERED_STAGES.get(operation, SESSIONS_PRIMARY))
 
 
 def sum_of(rows: Iterable[Any], column: str) -> int:

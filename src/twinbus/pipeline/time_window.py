@@ -38,8 +38,16 @@ class TimeWindow:
 
     def days(self) -> Column:
         """Returns the condition on `day` for entries within the window."""
-        last = F.lit(True) if self.until is None else F.col("day") <= F.lit(self.until.astimezone(UTC).date())
-        return last & (F.lit(True) if self.since is None else F.col("day") >= F.lit(self.since.astimezone(UTC).date()))
+        whole = self.whole_days()
+        last = F.lit(True) if whole.until is None else F.col("day") < F.lit(whole.until.date())
+        return last & (F.lit(True) if whole.since is None else F.col("day") >= F.lit(whole.since.date()))
+
+    def whole_days(self) -> TimeWindow:
+        """Returns the window of all days (UTC) that overlap this one. `until` itself is not in the window."""
+        since = None if self.since is None else _midnight(self.since)
+        if self.until is None:
+            return TimeWindow(since)
+        return TimeWindow(since, _midnight(self.until - timedelta(microseconds=1)) + timedelta(days=1))
 
     def days_onward(self) -> Column:
         """Returns the condition on `day` for all entries about messages of the window.
@@ -53,3 +61,7 @@ class TimeWindow:
 
 def _milliseconds(instant: datetime) -> int:
     return int(instant.timestamp() * 1000)
+
+
+def _midnight(instant: datetime) -> datetime:
+    return instant.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
