@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 from tests.pipeline.books import segment_name, writer
 from twinbus.cli.main import app
 from twinbus.ledger import Entry, Fact, Metered, Operation, Stage, State, encode_entry
+from twinbus.pipeline import TimeWindow
 
 pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
 NOON = 1_790_078_400_000  # 2026-09-22T12:00Z
@@ -198,3 +200,11 @@ def test_l4_a_bill_is_given_without_operations_prices_or_a_possible_forecast(tab
     assert impossible["forecast"] is None
     assert impossible["bill"]["units"] == 10_818
     assert any(note.startswith("no forecast: outages is 9, and must be fewer") for note in impossible["notes"])
+
+
+def test_l4_a_window_until_midnight_does_not_have_the_day_that_begins_then() -> None:
+    november, december = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)
+    assert TimeWindow(november, december).whole_days() == TimeWindow(november, december)
+    noon = timedelta(hours=12)
+    assert TimeWindow(november + noon, december - noon).whole_days() == TimeWindow(november, december)
+    assert TimeWindow().whole_days() == TimeWindow()
