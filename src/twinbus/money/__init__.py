@@ -2,7 +2,7 @@
 
 from twinbus.money.actual_bill import ActualBill, StageSpending, actual_bill
 from twinbus.money.billing import Bill, BillLine, Usage, bill
-from twinbus.money.facts import CopyFacts, LedgerFacts
+from twinbus.money.facts import SHORT_POLL, CopyFacts, LedgerFacts
 from twinbus.money.forecast import CostPhase, Forecast, IdleReceives, StageUnits, forecast
 from twinbus.money.forecast_vs_actual import (
     EMPTY_PRIMARY,
@@ -23,6 +23,7 @@ from twinbus.money.scenario import OutageKind, PingKind, Scenario, ScenarioError
 __all__ = [
     "EMPTY_PRIMARY",
     "SESSIONS_PRIMARY",
+    "SHORT_POLL",
     "UNEXPLAINED",
     "ActualBill",
     "Bill",

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+SHORT_POLL: Final = 0.9
+"""A poll that ends before this share of the long poll was cut short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,7 @@ class LedgerFacts:
     copies: Mapping[str, CopyFacts] = field(default_factory=dict)
     """By stage: `return_primary` and `complete_backlog`."""
     short_polls: int = 0
-    """Empty receives on the backlog that ended before nine tenths of a long poll."""
+    """Empty receives on the backlog that were cut short."""
     manage: Mapping[str, int] = field(default_factory=dict)
     """Calls of the management API, by the role of the program that made them."""
     deliverable: int = 0

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
-from twinbus.ledger.entries import Stage  # pure, unlike `twinbus.ledger`
+from twinbus.ledger.entries import Role, Stage  # pure, unlike `twinbus.ledger`
 from twinbus.money.actual_bill import ActualBill, StageSpending
 from twinbus.money.billing import Bill, rounded
-from twinbus.money.facts import CopyFacts, LedgerFacts
+from twinbus.money.facts import SHORT_POLL, CopyFacts, LedgerFacts
 from twinbus.money.forecast import Forecast, forecast
 from twinbus.money.prices import Prices, PricesError
 from twinbus.money.scenario import Scenario, ScenarioError, SyphonRuns
@@ -295,7 +295,7 @@ class _Explanations:
             case Stage.SEND_BACKLOG:
                 yield _more("diverted", facts.diverted, expected.single)
             case Stage.MANAGE:
-                yield from self._management(expected)
+                yield from self._management()
             case _ if not expected.units:
                 yield f"{single:,} in the ledger, and the forecast has none", single
             case Stage.RECEIVE_BACKLOG:
@@ -312,7 +312,7 @@ class _Explanations:
             case Stage.RECEIVE_DEFERRED:
                 yield self._more_diverted(expected)
             case Stage.EMPTY_RECEIVE:
-                yield from self._polls(expected)
+                yield from self._polls()
             case Stage.RECEIVE_PRIMARY:
                 yield from self._receives(expected, single)
             case Stage.COMPLETE_PRIMARY:
@@ -341,23 +341,22 @@ class _Explanations:
         yield from self._copies(found, "sent on")
         # A dead-lettered message was received, too.
         more = single - self._facts.returned - found.dead_lettered
-        yield "receives that no send to the primary followed" if more > 0 else "sent on without a receive here", more
-
-    def _polls(self, expected: _Expected) -> Iterator[Explanation]:
-        drains = self._scenario.syphon is SyphonRuns.AFTER
-        short = expected.single if drains else 0
-        limit = 0.9 * self._scenario.long_poll.total_seconds()
         yield (
-            f"polls of less than {limit:,.0f} s: {_both(self._facts.short_polls, short)}",
-            (self._facts.short_polls - short),
+            "receives that no send to the primary followed" if more > 0 else "sent on, and no receive in this ledger",
+            more,
         )
 
-    def _management(self, expected: _Expected) -> Iterator[Explanation]:
-        """Yields the calls by role. A forecast has calls of syphons only."""
-        foreseen = expected.single
+    def _polls(self) -> Iterator[Explanation]:
+        """Yields the polls of standing syphons that were cut short. A forecast has only whole ones."""
+        if self._scenario.syphon is SyphonRuns.STANDING:
+            limit = SHORT_POLL * self._scenario.long_poll.total_seconds()
+            yield f"polls that ended before {limit:,.0f} s", self._facts.short_polls
+
+    def _management(self) -> Iterator[Explanation]:
+        """Yields the calls of clients and of the dead-letter tool. A forecast has calls of syphons only."""
         for role, calls in sorted(self._facts.manage.items()):
-            of_role = foreseen if role == "syphon" else 0
-            yield f"management calls of a {role}: {_both(calls, of_role)}", calls - of_role
+            if role != Role.SYPHON:
+                yield f"management calls of a {role}", calls
 
     def _receives(self, expected: _Expected, single: int) -> Iterator[Explanation]:
         facts = self._facts
@@ -371,7 +370,9 @@ class _Explanations:
             further = f"receives of {facts.subscriptions:,} subscriptions; {subscriptions:,} in the forecast"
             yield further, facts.deliverable - delivered * each
         else:
-            yield _more("for each queue and subscription delivered", facts.deliverable, expected.single)
+            to = f"queues and {facts.subscriptions:,} subscriptions" if facts.subscriptions else "queues"
+            more = facts.deliverable - expected.single
+            yield f"deliveries to {to}: {_both(facts.deliverable, expected.single)}", more
         left = single - facts.deliverable
         if left > 0:
             why = "received again after they were abandoned, deferred, released or dead-lettered"

@@ -13,13 +13,11 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.backlog import TRANSFER_SEGMENT, FailureKind
 from twinbus.ledger import OK, PAIRED, SYPHON_STARTED, UNKNOWN, Metered, Move, Movement, SegmentHeader, Stage, State
-from twinbus.money import EMPTY_PRIMARY, SESSIONS_PRIMARY, CopyFacts
+from twinbus.money import EMPTY_PRIMARY, SESSIONS_PRIMARY, SHORT_POLL, CopyFacts
 from twinbus.syphon import NOT_TRIED
 
 SEND_STAGES: Final = (Stage.SEND_PRIMARY, Stage.SEND_BACKLOG)
 SUBSCRIPTIONS: Final = "/subscriptions/"
-SHORT_POLL: Final = 0.9
-"""A poll that ends before this share of the long poll was cut short."""
 METERED_STAGES: Final[Mapping[str, str]] = {
     "send": Stage.SEND_PRIMARY,
     "schedule": Stage.SCHEDULE_PRIMARY,
