@@ -23,6 +23,7 @@ INSIDE = {
     ("twinbus.cli.syphon", "twinbus.pipeline.syphon_job"): "a room within the room, with a face of its own",
     ("twinbus.money.forecast", "twinbus.ledger.entries"): ENTRIES,
     ("twinbus.money.forecast_vs_actual", "twinbus.ledger.entries"): ENTRIES,
+    ("twinbus.money.observed", "twinbus.ledger.entries"): ENTRIES,
     ("twinbus.namespace.engine.delivery", "twinbus.ledger.entries"): ENTRIES,
     ("twinbus.namespace.engine.queries", "twinbus.ledger.entries"): ENTRIES,
     ("twinbus.namespace.engine.send_checks", "twinbus.ledger.entries"): ENTRIES,
