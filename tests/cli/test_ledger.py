@@ -89,6 +89,47 @@ def test_l6_a_ledger_with_missing_entries_is_not_proven_and_ends_with_3(tmp_path
     assert (report["verdict"], report["in_backlog"]) == ("not proven", 2)
 
 
+KILLED = """
+import os, signal, sys
+from twinbus.ledger import Ledger, Stage
+ledger = Ledger(sys.argv[1], "syphon")
+queue = "contoso/x-servicebus-transfer/0"
+ledger.begin(Stage.SEND_BACKLOG, "paris", queue, ["a", "b", "c"], 30, "contoso/orders").end()
+ledger.begin(Stage.RETURN_PRIMARY, "contoso", "orders", ["a"], 10).end()
+ledger.begin(Stage.RETURN_PRIMARY, "contoso", "orders", ["b"], 10)
+ledger.flush()
+print("flushed", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP if sys.argv[2] == "lives" else signal.SIGKILL)
+"""
+
+
+def test_l1_what_a_syphon_was_about_to_deliver_is_in_flight_while_it_lives_and_unknown_when_it_was_killed(
+    tmp_path: Path,
+) -> None:
+    for fate, places in (("lives", (1, 2, 0)), ("killed", (1, 1, 1))):
+        folder = tmp_path / fate
+        command = [COMMAND[0], "-c", KILLED, str(folder), fate]
+        with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as syphon:
+            assert syphon.stdout is not None
+            assert syphon.stdout.readline() == "flushed\n"
+            if fate == "killed":
+                assert syphon.wait(PATIENCE) == -signal.SIGKILL
+            done = run("ledger", "check", str(folder), "--json")
+            report = json.loads(done.stdout)
+            shown = run("ledger", "check", str(folder)).stdout
+            syphon.kill()
+        assert (report["delivered"], report["in_backlog"], report["unknown"]) == places
+        assert [one["id"] for one in report["messages"]["possibly_duplicated"]] == ["a"], (
+            "its completion is not recorded"
+        )
+        assert (len(report["at_work"]), "1 writer is at work." in shown) == (
+            (1, True) if fate == "lives" else (0, False)
+        )
+        if fate == "killed":
+            assert (report["verdict"], done.returncode) == ("not proven", 3)
+            assert [one["id"] for one in report["messages"]["unknown"]] == ["b"]
+
+
 @pytest.mark.parametrize("name", ["nowhere", "empty"])
 def test_a_directory_without_a_ledger_is_an_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()

@@ -96,9 +96,10 @@ def check(
         sums = {name: getattr(found, name).total() for name in SUMS}
         listed = {name: _of(found, name) for name in LISTED}
         if json:
-            typer.echo(json_text.dumps(report(sums, listed, found.incomplete)))
+            typer.echo(json_text.dumps({**report(sums, listed, found.incomplete), "at_work": found.at_work}))
         else:
             show(sums, listed, found.incomplete)
+            _show_at_work(found.at_work)
         judged = judge_ledger(sums, found.incomplete)
         if code := FAILED if first is None and problems else judged.exit_code:
             raise typer.Exit(code)
@@ -168,6 +169,13 @@ def show(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], incomp
         typer.echo("\nEntries are missing from the ledger, so these figures may be wrong:")
     for reason in incomplete:
         typer.echo(printable(f"  {reason}"))
+
+
+def _show_at_work(writers: Sequence[str]) -> None:
+    if writers:
+        count = "1 writer is" if len(writers) == 1 else f"{len(writers):,} writers are"
+        typer.echo(f"\n{count} at work. A message in flight is in the backlog, or possibly duplicated until its")
+        typer.echo("completion is recorded.")
 
 
 def show_judgement(judged: Judgement) -> None:
