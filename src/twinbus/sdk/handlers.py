@@ -267,9 +267,7 @@ def interrupt(handler: Any) -> None:
     """End the wait of a sync handler's thread for a socket or a token. The waiting call raises an error."""
     if isinstance(handler._credential, SenderCredential):
         handler._credential.give_up()
-    found = getattr(_transport_of(handler), "sock", None)
-    found = getattr(found, "sock", found)  # a WebSocket holds the socket
-    if isinstance(found, socket.socket):
+    if (found := _socket_of(handler)) is not None:
         # Call the method of the plain socket: `shutdown` of a TLS socket would free state that the reading thread uses.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(found, socket.SHUT_RDWR)
@@ -285,6 +283,22 @@ def close_sync_handler(handler: Any) -> None:
         handler.close()
     finally:
         if transport is not None:
+            transport.close()
+
+
+def _socket_of(handler: Any) -> socket.socket | None:
+    found = getattr(_transport_of(handler), "sock", None)
+    found = getattr(found, "sock", found)  # a WebSocket holds the socket
+    return found if isinstance(found, socket.socket) else None
+
+
+def drop_connection(handler: Any) -> None:
+    """End a sync handler that no call uses: close its socket without an AMQP close, if time is short."""
+    refuse_calls(handler)
+    _stop_keep_alive(handler)
+    interrupt(handler)
+    if (transport := _transport_of(handler)) is not None:
+        with contextlib.suppress(Exception):
             transport.close()
 
 

@@ -15,9 +15,10 @@ from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.exceptions import ServiceBusError
 
 from tests.pairing.drivers.test_pair_sides import RunningSyphon
-from twinbus import PairFaultedError, PairingRefusedError, ProvisioningError
+from twinbus import PairClosedError, PairFaultedError, PairingRefusedError, ProvisioningError
 from twinbus.errors import TwinbusError
 from twinbus.pairing import pair_state
+from twinbus.pairing.sync import timeouts
 
 from .conftest import KEY, World, open_sockets, socket_inodes
 
@@ -276,3 +277,42 @@ async def test_c3_a_step_of_closing_that_fails_is_raised_and_the_others_are_done
     await traces.gone()
     # A second close would raise the same error, so the fixture must not close the pair.
     world.stack.pop_all()
+
+
+async def test_c3_many_senders_and_threads_that_send_again_and_again_leave_nothing_behind(
+    world: World, queue: str
+) -> None:
+    """More links than one worker closes with closing frames, and calls that are refused while the pair closes."""
+    traces = Traces(world)
+    pair = await world.pair()
+    senders = [await world.sender(pair, queue) for _ in range(40)]
+    for sender in senders:
+        await world.send(sender, ServiceBusMessage("x"))
+    refusals: list[Exception] = []
+
+    async def send_until_refused(sender: Any) -> None:
+        while len(refusals) < 100:
+            try:
+                await world.send(sender, ServiceBusMessage("x"))
+            except PairClosedError as error:
+                refusals.append(error)
+
+    loops = [asyncio.create_task(send_until_refused(sender)) for sender in senders[:10]]
+    await world.do(pair.close)
+    await asyncio.gather(*loops)
+    await traces.gone()
+
+
+async def test_c3_links_for_which_no_time_is_left_are_dropped_with_their_sockets(
+    world: World, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeouts, "_CLOSING_MANY_SECONDS", 0.0)
+    traces = Traces(world)
+    pair = await world.pair()
+    senders = [await world.sender(pair, queue) for _ in range(40)]
+    for sender in senders:
+        await world.send(sender, ServiceBusMessage("x"))
+    await world.do(pair.close)
+    await traces.gone()
+    with pytest.raises(PairClosedError):
+        await world.send(senders[0], ServiceBusMessage("x"))

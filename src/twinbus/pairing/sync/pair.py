@@ -136,14 +136,16 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
 
     def _leave(self, sides: tuple[Side, ...], state: SideState, cause: BaseException | None = None) -> None:
         self._this_thread.ends_pair = True
+        self._timeouts.closed.clear()
         try:
             for side in sides:
                 side.leave(state, cause)
+            if self._state.closed and self._timeouts.ours:
+                self._end()
+                self._ended.wait(_END_SECONDS)
         finally:
             self._this_thread.ends_pair = False
-        if self._state.closed and self._timeouts.ours:
-            self._end()
-            self._ended.wait(_END_SECONDS)
+            self._timeouts.closed.set()
 
     def _on_side_left(self, side: Side) -> None:
         # If either side is closed or faulted, no message is diverted any more.
@@ -151,8 +153,8 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
         self._peeker.stop()
         self._links.close()
         if side is self._state.primary:
-            for sender in list(self._senders):
-                sender.release()
+            links = [sender.retired() for sender in list(self._senders)]
+            self._timeouts.retire_all([link for link in links if link is not None])
         if self._state.closed and not getattr(self._this_thread, "ends_pair", False):
             # Nobody called `close`: the second side faulted by itself, so the pair ends itself (C3).
             self._timeouts.thread.soon(self._end)

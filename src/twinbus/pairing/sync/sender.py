@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from azure.servicebus import ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import OperationTimeoutError
@@ -30,10 +30,13 @@ from twinbus.pairing.decide.send_flow import (
 from twinbus.pairing.pair_state import SenderSetup
 from twinbus.pairing.sync.backlog_link import BacklogLinks
 from twinbus.pairing.sync.timeout_thread import Call
-from twinbus.pairing.sync.timeouts import ThreadTimeouts
+from twinbus.pairing.sync.timeouts import RetiredLink, ThreadTimeouts
 from twinbus.sdk import empty_batch, interrupt, is_open, keep_alive_of, open_sync_link
 
 T = TypeVar("T")
+
+# The longest time that a refused call waits for a pair that is closing.
+_CLOSING_SECONDS: Final = 1.0
 
 
 class PairedSender:
@@ -133,8 +136,12 @@ class PairedSender:
 
     def release(self) -> None:
         """Close the link in the background because the primary's side closed or faulted. That side refuses calls."""
-        if not self._closed:
-            self._timeouts.retire(lambda: self._sender, self._turn, self._entity)
+        if (link := self.retired()) is not None:
+            self._timeouts.retire_all([link])
+
+    def retired(self) -> RetiredLink | None:
+        """Return the link for `ThreadTimeouts.retire_all`, or None if the sender was closed."""
+        return None if self._closed else RetiredLink(lambda: self._sender, self._turn, self._entity)
 
     def __enter__(self) -> Self:
         check_open(self._closed)
@@ -175,6 +182,9 @@ class PairedSender:
                 if after is not entity or after.awaits_success:
                     self._succeeded_late(entity.restores, with_message)
                 return result
+        elif entity.route is SendRoute.CLOSED:
+            # Threads that send again and again would keep the interpreter from the thread that closes the pair.
+            self._timeouts.closed.wait(_CLOSING_SECONDS if until is None else max(until - time.monotonic(), 0.0))
         origin = CallOrigin(entity.restores, with_message)
         return self._carry_out(send_flow.call(self._context, origin, backlog, failed, until), call, until)
 

@@ -20,8 +20,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
@@ -35,6 +36,7 @@ from twinbus.sdk import (
     TokenIssuers,
     close_sync_handler,
     disable_retries,
+    drop_connection,
     interrupt,
     interrupt_at_deadline,
     is_closed,
@@ -56,8 +58,19 @@ _WORKERS_SECONDS: Final = 2.5
 # Seconds that closing a sender waits for the call in progress, and that closing a link waits for the namespace.
 _LAST_CALL_SECONDS: Final = 1.0
 _CLOSING_SECONDS: Final = 1.0
+_CLOSING_MANY_SECONDS: Final = 0.25
 _IDLE_SECONDS: Final = 2.0
+# How many workers close the links of a pair.
+_RETIRING_WORKERS: Final = 16
 _MIN_TIMEOUT_SECONDS: Final = 0.001
+
+
+class RetiredLink(NamedTuple):
+    """A link to close. `current` returns its handler, `turn` is held by the call that uses it."""
+
+    current: Callable[[], Any]
+    turn: threading.Lock
+    entity: SharedEntity
 
 
 class ThreadTimeouts:
@@ -68,6 +81,9 @@ class ThreadTimeouts:
         self.workers = Workers(f"twinbus-work-{name}")
         self.thread = TimeoutThread(f"twinbus-time-{name}", self.workers.run)
         self._process = os.getpid()
+        self.closed = threading.Event()
+        """Not set while another thread closes the pair."""
+        self.closed.set()
         self._issuers = TokenIssuers(self.workers.run)
 
     @property
@@ -118,28 +134,60 @@ class ThreadTimeouts:
 
         The worker waits for the call that holds `turn`, at most for a second, and then interrupts this call.
         """
+        self.retire_all([RetiredLink(current, turn, entity)])
+
+    def retire_all(self, links: Sequence[RetiredLink]) -> None:
+        """Close many handlers as `retire` does, with few workers: a thread for each of 2,000 links takes seconds."""
         if self.ours:
-            self.thread.soon(lambda: self._retire(current, turn, entity))
+            for first in range(min(_RETIRING_WORKERS, len(links))):
+                self.thread.soon(partial(self._retire, links[first::_RETIRING_WORKERS]))
 
-    def _retire(self, current: Callable[[], Any], turn: threading.Lock, entity: SharedEntity) -> None:
-        has_turn = turn.acquire(timeout=_LAST_CALL_SECONDS)
-        try:
-            if not has_turn:
-                refuse_calls(current())
-                interrupt(current())
-                entity.wake_waiting_calls()
-            self.close_handler(current())
-        finally:
-            if has_turn:
-                turn.release()
+    def _retire(self, links: Sequence[RetiredLink]) -> None:
+        now = time.monotonic()
+        # One link has a second for the closing frames. Many links have less together, so that closing a pair is quick.
+        frames = now + (_CLOSING_SECONDS if len(links) == 1 else _CLOSING_MANY_SECONDS)
+        until = now + _LAST_CALL_SECONDS
+        in_use = []
+        for link in links:
+            if not link.turn.acquire(blocking=False):
+                in_use.append(link)
+                continue
+            try:
+                self._close_or_drop(link.current(), frames)
+            finally:
+                link.turn.release()
+        for link in in_use:
+            has_turn = link.turn.acquire(timeout=max(until - time.monotonic(), 0.0))
+            try:
+                if has_turn:
+                    self._close_or_drop(link.current(), max(frames, until))
+                    continue
+                refuse_calls(link.current())
+                interrupt(link.current())
+                link.entity.wake_waiting_calls()
+                self.close_handler(link.current())
+            finally:
+                if has_turn:
+                    link.turn.release()
 
-    def close_handler(self, handler: Any) -> None:
-        """Close a handler in this thread: with the AMQP closing frames, but after a second by shutting the socket."""
+    def _close_or_drop(self, handler: Any, until: float) -> None:
+        if time.monotonic() < until:
+            self.close_handler(handler, until)
+        else:
+            drop_connection(handler)
+
+    def close_handler(self, handler: Any, until: float | None = None) -> None:
+        """Close a handler in this thread: with the AMQP closing frames, but after `until` by shutting the socket.
+
+        `until` is a second from now if it is not given.
+        """
         keep_alive = keep_alive_of(handler)
         if keep_alive is not None:
             keep_alive.cancel()
+        if until is None:
+            until = time.monotonic() + _CLOSING_SECONDS
         with contextlib.suppress(Exception):
-            self.thread.run(handler, lambda it, _: close_sync_handler(it), time.monotonic() + _CLOSING_SECONDS)
+            self.thread.run(handler, lambda it, _: close_sync_handler(it), until)
         with contextlib.suppress(Exception):
             interrupt(handler)
 
