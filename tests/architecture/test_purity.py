@@ -16,6 +16,7 @@ PURE = (
     "namespace/engine",
     "pairing/decide",
     "syphon/plan",
+    "ledger/audit_rules",
     "ledger/balance",
     "ledger/verdict",
     "money/billing",

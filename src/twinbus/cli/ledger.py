@@ -83,7 +83,7 @@ def check(
     """
     from twinbus.ledger import balance, dead_writers, judge_ledger, list_segments, read_ledger  # noqa: PLC0415 - slow
 
-    with errors_reported(debug=debug), _readable(directory):
+    with errors_reported(debug=debug), ledger_readable(directory):
         if not directory.is_dir() or next(list_segments(directory), None) is None:
             raise OperatorError(f"{directory} is not a ledger", "Give the directory that the option `ledger` names.")
         problems: list[LineProblem] = []
@@ -106,7 +106,8 @@ def check(
 
 
 @contextmanager
-def _readable(directory: Path) -> Iterator[None]:
+def ledger_readable(directory: Path) -> Iterator[None]:
+    """Turn an error of the file system inside the `with` block into an OperatorError."""
     try:
         yield
     except OSError as error:

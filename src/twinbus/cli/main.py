@@ -17,6 +17,7 @@ from twinbus.cli import (
     export,
     fault,
     ledger,
+    ledger_audit,
     ledger_spark,
     provision,
     report,
@@ -62,6 +63,7 @@ app.add_typer(deadletter.app, name="deadletter", rich_help_panel=_BACKLOG)
 
 _LEDGER = "What happened, and what it cost"
 for verb in (
+    ledger_audit.audit,
     ledger_spark.ingest,
     ledger_spark.reconcile,
     ledger_spark.cost,

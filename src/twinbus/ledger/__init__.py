@@ -3,9 +3,19 @@
 Pure modules import `twinbus.ledger.entries` instead: this package also loads the code that writes to the disk.
 """
 
+from twinbus.ledger.audit_rules import (
+    AuditFindings,
+    AuditMove,
+    BacklogLook,
+    LedgerReading,
+    compare_with_backlog,
+    grouped_moves,
+    read_for_audit,
+)
 from twinbus.ledger.balance import SIGHTINGS, STAGE_EFFECTS, Balance, MessageKey, balance, writer_id
 from twinbus.ledger.dead_writers import SILENCE, dead_writers
 from twinbus.ledger.entries import (
+    AUDITED,
     ENTRY_KINDS,
     OK,
     PAIRED,
@@ -32,7 +42,7 @@ from twinbus.ledger.entries import (
     billable_units,
     result_of_failure,
 )
-from twinbus.ledger.json_lines import EntryError, decode_entry, encode_entry, id_text, operation_prefix
+from twinbus.ledger.json_lines import EntryError, decode_entry, encode_entry, id_text, id_value, operation_prefix
 from twinbus.ledger.ledger import Ledger, LedgerUnavailableError
 from twinbus.ledger.options import LedgerOptionError, LedgerOptions
 from twinbus.ledger.running_operation import RunningOperation
@@ -47,6 +57,7 @@ from twinbus.ledger.segments import (
 from twinbus.ledger.verdict import EXIT_CODES, Judgement, Verdict, judge_ledger
 
 __all__ = [
+    "AUDITED",
     "ENTRY_KINDS",
     "EXIT_CODES",
     "OK",
@@ -60,6 +71,9 @@ __all__ = [
     "SYPHON_STARTED",
     "UNIT_BYTES",
     "UNKNOWN",
+    "AuditFindings",
+    "AuditMove",
+    "BacklogLook",
     "Balance",
     "Closed",
     "Dropped",
@@ -73,6 +87,7 @@ __all__ = [
     "Ledger",
     "LedgerOptionError",
     "LedgerOptions",
+    "LedgerReading",
     "LedgerUnavailableError",
     "LedgerUnreadableError",
     "LineProblem",
@@ -90,13 +105,17 @@ __all__ = [
     "Verdict",
     "balance",
     "billable_units",
+    "compare_with_backlog",
     "dead_writers",
     "decode_entry",
     "encode_entry",
+    "grouped_moves",
     "id_text",
+    "id_value",
     "judge_ledger",
     "list_segments",
     "operation_prefix",
+    "read_for_audit",
     "read_ledger",
     "result_of_failure",
     "writer_id",

@@ -126,6 +126,8 @@ class Balance:
     unconfirmed: Counter[MessageKey] = field(default_factory=Counter)
     """Messages that are certainly or possibly delivered or in the backlog, although the ledger has no send of them that
     returned without an error."""
+    copies: Counter[MessageKey] = field(default_factory=Counter)
+    """Copies in the backlog, if operations of unknown outcome stored copies and removed none. Dead letters included."""
     incomplete: list[str] = field(default_factory=list)
     """Reasons why entries about messages are missing from the ledger."""
     unmetered: list[str] = field(default_factory=list)
@@ -306,6 +308,7 @@ def _judge(result: Balance, message: MessageKey, sums: _MessageSums) -> None:
         (result.lost, lost),
         (result.duplicated, duplicated),
         (result.possibly_duplicated, max(possibly, doubt)),
+        (result.copies, hoped),
         (result.unconfirmed, int(not accepted and (sums.delivered + sums.maybe_delivered + hoped + sums.found) > 0)),
     )
     for counter, count in counts:

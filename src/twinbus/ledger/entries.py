@@ -18,6 +18,8 @@ UNKNOWN: Final = "unknown"
 
 PAIRED: Final = "paired"
 """Event of a `State` entry: a pair was made. The facts are the options that its cost depends on."""
+AUDITED: Final = "audited"
+"""Event of a `State` entry: an audit has ended. The facts are its counts (L3)."""
 SYPHON_STARTED: Final = "syphon_started"
 """Event of a `State` entry: a syphon starts. The facts are the options that its cost depends on."""
 
@@ -56,6 +58,7 @@ class Role(StrEnum):
     SYPHON = "syphon"
     NAMESPACE = "namespace"
     DEADLETTER = "deadletter"
+    AUDIT = "audit"
 
 
 class Stage(StrEnum):

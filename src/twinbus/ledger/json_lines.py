@@ -48,6 +48,25 @@ def id_text(value: object) -> str:
             return str(value)
 
 
+def id_value(text: str) -> str | bytes | UUID | int:
+    """Returns the message id of a text that `id_text` returned. `id_text` of the result is the same text again."""
+    mark, _, rest = text.partition(":")
+    try:
+        match mark:
+            case "string":
+                return rest
+            case "binary":
+                return bytes.fromhex(rest)
+            case "uuid":
+                return UUID(rest)
+            case "ulong":
+                return int(rest)
+            case _:
+                return text
+    except ValueError:
+        return text
+
+
 # --- lines of operations ---------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from twinbus.syphon.audit import BACKLOG_LOCK, Audit, AuditedQueues, AuditResult, find_audited_queues
     from twinbus.syphon.context import EmptiedListener, MoveStep, StepListener, SyphonContext, SyphonOptions
     from twinbus.syphon.credentials import NamespaceAccess
     from twinbus.syphon.dead_letters import DeadLetter, DeadLetterCensus, DeadLetters, NotResubmittedError
@@ -39,11 +40,15 @@ if TYPE_CHECKING:
     from twinbus.syphon.transport import PEEK_PAGE_SIZE, BacklogFailedError, HeldMessage, TimeToLive, Transport
 
 __all__ = [
+    "BACKLOG_LOCK",
     "DISCOVERY_INTERVAL",
     "NOT_TRIED",
     "PEEK_PAGE_SIZE",
     "SCAN_INTERVAL",
     "AioPairSyphon",
+    "Audit",
+    "AuditResult",
+    "AuditedQueues",
     "BacklogFailedError",
     "DeadLetter",
     "DeadLetterCensus",
@@ -83,9 +88,11 @@ __all__ = [
     "Transport",
     "count_backlog",
     "destination_key",
+    "find_audited_queues",
 ]
 
 _NAMES_BY_MODULE: Final = {
+    "audit": "BACKLOG_LOCK Audit AuditResult AuditedQueues find_audited_queues",
     "context": "EmptiedListener MoveStep StepListener SyphonContext SyphonOptions",
     "credentials": "NamespaceAccess",
     "dead_letters": "DeadLetter DeadLetterCensus DeadLetters NotResubmittedError",

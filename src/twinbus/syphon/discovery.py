@@ -145,6 +145,11 @@ def _failure_kind(error: Exception) -> FailureKind:
     return management_failure(error).kind
 
 
+def is_credential_refused(error: Exception) -> bool:
+    """Return whether the secondary refused a listing because the credential has no right to list."""
+    return _failure_kind(error) in CREDENTIAL_REFUSED
+
+
 def _lock_durations(queues: Sequence[Any]) -> dict[str, float]:
     """Return the lock durations of listed queues, in seconds. The SDK may return one as a text: then it is left out."""
     locks = {queue.name: queue.lock_duration for queue in queues}
@@ -229,7 +234,7 @@ class ListedOrSearchedDiscovery:
             try:
                 found = await self._listed.queues()
             except Exception as error:
-                if _failure_kind(error) not in CREDENTIAL_REFUSED:
+                if not is_credential_refused(error):
                     raise
                 _log.info("the credential may not list the secondary: backlog queues are searched one by one")
                 self._may_list = False

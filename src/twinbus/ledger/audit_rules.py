@@ -1,0 +1,294 @@
+"""The rules of the audit (L3): compares what a ledger says about the backlog with what was seen there.
+
+Theory of operation. An audit reads the ledger, looks at all backlog queues and their dead-letter queues (peeks, which
+lock nothing), and reads the ledger again. Programs go on sending and syphoning meanwhile, so neither a reading nor a
+look shows one instant. The rules stay right because of three facts:
+
+- A syphon writes the outcome of a delivery before it completes the message (L1). So if a syphon removed a message
+  before a look, every later reading has an entry about this.
+- A look visits each queue before the queue's dead-letter queue, and each of them by rising sequence numbers. A message
+  that the broker moves on during the look is met again. Only a resubmit moves a message back, and a resubmit writes
+  its intent first.
+- A message that was accepted is in the backlog until an entry says otherwise, or something removed it that is not in
+  the ledger.
+
+So a copy is *absent* if the readings before and after the look both have it in the backlog, no entry about it was added
+between them, no operation on it is in flight, and the look does not show it. A copy that is still absent in a second
+look, at least one lock duration later, is recorded as lost. What this means for the message follows from the balance:
+it is lost, or unknown if an operation of unknown outcome may have delivered it.
+
+A message is also listed if it is seen more often than the ledger explains: it was delivered and will come again, or
+nobody reported it safe, or its place was unknown, or an earlier audit recorded it as lost.
+
+Copies are counted, because an application may use one id several times. This module is pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from twinbus.ledger.balance import Balance, MessageKey, balance, writer_id
+from twinbus.ledger.entries import Entry, Intent, Move, Movement, Operation, Outcome, Stage
+
+_STORES: Final = (Stage.SEND_BACKLOG, Stage.RESUBMIT_BACKLOG)
+# Stages of messages that are or were in the backlog.
+_BACKLOG_STAGES: Final = (*_STORES, Stage.RETURN_PRIMARY, Stage.COMPLETE_BACKLOG)
+COME_AGAIN: Final = "seen in the backlog after it was delivered"
+NOT_REPORTED: Final = "seen in the backlog; no send of it returned without an error"
+PLACE_KNOWN: Final = "seen in the backlog; its place was unknown"
+SEEN_AGAIN: Final = "seen in the backlog; the ledger had no copy there"
+_CERTAIN_AT_ONCE: Final = (PLACE_KNOWN, SEEN_AGAIN)
+NOT_SEEN: Final = "not in the backlog in two looks, and no entry explains why"
+
+
+# --- a reading of the ledger -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class LedgerReading:
+    """What one reading of the ledger has about the messages of the backlog."""
+
+    balance: Balance
+    entries: Counter[MessageKey] = field(default_factory=Counter)
+    """Number of entries about each message."""
+    in_flight: set[MessageKey] = field(default_factory=set)
+    """Messages with an operation that has no outcome, of a writer that is not dead."""
+    places: dict[MessageKey, frozenset[str]] = field(default_factory=dict)
+    """The backlog queues to which copies were sent, as `namespace/entity`, in lower case."""
+
+    def there(self, message: MessageKey) -> int:
+        """Returns the number of copies that the ledger has in the backlog, dead letters included."""
+        return self.balance.in_backlog[message] + self.balance.dead_lettered[message]
+
+    def believed(self) -> Iterator[MessageKey]:
+        """Yields each message that the ledger has in the backlog."""
+        yield from self.balance.in_backlog
+        yield from (message for message in self.balance.dead_lettered if message not in self.balance.in_backlog)
+
+    def queues(self, namespace: str) -> set[str]:
+        """Returns the queues of a namespace to which copies were sent, in lower case."""
+        start = f"{namespace.lower()}/"
+        found = frozenset().union(*set(self.places.values()))
+        return {place.removeprefix(start) for place in found if place.startswith(start)}
+
+
+def read_for_audit(
+    entries: Iterable[Entry], dead: Collection[str] = (), alive: Collection[str] | None = None
+) -> LedgerReading:
+    """Returns the reading of all entries of a ledger. `dead` and `alive` are names of writers, as for `balance`."""
+    reading = LedgerReading(Balance())
+    digits = frozenset(name.rpartition("-")[2] for name in dead)
+    begun: dict[str, Intent] = {}
+    ended: set[str] = set()
+
+    def observed() -> Iterator[Entry]:
+        for entry in entries:
+            match entry:
+                case Intent() | Operation() if entry.stage in _BACKLOG_STAGES:
+                    _note_operation(reading, entry)
+                    if isinstance(entry, Intent) and writer_id(entry.id) not in digits:
+                        begun[entry.id] = entry
+                case Outcome():
+                    ended.add(entry.id)
+                case Movement():
+                    _note_movement(reading, entry)
+                case _:
+                    pass
+            yield entry
+
+    reading.balance = balance(observed(), dead, alive)
+    for id_ in begun.keys() - ended:
+        reading.in_flight.update(_keys(begun[id_]))
+    return reading
+
+
+def _note_operation(reading: LedgerReading, entry: Intent | Operation) -> None:
+    keys = _keys(entry)
+    reading.entries.update(keys)
+    if entry.stage in _STORES:
+        place = f"{entry.namespace}/{entry.entity}".lower()
+        for key in keys:
+            reading.places[key] = _with(reading.places.get(key, frozenset()), place)
+
+
+def _note_movement(reading: LedgerReading, entry: Movement) -> None:
+    destinations = (entry.destination, entry.source) if entry.move is Move.REDIRECTED else (entry.destination,)
+    for destination in destinations:
+        reading.entries.update(MessageKey(destination.lower(), name) for name in entry.ids)
+
+
+def _keys(entry: Intent | Operation) -> list[MessageKey]:
+    destination = (entry.destination or f"{entry.namespace}/{entry.entity}").lower()
+    return [MessageKey(destination, name) for name in entry.ids]
+
+
+@lru_cache(4096)
+def _with(places: frozenset[str], place: str) -> frozenset[str]:
+    """Returns the set with one more place. The cache lets all messages of a queue share one set."""
+    return places | {place}
+
+
+# --- the comparison --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class BacklogLook:
+    """What one look at the backlog showed: the copies of each message, and how many copies in all."""
+
+    seen: Counter[MessageKey] = field(default_factory=Counter)
+    messages: int = 0
+    dead_letters: int = 0
+    peeks: int = 0
+
+
+class AuditMove(NamedTuple):
+    """A movement that the audit records: `copies` times the message."""
+
+    move: Move
+    message: MessageKey
+    copies: int
+    source: str
+    """The backlog queue, as `namespace/entity`."""
+    reason: str
+
+
+@dataclass(slots=True)
+class AuditFindings:
+    """What a comparison found: for each word the messages with their number of copies, and the moves to record."""
+
+    there: Counter[MessageKey] = field(default_factory=Counter)
+    """Copies that the ledger has in the backlog, and that were seen."""
+    absent: Counter[MessageKey] = field(default_factory=Counter)
+    """Copies that the ledger has in the backlog, and that were not seen. No entry explains why."""
+    come_again: Counter[MessageKey] = field(default_factory=Counter)
+    """Copies beyond those that are to be delivered: the message was delivered, or stored more often than accepted. A
+    syphon will deliver these copies too."""
+    unconfirmed: Counter[MessageKey] = field(default_factory=Counter)
+    """Copies that were seen although the ledger has no send of the message that returned without an error."""
+    found: Counter[MessageKey] = field(default_factory=Counter)
+    """Copies that were seen, and whose place was unknown, or which the ledger called lost."""
+    moving: Counter[MessageKey] = field(default_factory=Counter)
+    """Copies that were not seen, but a program works on the message now. The next audit decides."""
+    not_looked_at: Counter[MessageKey] = field(default_factory=Counter)
+    """Copies that were not seen and may be on a namespace at which the audit did not look."""
+    moves: list[AuditMove] = field(default_factory=list)
+
+    @property
+    def needs_second_look(self) -> bool:
+        return bool(self.absent or self.come_again)
+
+
+def compare_with_backlog(
+    before: LedgerReading,
+    first: BacklogLook,
+    after: LedgerReading,
+    second: BacklogLook | None,
+    *,
+    namespace: str,
+    missing: Sequence[str] = (),
+) -> AuditFindings:
+    """Compares two readings of the ledger with the looks between them.
+
+    `namespace` is the secondary's name in the ledger. `missing` has the reasons why entries are missing: with a reason,
+    an absent copy is not recorded as lost. Without a second look, `absent`, `come_again` and `unconfirmed` are
+    suspicions that a second look has to confirm, and the moves have only what was found again.
+    """
+    result = AuditFindings()
+    looks = (first,) if second is None else (first, second)
+    seen_by_any = set().union(*(look.seen.keys() for look in looks))
+    for message in seen_by_any.union(before.believed(), after.believed()):
+        copies = [look.seen[message] for look in looks]
+        _compare_message(result, message, before, after, max(copies), min(copies), namespace)
+    if second is None:
+        result.moves = [one for one in result.moves if one.reason in _CERTAIN_AT_ONCE]
+    elif missing:  # the word is "not proven", not "lost" (L3)
+        result.moves = [one for one in result.moves if one.move is not Move.LOST]
+    return result
+
+
+def _compare_message(
+    result: AuditFindings,
+    message: MessageKey,
+    before: LedgerReading,
+    after: LedgerReading,
+    seen: int,
+    surely_seen: int,
+    namespace: str,
+) -> None:
+    """Compares one message. `seen`: copies in the better look; `surely_seen`: copies in every look."""
+    sums, there = after.balance, after.there(message)
+    if explained := min(there, seen):
+        result.there[message] = explained
+    changed = before.entries[message] != after.entries[message] or message in after.in_flight
+    missing = min(there, before.there(message)) - seen
+    if missing > 0:
+        _judge_missing(result, message, after, seen, missing, namespace, changed=changed)
+    surplus = surely_seen - max(there, before.there(message))
+    if surplus <= 0 or changed:
+        return
+    source = _source(after, message, namespace)
+    doubtful = min(_doubtful(sums, message), _doubtful(before.balance, message))
+    if not sums.accepted[message]:
+        result.unconfirmed[message] = surplus
+        if not sums.unconfirmed[message]:
+            result.moves.append(AuditMove(Move.FOUND, message, surplus, source, NOT_REPORTED))
+        return
+    if doubtful:
+        result.found[message] = copies = min(doubtful, surplus)
+        # If the ledger has fewer copies left than were seen, it counted a removal that did not happen.
+        if (beyond := min(copies, surely_seen - sums.copies[message])) > 0:
+            result.moves.append(AuditMove(Move.REAPPEARED, message, beyond, source, SEEN_AGAIN))
+        result.moves.append(AuditMove(Move.FOUND, message, copies, source, PLACE_KNOWN))
+        surplus -= copies
+    if surplus:
+        result.come_again[message] = surplus
+        if not (sums.duplicated[message] or sums.possibly_duplicated[message]):
+            result.moves.append(AuditMove(Move.POSSIBLE_DUPLICATE, message, 1, source, COME_AGAIN))
+
+
+def _doubtful(found: Balance, message: MessageKey) -> int:
+    return found.lost[message] + found.unknown[message]
+
+
+def _judge_missing(
+    result: AuditFindings,
+    message: MessageKey,
+    after: LedgerReading,
+    seen: int,
+    missing: int,
+    namespace: str,
+    *,
+    changed: bool,
+) -> None:
+    start = f"{namespace.lower()}/"
+    if changed:
+        result.moving[message] = missing
+    elif not all(place.startswith(start) for place in after.places.get(message, ())):
+        result.not_looked_at[message] = missing
+    else:
+        result.absent[message] = missing
+        # All copies that the ledger has left, also copies of unknown outcome: none of them was seen.
+        copies = max(missing, after.balance.copies[message] - seen)
+        result.moves.append(AuditMove(Move.LOST, message, copies, _source(after, message, namespace), NOT_SEEN))
+
+
+def _source(reading: LedgerReading, message: MessageKey, namespace: str) -> str:
+    start = f"{namespace.lower()}/"
+    return min((place for place in reading.places.get(message, ()) if place.startswith(start)), default=start)
+
+
+def grouped_moves(moves: Iterable[AuditMove], most_ids: int = 1000) -> Iterator[tuple[AuditMove, list[str]]]:
+    """Yields the moves in groups that one entry can record: the first move of each group, and all message ids."""
+    groups: dict[tuple[Move, str, str, str], tuple[AuditMove, list[str]]] = {}
+    for one in moves:
+        for _ in range(one.copies):
+            key = (one.move, one.source, one.message.destination, one.reason)
+            group = groups.setdefault(key, (one, []))
+            group[1].append(one.message.id)
+            if len(group[1]) == most_ids:
+                yield groups.pop(key)
+    yield from groups.values()
