@@ -327,4 +327,6 @@ def outcome(whole: Operation, result: str) -> Outcome:
 
 def movement(writer: Writer, move: Move, name: str) -> Movement:
     source = f"{SECONDARY}/{QUEUE}"
-    return Movement(at=next(writer.clock), id=writer.new_id(), move=move, ids=(name,), source=source, destination=DESTINATION)
+    return Movement(
+        at=next(writer.clock), id=writer.new_id(), move=move, ids=(name,), source=source, destination=DESTINATION
+    )

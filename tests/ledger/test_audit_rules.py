@@ -231,7 +231,7 @@ def names(counter: Counter[MessageKey]) -> Counter[str]:
     return Counter({message.id: count for message, count in counter.items()})
 
 
-@pytest.mark.parametrize("first", range(0, budget(20, 200, 4000), 10))
+@pytest.mark.parametrize("first", range(0, budget(20, 100, 4000), 10))
 def test_l3_no_interleaving_makes_a_false_loss(first: int) -> None:
     audits = 0
     for seed in range(first, first + 10):
@@ -246,13 +246,15 @@ def test_l3_no_interleaving_makes_a_false_loss(first: int) -> None:
     assert audits > 50
 
 
-@pytest.mark.parametrize("first", range(0, budget(20, 200, 4000), 10))
+@pytest.mark.parametrize("first", range(0, budget(20, 100, 4000), 10))
 def test_l3_with_thieves_only_lost_messages_are_called_lost_and_at_rest_every_one(first: int) -> None:
     named = 0
     for seed in range(first, first + 10):
         world = AuditedWorld(seed, thieves=True)
         for _, balance in world.run(STEPS):
             assert names(balance.lost) <= world.truly_lost(), f"seed {seed}: a false loss"
+        world.rest()
+        # If one id has several copies, an audit may find one of them first, and miss the others in the next audit.
         _, balance = world.rest()
         lost = names(balance.lost)
         assert lost <= world.truly_lost(), f"seed {seed}: a false loss at rest"

@@ -122,10 +122,10 @@ FindQueues = Callable[[Collection[str]], Awaitable[AuditedQueues]]
 class Audit:
     """Compares a ledger with the backlog queues of one secondary. The caller closes the connection and the ledger.
 
-    `secondary` and `primary` are the names of the namespaces in the ledger. `find_queues` is called once, with `primary`
-    and the names of all primaries that have messages on this secondary, as in the ledger. Queues that the ledger names
-    are looked at too, also if they do not exist any more. The second look begins at least one lock duration after the
-    first.
+    `secondary` and `primary` are the names of the namespaces in the ledger. `find_queues` is called once, with the name
+    `primary` and the names of all primaries whose messages the ledger has on this secondary. Queues that the ledger
+    names are looked at too, also if they do not exist any more. The second look begins at least one lock duration after
+    the first.
     """
 
     def __init__(
