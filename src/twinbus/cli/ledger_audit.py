@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json as json_text
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -113,7 +113,7 @@ def run_audit(directory: Path, secondary: str, name: str | None, wait: float, se
             raise OperatorError(f"{directory} is not a ledger", "Give the directory that the option `ledger` names.")
         refuse_unwritable(directory)
         with Ledger(directory, Role.AUDIT) as ledger:
-            return asyncio.run(audited(ledger, secondary, name, wait, seconds, _announce))
+            return asyncio.run(audited(ledger, secondary, name, wait, seconds, announce))
 
 
 async def audited(
@@ -153,7 +153,8 @@ async def audited(
             raise connections.connection_error("secondary", error) from error
 
 
-def _announce(seconds: float) -> None:
+def announce(seconds: float) -> None:
+    """Print that a second look follows."""
     typer.echo(f"the backlog and the ledger differ; second look in {seconds:g} s", err=True)
 
 
@@ -178,14 +179,33 @@ def audit_json(found: AuditResult) -> dict[str, Any]:
         "seen": found.look.messages,
         "dead_letters": found.look.dead_letters,
         **{name: getattr(found.findings, name).total() for name in AUDITED},
-        "messages": {
-            name: [
-                {"destination": destination, "id": id_, "count": count}
-                for (destination, id_), count in _sorted(getattr(found.findings, name))
-            ]
-            for name in _LISTED
-        },
+        "messages": {name: _rows(getattr(found.findings, name)) for name in _LISTED},
     }
+
+
+def drain_audit(found: AuditResult) -> dict[str, Any]:
+    """Return what the audit after a drain found: the counts, the lost messages, and a text for the summary.
+
+    The text and the list have only what this audit missed: a loss that the ledger had before is not repeated.
+    """
+    findings = found.findings
+    lost = Counter({message: min(count, findings.absent[message]) for message, count in found.balance.lost.items()})
+    absent, gone = findings.absent.total(), (+lost).total()
+    text = "nothing is missing"
+    if gone:
+        text = f"{gone:,} lost"
+    elif absent:
+        why = "entries are missing from the ledger" if found.missing else "they may have been delivered"
+        text = f"{absent:,} not found in the backlog; not proven: {why}"
+    return {**audit_json(found), "lost": _rows(+lost), "text": text}
+
+
+def show_lost(audited: Mapping[str, Any]) -> None:
+    """Print the lost messages of `drain_audit`."""
+    typer.echo(f"\n{LISTED['lost']}")
+    for one in audited["lost"]:
+        copies = f"  × {one['count']}" if one["count"] > 1 else ""
+        typer.echo(printable(f"  {one['destination']}  {one['id']}{copies}"))
 
 
 def show_audit(found: AuditResult) -> None:
@@ -205,6 +225,10 @@ def show_audit(found: AuditResult) -> None:
             typer.echo(printable(f"{'':14}{destination}  {id_}{f'  × {count}' if count > 1 else ''}"))
         if len(messages) > len(shown):
             typer.echo(f"{'':14}… and {len(messages) - len(shown):,} more; --json lists them all")
+
+
+def _rows(counted: Counter[MessageKey]) -> list[dict[str, Any]]:
+    return [{"destination": destination, "id": id_, "count": count} for (destination, id_), count in _sorted(counted)]
 
 
 def _sorted(counted: Counter[MessageKey]) -> list[Listed]:

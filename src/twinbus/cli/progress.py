@@ -150,6 +150,8 @@ def headline(progress: Progress) -> str:
     if progress.lanes_lost:
         died = "1 lane died" if progress.lanes_lost == 1 else f"{progress.lanes_lost} lanes died"
         parts.append(f"{died}: what they moved is in the ledger, not in these numbers")
+    if progress.audit is not None:
+        parts.append(f"audit: {progress.audit['text']}")
     return ", ".join(parts)
 
 
@@ -191,4 +193,5 @@ def as_json(progress: Progress) -> dict[str, Any]:
         "by_destination": {path: asdict(tally) for path, tally in progress.by_destination.items()},
         "not_ready": {one.path: {"state": one.readiness.value, "cause": one.cause} for one in progress.not_ready},
         "operations": progress.operations,
+        **({} if progress.audit is None else {"audit": progress.audit}),
     }

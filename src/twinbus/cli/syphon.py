@@ -8,7 +8,7 @@ import json as json_text
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,8 +21,9 @@ import typer
 
 from twinbus.cli import connections
 from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds
-from twinbus.cli.errors import SIGNALLED, Debug, errors_reported
+from twinbus.cli.errors import FAILED, SIGNALLED, Debug, errors_reported
 from twinbus.cli.ledger import refuse_unwritable
+from twinbus.cli.ledger_audit import announce, audited, drain_audit, show_lost
 from twinbus.cli.progress import LINE_SECONDS, Display, display, duration
 from twinbus.errors import OperatorError
 from twinbus.printable import printable
@@ -103,9 +104,11 @@ def syphon(
 
     SIGTERM and Ctrl-C finish what is in flight; a second signal ends the process immediately.
 
+    With --drain and --ledger, an audit follows: it compares the ledger with the backlog queues.
+
     Exit code: 0 if stopped or all was moved, 1 if it could not work, 128 + signal after a second signal.
 
-    With --drain: 3 if messages are left dead-lettered, kept or put aside.
+    With --drain: 3 if messages are left dead-lettered, kept or put aside, 1 if the audit finds a loss.
 
     Examples:
       twinbus syphon                                     # as long as the pair is used
@@ -132,6 +135,10 @@ def syphon(
             ended = _on_spark(work, options, ledger, shown, master, lanes)
         else:
             ended = _on_loop(work.run(options, ledger, shown))
+        if ended.audit is not None and ended.audit["lost"]:
+            if not json:
+                show_lost(ended.audit)
+            raise typer.Exit(FAILED)
         if drain and (ended.total.dead_lettered or ended.total.kept or ended.aside):
             raise typer.Exit(LEFT_BEHIND)
 
@@ -196,7 +203,13 @@ class _Work:
             )
             await stack.enter_async_context(made)
             await self._look(discovery, must_answer=options.drain)
-            return await _shown(made, shown)
+
+            async def audit() -> Mapping[str, Any] | None:
+                if book is None or not options.drain or not made.is_drained:
+                    return None
+                return drain_audit(await audited(book, self.secondary, self.name, 0.0, self.seconds, announce))
+
+            return await _shown(made, shown, audit)
 
     async def run_on_spark(
         self, spark: SparkSession, options: SyphonOptions, ledger: Path | None, shown: Display, lanes: int | None
@@ -263,7 +276,11 @@ class _Work:
             typer.echo(f"{missing.text}. {missing.hint} It is looked for again regularly.", err=True)
 
 
-async def _shown(syphon: Syphon | SparkSyphon, shown: Display) -> Progress:
+async def _shown(
+    syphon: Syphon | SparkSyphon,
+    shown: Display,
+    audit: Callable[[], Awaitable[Mapping[str, Any] | None]] | None = None,
+) -> Progress:
     running = asyncio.create_task(syphon.run())
     with _signal_handlers(syphon), shown:
         while not running.done():
@@ -272,6 +289,8 @@ async def _shown(syphon: Syphon | SparkSyphon, shown: Display) -> Progress:
             await asyncio.wait({running}, timeout=shown.seconds)
         # The messages were last counted before the end of the run, so the numbers of remaining messages are too old.
         ended = replace(running.result(), remaining=None, seconds_left=None)
+        if audit is not None:
+            ended = replace(ended, audit=await audit())
         shown.end(ended)
     return ended
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from twinbus.syphon.plan import DestinationStatus, Readiness
 
@@ -42,7 +42,8 @@ class Progress:
 
     `rate` is in messages per second. `held` messages are locked by the syphon. `aside_by_destination` has the numbers
     of messages that are deferred now. `remaining` and `seconds_left` are None if unknown. `lanes_lost` is the number of
-    lanes of a syphon on Spark that ended without a report: what they moved is in the ledger, not in these numbers.
+    lanes of a syphon on Spark that ended without a report: what they moved is in the ledger, not in these numbers. `audit`
+    is what the audit after a drain found (L3), if there was one.
     """
 
     seconds: float
@@ -57,6 +58,7 @@ class Progress:
     seconds_left: float | None
     state: str
     lanes_lost: int = 0
+    audit: Mapping[str, Any] | None = None
 
     @property
     def aside(self) -> int:

@@ -160,7 +160,7 @@ class Syphon:
                     for pump in self._pumps.values():
                         if not pump.drained:
                             pump.start()
-                    if self._pumps and all(pump.drained for pump in self._pumps.values()):
+                    if self.is_drained:
                         break
                     self._check_refusals()
                 await self._wait()
@@ -237,6 +237,11 @@ class Syphon:
     @property
     def queues(self) -> tuple[str, ...]:
         return tuple(self._pumps)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether every backlog queue was drained: `run` ended by itself, not by `stop`."""
+        return bool(self._pumps) and all(pump.drained for pump in self._pumps.values())
 
     def progress(self) -> Progress:
         now, counts = self._context.now(), self._counts

@@ -1,0 +1,151 @@
+"""`twinbus ledger audit`, and the audit after a drain, run as a user runs them (L3)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.syphoned import CONFIG, Backlog, invoke
+from twinbus.backlog import Endpoint, primary_name
+from twinbus.connect import ConnectionString
+from twinbus.ledger import Ledger, Role, Stage
+from twinbus.pairing import Administration, provisioning_steps
+from twinbus.testing import LocalNamespaces
+
+LOCK = "PT5S"  # the shortest one that there is
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[LocalNamespaces]:
+    with LocalNamespaces("primary", "secondary", memory=True, config=CONFIG) as found:
+        yield found
+
+
+class BookedBacklog(Backlog):
+    """A backlog whose diverted messages are in a ledger. Its queues have a short lock, so that an audit is short."""
+
+    def __init__(self, namespaces: LocalNamespaces, folder: Path) -> None:
+        super().__init__(namespaces)
+        self.ledger = folder
+        parsed = ConnectionString.parse(self._secondary)
+        self.space = primary_name(Endpoint.of(parsed.host, parsed.port))
+        self._shorten_locks()
+
+    def _shorten_locks(self) -> None:
+        with Administration.from_connection_string(self._secondary) as administration:
+            for queue in self.queues:
+                properties = administration.request(administration.client.get_queue, queue)
+                properties.lock_duration = LOCK
+                administration.request(administration.client.update_queue, properties)
+
+    def accept(self, *ids: str) -> None:
+        """Divert messages, and book that."""
+        self.divert(*ids)
+        with Ledger(self.ledger, Role.CLIENT) as ledger:
+            destination = f"{self.name}/{self.destination}"
+            ledger.begin(Stage.SEND_BACKLOG, self.space, self.queues[0], ids, [4] * len(ids), destination).end()
+
+    def delete_queue(self) -> None:
+        with Administration.from_connection_string(self._secondary) as administration:
+            administration.request(administration.client.delete_queue, self.queues[0])
+
+    def provision(self) -> None:
+        with Administration.from_connection_string(self._secondary) as administration:
+            administration.run(provisioning_steps(self.queues))
+        self._shorten_locks()
+
+
+@pytest.fixture
+def backlog(namespaces: LocalNamespaces, tmp_path: Path) -> BookedBacklog:
+    return BookedBacklog(namespaces, tmp_path / "ledger")
+
+
+def audit(backlog: BookedBacklog, *options: str, **environment: str) -> tuple[int, dict[str, Any]]:
+    given = environment or backlog.environment
+    done = invoke("ledger", "audit", str(backlog.ledger), "--json", *options, **given)
+    return done.exit_code, json.loads(done.stdout)
+
+
+def test_l3_an_audit_that_agrees_ends_with_0_after_one_look(backlog: BookedBacklog) -> None:
+    backlog.accept("a", "b")
+    code, found = audit(backlog)
+    assert (code, found["verdict"], found["in_backlog"]) == (0, "proven", 2)
+    assert (found["audit"]["there"], found["audit"]["looks"]) == (2, 1)
+    assert found["audit"]["queues"] == sorted(backlog.queues)
+
+
+def test_l3_a_deleted_queue_ends_with_1_and_names_every_message(backlog: BookedBacklog) -> None:
+    backlog.accept("a", "b")
+    backlog.delete_queue()
+    done = invoke("ledger", "audit", str(backlog.ledger), **backlog.environment)
+    assert done.exit_code == 1, done.output
+    assert "lost: 2 of 2 accepted messages are in neither namespace." in done.output
+    for name in ("a", "b"):
+        assert f"  {backlog.name}/{backlog.destination}  {name}\n" in done.output
+    assert "second look in 5 s" in done.output
+    assert invoke("ledger", "check", str(backlog.ledger)).exit_code == 1, "the ledger knows from now on"
+
+
+def test_l3_an_audit_needs_neither_the_primary_nor_the_right_to_list(backlog: BookedBacklog) -> None:
+    backlog.accept("a")
+    environment = {
+        name: value for name, value in backlog.weaker.items() if name == "TWINBUS_SECONDARY_CONNECTION_STRING"
+    }
+    code, found = audit(backlog, **environment)
+    assert (code, found["audit"]["there"]) == (0, 1)
+
+
+def test_l3_a_secondary_that_does_not_answer_is_an_error(backlog: BookedBacklog) -> None:
+    backlog.accept("a")
+    wrong = {**backlog.environment}
+    wrong["TWINBUS_SECONDARY_CONNECTION_STRING"] += "wrong"
+    done = invoke("ledger", "audit", str(backlog.ledger), **wrong)
+    assert done.exit_code == 1
+    assert "lost" not in done.output
+    assert "secondary" in done.output
+    assert audit(backlog)[1]["lost"] == 0
+
+
+def test_l3_a_folder_that_is_no_ledger_is_refused(backlog: BookedBacklog, tmp_path: Path) -> None:
+    done = invoke("ledger", "audit", str(tmp_path), **backlog.environment)
+    assert done.exit_code == 1
+    assert "is not a ledger" in done.output
+
+
+def drain(backlog: BookedBacklog, *options: str) -> tuple[int, list[dict[str, Any]]]:
+    done = invoke("syphon", "--drain", "--ledger", str(backlog.ledger), "--json", *options, **backlog.environment)
+    return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_l3_a_drain_audits_the_ledger_and_says_so(backlog: BookedBacklog) -> None:
+    backlog.accept("a", "b", "c")
+    code, lines = drain(backlog)
+    assert code == 0
+    assert (lines[-1]["ended"], lines[-1]["total"]["returned"]) == (True, 3)
+    assert (lines[-1]["audit"]["absent"], lines[-1]["audit"]["lost"], lines[-1]["audit"]["looks"]) == (0, [], 1)
+    assert audit(backlog)[1]["verdict"] == "proven"
+
+
+@pytest.mark.thorough
+def test_l3_a_drain_that_misses_messages_names_them_and_ends_with_1(backlog: BookedBacklog) -> None:
+    backlog.accept("gone")
+    backlog.delete_queue()
+    backlog.provision()
+    backlog.accept("a")
+    done = invoke("syphon", "--drain", "--ledger", str(backlog.ledger), **backlog.environment)
+    assert done.exit_code == 1, done.output
+    assert "audit: 1 lost" in done.output
+    assert f"{backlog.name}/{backlog.destination}  gone" in done.output
+
+
+def test_l3_a_drain_with_a_ledger_of_its_own_does_not_complain(backlog: BookedBacklog) -> None:
+    backlog.divert("a", "b")
+    backlog.divert("c", path=None)
+    done = invoke("syphon", "--drain", "--ledger", str(backlog.ledger), **backlog.environment)
+    assert done.exit_code == 3, done.output
+    assert "audit: nothing is missing" in done.output
+    assert "lost" not in done.output
