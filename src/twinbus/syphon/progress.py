@@ -42,8 +42,8 @@ class Progress:
 
     `rate` is in messages per second. `held` messages are locked by the syphon. `aside_by_destination` has the numbers
     of messages that are deferred now. `remaining` and `seconds_left` are None if unknown. `lanes_lost` is the number of
-    lanes of a syphon on Spark that ended without a report: what they moved is in the ledger, not in these numbers. `audit`
-    is what the audit after a drain found (L3), if there was one.
+    lanes of a syphon on Spark that ended without a report: what they moved is in the ledger, not in these numbers.
+    `audit` is what the audit after a drain found (L3), if there was one.
     """
 
     seconds: float
