@@ -133,6 +133,7 @@ def test_s11_a_drill_fails_over_diverts_restores_and_takes_back_what_it_sent(str
         "failover_engaged entity=orders episode=1 cause=forced",
         "meanwhile: 0 sent to the primary, 2 diverted",
         "restored entity=orders",
+        "trial_passed entity=orders",
         "after: 2 sent to the primary, 0 diverted",
         "2 of 2 diverted messages taken back",
     )
