@@ -7,10 +7,23 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.cli.running import COMMAND, PATIENCE, environment, run, serving
+from twinbus.cli.main import app
 from twinbus.connect import connect
-from twinbus.ledger import Closed, Ledger, Metered, Stage, list_segments, read_ledger
+from twinbus.ledger import (
+    Closed,
+    Intent,
+    Ledger,
+    Metered,
+    Role,
+    SegmentHeader,
+    Stage,
+    encode_entry,
+    list_segments,
+    read_ledger,
+)
 from twinbus.message import Message
 
 
@@ -128,6 +141,32 @@ def test_l1_what_a_syphon_was_about_to_deliver_is_in_flight_while_it_lives_and_u
         if fate == "killed":
             assert (report["verdict"], done.returncode) == ("not proven", 3)
             assert [one["id"] for one in report["messages"]["unknown"]] == ["b"]
+
+
+@pytest.mark.parametrize(("options", "place"), [((), "in_backlog"), (("--dead-after", "0"), "unknown")])
+def test_l1_a_writer_of_another_host_is_dead_after_the_time_of_silence_that_is_given(
+    tmp_path: Path, options: tuple[str, ...], place: str
+) -> None:
+    with Ledger(tmp_path) as ledger:
+        divert(ledger, "a")
+    writer = "syphon-another-host-7-0123456789abcdef"
+    first = SegmentHeader(
+        at=1,
+        id="0123456789abcdef-h",
+        writer=writer,
+        role=Role.SYPHON,
+        host="another-host",
+        pid=7,
+        version="1",
+        segment=0,
+    )
+    begun = Intent(
+        at=2, id="0123456789abcdef-1", stage=Stage.RETURN_PRIMARY, namespace="contoso", entity="orders", ids=("a",),
+        bytes=1, units=1,
+    )  # fmt: skip
+    (tmp_path / f"{writer}-0.jsonl.open").write_text(encode_entry(first) + encode_entry(begun))
+    done = CliRunner().invoke(app, ["ledger", "check", str(tmp_path), "--json", *options])
+    assert json.loads(done.stdout)[place] == 1
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty"])

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -66,6 +67,9 @@ def ledger() -> None:
 @app.command()
 def check(
     directory: Annotated[Path, typer.Argument(help="Directory of the ledger.", show_default=False)],
+    dead_after: Annotated[
+        float, typer.Option(min=0, help="Seconds of silence after which a writer of another host counts as dead.")
+    ] = 900.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every id.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -87,7 +91,8 @@ def check(
         if not directory.is_dir() or next(list_segments(directory), None) is None:
             raise OperatorError(f"{directory} is not a ledger", "Give the directory that the option `ledger` names.")
         problems: list[LineProblem] = []
-        dead = dead_writers(directory)  # before the entries are read: what these writers wrote is all there
+        # Before the entries are read: then everything that these writers wrote is read.
+        dead = dead_writers(directory, silence=timedelta(seconds=dead_after))
         entries = read_ledger(directory, problems.append)
         first = next(entries, None)
         with spinner(f"reading {directory}"):
