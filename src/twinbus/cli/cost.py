@@ -112,11 +112,11 @@ def actual(
 ) -> None:
     """Show what a period did cost, and beside it the forecast for what really happened.
 
-    The bill is always given, in units where the prices are not known. Period, outages, sizes, subscriptions, intervals
-    and syphons come from the ledger, unless you give options: with --rate, --outage or --outages of an earlier
-    forecast, the differences are from that forecast.
+    There is always a bill: in units if the prices are not known. Period, outages, sizes, subscriptions, intervals and
+    syphons come from the ledger. Options replace them: give --rate, --outage and --outages of an earlier forecast to
+    compare with that forecast.
 
-    Each difference is taken apart by what the entries show. The rest is called unexplained.
+    Each difference is divided into parts that entries of the ledger show. The rest is called unexplained.
 
     The window is extended to whole days.
 

@@ -281,7 +281,7 @@ def _standing(scenario: Scenario, phase: CostPhase, seconds: float, used: float)
 
 
 def _counts(scenario: Scenario, seconds: float) -> float:
-    """Returns how often the displays of syphons count the remaining messages in `seconds` of moving messages."""
+    """Returns how often displays of syphons request the number of remaining messages in `seconds` of a drain."""
     every = scenario.count_interval.total_seconds()
     return scenario.syphons * seconds / every if every else 0
 

@@ -113,7 +113,7 @@ class PairSyphon(Protocol):
         """Signal the pumps to stop. Each pump ends at its next safe point. The pair logs an error of this method."""
 
     def restored(self, entity: str) -> None:
-        """Send at once to an entity that is back (Y12)."""
+        """Report that an entity was restored: the syphon then sends to this entity without a pause (Y12)."""
 
     def ended(self) -> Awaitable[None] | None:
         """Wait until the pumps have stopped, for a limited time. Called after `stop`. Asyncio pairs await it."""

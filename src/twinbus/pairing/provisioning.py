@@ -170,7 +170,7 @@ def losing_properties(queue: Any) -> tuple[LosingProperty, ...]:
 
 
 def background_pause(tries: int, failed: Sequence[QueueCause] = ()) -> float:
-    """Return the seconds to wait after try number `tries` in the background, which `failed` left over."""
+    """Return the seconds to wait after try number `tries` in the background. `failed`: queues that still fail."""
     if failed and all(cause.kind in REFUSED for cause in failed):
         return REFUSED_PAUSE
     return BACKGROUND_PAUSES[min(tries, len(BACKGROUND_PAUSES)) - 1]
