@@ -49,18 +49,20 @@ def operation(
     failed: tuple[str, ...] = (),
     by: int = 0,
     seconds: float = 0.25,
+    broker_at: int | None = None,
+    waited: tuple[int, ...] = (),
 ) -> Operation:
     home = stage in _HOME
     return Operation(
         at=at, id=f"{writer(by)}-{next(_numbers)}", stage=stage, namespace="Contoso" if home else "paris",
         entity=to if home else QUEUE, destination=None if home else f"contoso/{to}", ids=ids, bytes=100 * len(ids),
         units=max(1, len(ids)), seconds=seconds, result=result, cause="timeout" if result == "unknown" else None,
-        failed=failed,
+        failed=failed, broker_at=broker_at, waited=waited,
     )  # fmt: skip
 
 
 def halves(whole: Operation) -> tuple[Intent, Outcome]:
-    begun = ("stage", "namespace", "entity", "ids", "bytes", "units", "destination")
+    begun = ("stage", "namespace", "entity", "ids", "bytes", "units", "destination", "broker_at", "waited")
     intent = Intent(at=whole.at, id=whole.id, **{name: getattr(whole, name) for name in begun})
     ended = {name: getattr(whole, name) for name in ("seconds", "result", "cause", "failed")}
     return intent, Outcome(at=whole.at + round(whole.seconds * 1000), id=whole.id, **ended)

@@ -132,9 +132,12 @@ instants as (
 
 LATENCY: Final = f"""
 with {_INSTANTS}, timed as (
-    select *, cast(make_timestamp(diverted * 1000) as date) as day, (home - diverted) / 1000 as seconds from waits)
+    select *, cast(make_timestamp(diverted * 1000) as date) as day,
+        if(home >= diverted, (home - diverted) / 1000, null) as seconds
+    from waits)
 select destination, day, count(*), count(home), avg(seconds), min(seconds), quantile_cont(seconds, 0.5),
-    quantile_cont(seconds, 0.75), quantile_cont(seconds, 0.9), quantile_cont(seconds, 0.99), max(seconds)
+    quantile_cont(seconds, 0.75), quantile_cont(seconds, 0.9), quantile_cont(seconds, 0.99), max(seconds),
+    count(*) filter (home is not null and seconds is null)
 from timed group by all order by all
 """  # noqa: S608  # of parts that are written here
 

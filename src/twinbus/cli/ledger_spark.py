@@ -197,8 +197,9 @@ def latency(options: LedgerJobOptions) -> None:
       twinbus ledger latency ./tables --ledger ./ledger
       twinbus ledger latency ./tables --json
     """
-    for _, _, rows in _results("latency", options):
+    for tables, _, rows in _results("latency", options):
         _print_rows(rows.orderBy("day", "destination"), options.json)
+        _print_clocks(tables, rows, options)
 
 
 def _wants_json(json: bool, form: Format) -> bool:
@@ -360,6 +361,21 @@ def _print_rows(rows: DataFrame, json: bool, instants: Sequence[str] = ()) -> No
     for row in found:
         table.add_row(*("" if value is None else _shown(value) for value in row.values()))
     console().print(table)
+
+
+def _print_clocks(tables: Tables, rows: DataFrame, options: LedgerJobOptions) -> None:
+    """Print which writers' clocks differ from the broker's (L5): to stderr if stdout has JSON."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - its usual name
+
+    from twinbus.pipeline import TimeWindow, off_clocks  # noqa: PLC0415 - needs the extra `spark`
+    from twinbus.report import clock_text, unknown_clock_text  # noqa: PLC0415
+
+    found = rows.agg(F.coalesce(F.sum("unknown_clock"), F.lit(0))).first()
+    assert found is not None, "an aggregate without keys has a row"
+    if found[0]:
+        typer.echo(unknown_clock_text(found[0]), err=options.json)
+    for clock in off_clocks(tables, TimeWindow(in_utc(options.since), in_utc(options.until))):
+        typer.echo(printable(clock_text(clock)), err=options.json)
 
 
 def _plain(row: Mapping[str, Any], instants: Sequence[str]) -> dict[str, Any]:

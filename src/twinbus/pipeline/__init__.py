@@ -21,8 +21,16 @@ if TYPE_CHECKING:
         why_incomplete,
     )
     from twinbus.pipeline.reconcile import JUDGED
-    from twinbus.pipeline.report_data import BUCKET_WIDTHS, LATENCY_EDGES, ReportData, RowValues, Timeline, TopRows
-    from twinbus.pipeline.report_queries import collect_report_data
+    from twinbus.pipeline.report_data import (
+        BUCKET_WIDTHS,
+        LATENCY_EDGES,
+        ReportData,
+        RowValues,
+        Timeline,
+        TopRows,
+        WriterClock,
+    )
+    from twinbus.pipeline.report_queries import collect_report_data, off_clocks
     from twinbus.pipeline.sinks import saved_result, write_to_database
     from twinbus.pipeline.tables import OPERATIONS, PROBLEMS, SCHEMAS, TablePart, Tables, TablesVersion
     from twinbus.pipeline.time_window import TimeWindow
@@ -46,11 +54,13 @@ __all__ = [
     "TimeWindow",
     "Timeline",
     "TopRows",
+    "WriterClock",
     "WriterStates",
     "collect_report_data",
     "current_result",
     "follow_jobs",
     "ingest_ledger",
+    "off_clocks",
     "read_history",
     "result_over_history",
     "saved_result",
@@ -65,8 +75,8 @@ _MODULES = {
         "JOBS", "LedgerJob", "current_result", "follow_jobs", "read_history", "result_over_history", "why_incomplete",
     ),
     "reconcile": ("JUDGED",),
-    "report_data": ("BUCKET_WIDTHS", "LATENCY_EDGES", "ReportData", "RowValues", "Timeline", "TopRows"),
-    "report_queries": ("collect_report_data",),
+    "report_data": ("BUCKET_WIDTHS", "LATENCY_EDGES", "ReportData", "RowValues", "Timeline", "TopRows", "WriterClock"),
+    "report_queries": ("collect_report_data", "off_clocks"),
     "sinks": ("saved_result", "write_to_database"),
     "tables": ("OPERATIONS", "PROBLEMS", "SCHEMAS", "TablePart", "Tables", "TablesVersion"),
     "time_window": ("TimeWindow",),

@@ -1,6 +1,7 @@
 """The job `incidents`: failovers by entity, with begin, restore, diverted messages and the end of the drain.
 
-Each process fails over and restores independently. Failovers of one entity that overlap in time are one incident.
+Each process fails over and restores independently. Failovers of one entity that overlap in time are one incident. Times
+of a writer whose clock differs from the broker's are corrected before they are compared (L5).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger import State
 from twinbus.pipeline import latency
+from twinbus.pipeline.clocks import corrected, off_clocks
 from twinbus.pipeline.time_window import TimeWindow
 
 ENGAGED: Final = "failover_engaged"
@@ -36,8 +38,8 @@ def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
         F.lower(F.concat_ws("/", "pair", F.col("facts")["entity"])).alias("destination"),
         F.lit(None).cast("string").alias("id"),
         F.substring("id", 1, 16).alias("writer"),
-        F.lit(None).cast("long").alias("diverted"),
-        F.lit(None).cast("long").alias("home"),
+        *(F.lit(None).cast("long").alias(name) for name in ("diverted", "home", "sent", "arrived", "returned")),
+        F.lit(None).cast("int").alias("resubmitted"),
         "event",
         "at",
         F.try_to_number(F.col("facts")["episode"], F.lit("9999999999")).cast("long").alias("episode"),
@@ -56,6 +58,8 @@ def summarize(tallies: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
 
     For diversions outside of any failover, each destination has one more row, in which `began` is null.
     """
+    off = off_clocks(tallies.where("event is null"))
+    tallies = corrected(tallies, off, "diverted", "home", "sent", "at")
     found = merge_overlapping(failovers(tallies))
     spans = found.select(F.col("destination").alias("of"), F.col("began").alias("during"), "next")
     within = (F.col("destination") == F.col("of")) & F.col("diverted").between(F.col("during"), F.col("next") - 1)

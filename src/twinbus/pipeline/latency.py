@@ -1,4 +1,8 @@
-"""The job `latency`: the time from the acceptance of a message in the backlog to its return to the primary.
+"""The job `latency`: the time from the arrival of a message in the backlog to its return to the primary.
+
+Both times are by the broker's clock, which the syphon writes with each return (L5). The returns that an older Twinbus
+wrote, and messages that were resubmitted meanwhile, are measured by the clocks of two writers, corrected as far as it
+is known how far they are ahead. If such a return seems to be earlier than its diversion, its latency is unknown.
 
 If a message id was diverted several times, the first diversion is paired with the first return, the second diversion
 with the second return, and so on. A redirect counts as a return for the old entity and as a diversion for the new
@@ -13,40 +17,69 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger import OK, Move, Movement, Stage
+from twinbus.pipeline.clocks import corrected, off_clocks, writer_of
 from twinbus.pipeline.reconcile import concerned
 from twinbus.pipeline.report_data import LATENCY_EDGES
 from twinbus.pipeline.time_window import TimeWindow
 
-TALLIES: Final = "destination string, id string, writer string, diverted long, home long"
+TALLIES: Final = (
+    "destination string, id string, writer string, diverted long, home long, sent long, arrived long, returned long, "
+    "resubmitted int"
+)
 SHARES: Final = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99}
 RESULT: Final = (
     "destination string, day date, diverted long, returned long, mean double, least double, "
     + ", ".join(f"{name} double" for name in SHARES)
-    + ", most double"
+    + ", most double, unknown_clock long"
 )
 
 
 def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
-    """Returns one row per diversion and per return of a message, with its time in milliseconds."""
+    """Returns one row per diversion, return and resubmission of a message, with its time in milliseconds.
+
+    `diverted` and `home` are the ends, and `sent` the begin of an operation, by the clock of the writer. `arrived` and
+    `returned` are by the broker's clock: the arrival in the backlog, and the end of the return.
+    """
     diverted, home = F.col("stage") == str(Stage.SEND_BACKLOG), F.col("stage") == str(Stage.RETURN_PRIMARY)
-    rows = operations.where(diverted | home).select("*", F.posexplode("ids").alias("place", "message"))
+    resubmitted = F.col("stage") == str(Stage.RESUBMIT_BACKLOG)
+    rows = operations.where(diverted | home | resubmitted).select("*", F.posexplode("ids").alias("place", "message"))
     rows = rows.where((F.col("result") == OK) | ~concerned("message"))
-    done = _rows(rows, F.col("destination"), F.when(diverted, F.col("ended")), F.when(home, F.col("ended")))
+    done = _rows(
+        rows,
+        F.col("destination"),
+        F.when(diverted, F.col("ended")),
+        F.when(home, F.col("ended")),
+        F.when(diverted, F.col("at")),
+        F.when(home, F.col("broker_at") - F.get("waited", F.col("place"))),
+        F.when(home, F.col("broker_at") + F.round(F.col("seconds") * 1000).cast("long")),
+        F.when(resubmitted, 1),
+    )
     moves = entries.where((F.col("kind") == Movement.kind) & (F.col("move") == str(Move.REDIRECTED)))
     moves = moves.select("*", F.explode("ids").alias("message"))
     never = F.lit(None).cast("long")
     left = _rows(moves, F.lower("source"), never, F.col("at"))
-    came = _rows(moves, F.lower("destination"), F.col("at"), never)
+    # Its resubmission is the diversion for the new entity.
+    came = _rows(moves, F.lower("destination"), F.col("at"), never, F.col("at"), resubmitted=F.lit(-1))
     return done.unionAll(left).unionAll(came)
 
 
-def _rows(rows: DataFrame, destination: Column, diverted: Column, home: Column) -> DataFrame:
+def _rows(
+    rows: DataFrame,
+    destination: Column,
+    diverted: Column,
+    home: Column,
+    sent: Column | None = None,
+    arrived: Column | None = None,
+    returned: Column | None = None,
+    resubmitted: Column | None = None,
+) -> DataFrame:
+    times = {"diverted": diverted, "home": home, "sent": sent, "arrived": arrived, "returned": returned}
     return rows.select(
         destination.alias("destination"),
         F.col("message").alias("id"),
-        F.substring("id", 1, 16).alias("writer"),
-        diverted.alias("diverted"),
-        home.alias("home"),
+        writer_of().alias("writer"),
+        *((F.lit(None) if time is None else time).cast("long").alias(name) for name, time in times.items()),
+        (F.lit(None) if resubmitted is None else resubmitted).cast("int").alias("resubmitted"),
     )
 
 
@@ -56,14 +89,35 @@ def merge(tallies: DataFrame) -> DataFrame:
 
 
 def waits(tallies: DataFrame) -> DataFrame:
-    """Returns one row per diversion. `home` is the time of the return; null if the message has not returned."""
+    """Returns one row per diversion. `home` is the time of the return; null if the message has not returned.
+
+    `home` is by the broker's clock if that is known. `arrived` is the arrival of the diverted message by the broker's
+    clock; null if it is not known, or if the message that returned is a resubmitted one.
+    """
+    home = F.struct(F.coalesce("returned", "home").alias("home"), "arrived")
     both = tallies.groupBy("destination", "id").agg(
-        F.sort_array(F.collect_list("diverted")).alias("diverted"), F.sort_array(F.collect_list("home")).alias("home")
+        F.sort_array(F.collect_list("diverted")).alias("diverted"),
+        F.sort_array(F.collect_list(F.when(F.col("home").isNotNull(), home))).alias("home"),
+        F.sum(F.coalesce("resubmitted", F.lit(0))).alias("resubmitted"),
     )
     both = both.where(F.size("diverted") > 0)
     paired = F.arrays_zip("diverted", F.expr("slice(home, 1, size(diverted))").alias("home"))
-    rows = both.select("destination", "id", F.explode(paired).alias("pair"))
-    return rows.select("destination", "id", F.col("pair.diverted").alias("diverted"), F.col("pair.home").alias("home"))
+    rows = both.select("destination", "id", "resubmitted", F.explode(paired).alias("pair"))
+    return rows.select(
+        "destination",
+        "id",
+        F.col("pair.diverted").alias("diverted"),
+        F.col("pair.home.home").alias("home"),
+        F.when(F.col("resubmitted") <= 0, F.col("pair.home.arrived")).alias("arrived"),
+    )
+
+
+def with_right_clocks(tallies: DataFrame) -> DataFrame:
+    """Returns the tallies with the times of the writers by the broker's clock, if a latency depends on these times."""
+    by_writers = (F.col("home").isNotNull() & F.col("arrived").isNull()) | (F.col("resubmitted") > 0)
+    if tallies.where(by_writers).isEmpty():
+        return tallies
+    return corrected(tallies, off_clocks(tallies), "diverted", "home", "sent")
 
 
 def summarize(tallies: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
@@ -90,8 +144,9 @@ def spread(tallies: DataFrame, window: TimeWindow) -> DataFrame:
 
 
 def _with_seconds(tallies: DataFrame, window: TimeWindow) -> DataFrame:
-    rows = waits(tallies).where(window.contains(F.col("diverted")))
-    return rows.withColumn("seconds", (F.col("home") - F.col("diverted")) / 1000)
+    rows = waits(with_right_clocks(tallies)).withColumn("diverted", F.coalesce("arrived", "diverted"))
+    seconds = (F.col("home") - F.col("diverted")) / 1000
+    return rows.where(window.contains(F.col("diverted"))).withColumn("seconds", F.when(seconds >= 0, seconds))
 
 
 def _distribution() -> list[Column]:
@@ -102,4 +157,5 @@ def _distribution() -> list[Column]:
         F.min("seconds").alias("least"),
         *(F.percentile("seconds", F.lit(share)).alias(name) for name, share in SHARES.items()),
         F.max("seconds").alias("most"),
+        F.count(F.when(F.col("home").isNotNull() & F.col("seconds").isNull(), 1)).alias("unknown_clock"),
     ]

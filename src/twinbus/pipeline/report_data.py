@@ -53,6 +53,23 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class WriterClock:
+    """How far the clock of a writer is ahead of the broker's, in seconds; negative if it is behind (L5).
+
+    If the clock was set while the writer ran, `least` and `most` are the smallest and the largest difference. If not,
+    `least` is the difference, and `most` is None.
+    """
+
+    writer: str
+    least: float
+    most: float | None = None
+
+    @property
+    def was_set(self) -> bool:
+        return self.most is not None
+
+
+@dataclass(frozen=True, slots=True)
 class ReportData:
     sums: Mapping[str, int]
     """Number of messages for each word of the balance: `accepted`, `delivered`, `lost` and so on."""
@@ -70,3 +87,5 @@ class ReportData:
     """Latency by entity and day."""
     cost: CostResult
     """The bill, and the forecast beside it."""
+    clocks: Sequence[WriterClock] = ()
+    """The writers whose clocks differ from the broker's by more than 1 s."""

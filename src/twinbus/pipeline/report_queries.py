@@ -14,11 +14,11 @@ from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.money import Prices, Scenario
-from twinbus.pipeline import latency
+from twinbus.pipeline import clocks, latency
 from twinbus.pipeline.actual_cost import ActualCost
 from twinbus.pipeline.jobs import JOBS, UNKNOWN_STATES, current_result, read_history, why_incomplete
 from twinbus.pipeline.reconcile import JUDGED, LISTED
-from twinbus.pipeline.report_data import ReportData, RowValues, Timeline, TopRows
+from twinbus.pipeline.report_data import ReportData, RowValues, Timeline, TopRows, WriterClock
 from twinbus.pipeline.tables import Tables, TablesVersion
 from twinbus.pipeline.time_window import TimeWindow
 from twinbus.pipeline.timeline import build_timeline
@@ -57,16 +57,18 @@ def collect_report_data(
         days = pool.submit(_job_rows, tables, "latency", window, DAYS, F.desc("diverted"), F.col("day"))
         reasons = pool.submit(_reasons, tables, writers)
         sums, listed, entities = balance.result()
+        timeline, off = over_time.result()
         return ReportData(
             sums,
             listed,
             reasons.result(),
             incidents.result(),
             entities,
-            over_time.result(),
+            timeline,
             spread.result(),
             days.result(),
             cost.result(prices, {"tier": scenario.tier, "bandwidth": scenario.bandwidth}),
+            off,
         )
 
 
@@ -86,10 +88,23 @@ def _spread(tables: Tables, version: TablesVersion, window: TimeWindow) -> RowVa
     return found.asDict()
 
 
-def _over_time(tables: Tables, version: TablesVersion, window: TimeWindow) -> Timeline | None:
+def _over_time(tables: Tables, version: TablesVersion, window: TimeWindow) -> tuple[Timeline | None, list[WriterClock]]:
+    """Returns the timeline, by the broker's clock, and the writers whose clocks differ from it (L5)."""
     # Reads from the beginning of the ledger, because the depth of the backlog at the window's start depends on all of
     # it.
-    return build_timeline(*read_history(tables, version, TimeWindow(until=window.until).days()), window)
+    operations, entries = read_history(tables, version, TimeWindow(until=window.until).days())
+    found = clocks.named(clocks.off_clocks(latency.tally(operations, entries)), entries)
+    if found:
+        off = clocks.as_rows(tables.spark, found)
+        operations = clocks.corrected(operations, off, "at", "ended", writer=clocks.writer_of())
+        entries = clocks.corrected(entries, off, "at", writer=clocks.writer_of())
+    return build_timeline(operations, entries, window), found
+
+
+def off_clocks(tables: Tables, window: TimeWindow | None = None) -> list[WriterClock]:
+    """Returns the writers whose clocks differ from the broker's by more than 1 s (L5)."""
+    operations, entries = read_history(tables, tables.version(), (window or TimeWindow()).days_onward())
+    return clocks.named(clocks.off_clocks(latency.tally(operations, entries)), entries)
 
 
 def _top_rows(rows: DataFrame, most: int, *order: Column) -> TopRows:

@@ -31,11 +31,11 @@ _ENTRY: Final = """at long, id string, writer string, role string, host string, 
     stage string, namespace string, entity string, ids array<string>, bytes long, units long, destination string,
     seconds double, result string, cause string, failed array<string>, event string, pair string,
     facts map<string,string>, move string, source string, reason string, op string, operation string, count long,
-    since long, until long, durability string, by string"""
+    since long, until long, durability string, by string, broker_at long, waited array<long>"""
 SCHEMAS: Final[Mapping[str, str]] = {
     OPERATIONS: """id string, whole boolean, at long, ended long, stage string, namespace string, entity string,
         destination string, ids array<string>, bytes long, units long, seconds double, result string, cause string,
-        failed array<string>, day date, count long""",
+        failed array<string>, day date, count long, broker_at long, waited array<long>""",
     PENDING: f"kind string, {_ENTRY}",
     ENTRIES: f"kind string, {_ENTRY}, day date",
     PROBLEMS: "file string, line long, cause string",

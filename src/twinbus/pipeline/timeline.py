@@ -106,8 +106,9 @@ def _sends(operations: DataFrame) -> DataFrame:
 
 def _depth(operations: DataFrame, entries: DataFrame) -> DataFrame:
     waits = latency.waits(latency.tally(operations, entries))
+    waits = waits.withColumn("diverted", F.coalesce("arrived", "diverted"))
     came = waits.select("destination", F.col("diverted").alias("at"), F.lit("came").alias("name"))
-    # The clocks of machines differ, but in the chart no message may leave the backlog before its diversion.
+    # In the ledger of an older Twinbus the times are of two clocks. No message leaves the backlog before its diversion.
     home = F.greatest("diverted", "home").alias("at")
     return came.unionAll(waits.where("home is not null").select("destination", home, F.lit("left").alias("name")))
 

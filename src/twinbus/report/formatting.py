@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
 
-from twinbus.pipeline import BUCKET_WIDTHS
+from twinbus.pipeline import BUCKET_WIDTHS, WriterClock
 
 _FIRST_TIME: Final = -62_135_596_800_000
 _LAST_TIME: Final = 253_402_300_799_000
@@ -47,6 +47,28 @@ def duration(seconds: float | None) -> str:
             found.append((left // length, unit))
             left %= length
     return " ".join(f"{count:,} {unit}" for count, unit in found[:2] if count)
+
+
+def clock_text(clock: WriterClock) -> str:
+    """Returns a sentence about a writer whose clock differs from the broker's (L5)."""
+
+    def ahead(seconds: float) -> str:
+        return f"{duration(abs(seconds))} {'ahead' if seconds >= 0 else 'behind'}"
+
+    if clock.most is None:
+        return f"The clock of writer {clock.writer} is {ahead(clock.least)}. Its times are corrected."
+    return (
+        f"The clock of writer {clock.writer} was set while it ran: it was between {ahead(clock.least)} and "
+        f"{ahead(clock.most)}. Its times are not corrected; latencies do not depend on them."
+    )
+
+
+def unknown_clock_text(messages: int) -> str:
+    """Returns a sentence about messages without a latency (L5)."""
+    return (
+        f"{messages:,} messages are left out: the clocks of the machines that diverted and returned them contradict "
+        "each other, and the ledger does not have the broker's."
+    )
 
 
 def money(amount: Decimal) -> str:

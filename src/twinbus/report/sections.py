@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from twinbus.pipeline import LATENCY_EDGES, ReportData, RowValues
 from twinbus.report.charts import bar
-from twinbus.report.formatting import duration, number
+from twinbus.report.formatting import clock_text, duration, number, unknown_clock_text
 from twinbus.report.markup import Markup, TableColumn, duration_column, element, more_note, number_column, table
 
 
@@ -21,8 +21,11 @@ def latency_section(data: ReportData) -> Markup:
         f"{number(spread['diverted'])} diverted messages came home."
     )
     parts: list[Markup] = [heading, element("p", lead)]
-    if spread["returned"]:
-        parts += [_shares(spread), _histogram(spread["counts"], spread["returned"]), _by_day(data)]
+    if spread["unknown_clock"]:
+        parts.append(element("p", unknown_clock_text(spread["unknown_clock"])))
+    parts += [element("p", clock_text(clock)) for clock in data.clocks]
+    if timed := spread["returned"] - spread["unknown_clock"]:
+        parts += [_shares(spread), _histogram(spread["counts"], timed), _by_day(data)]
     return element("section", *parts, class_="card", aria_labelledby="latency")
 
 
