@@ -156,13 +156,13 @@ def odd(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tables
         operation(Stage.RESUBMIT_BACKLOG, "a", at=START + HOUR, by=TOOL, to="again"),
         returned("a", at=START + HOUR + MINUTE, arrived=[START + HOUR + 100], to="again"),
     ]
-    redirected = [
+    redirected: list[Entry] = [
         operation(Stage.SEND_BACKLOG, "a", at=START, by=TOOL, to="gone"),
         operation(Stage.RESUBMIT_BACKLOG, "a", at=START + HOUR, by=TOOL),
         movement(Move.REDIRECTED, "a", at=START + HOUR, source="contoso/gone"),
         returned("a", at=START + HOUR + MINUTE, arrived=[START + HOUR + 100]),
     ]
-    entries = [*before, *after, home, *older, *resubmitted, *redirected]
+    entries: list[Entry] = [*before, *after, home, *older, *resubmitted, *redirected]
     return ingested(spark, tmp_path_factory.mktemp("odd"), entries)
 
 
