@@ -4,13 +4,19 @@
 negative duration and the call fails with EINVAL. Without libfaketime such a sleep returns at once.
 """
 
+from __future__ import annotations
+
 import errno
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import SupportsIndex
 
 _sleep = time.sleep
 
 
-def _sleep_or_return(seconds: float) -> None:
+def _sleep_or_return(seconds: float | SupportsIndex) -> None:
     try:
         _sleep(seconds)
     except OSError as error:

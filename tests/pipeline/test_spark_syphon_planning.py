@@ -176,7 +176,7 @@ def test_y5_a_drain_does_not_scan_a_queue_for_messages_it_knows_to_be_put_aside(
 
 
 def test_a_plan_and_a_report_come_back_as_they_were() -> None:
-    plan = BatchPlan("run-1", (LaneTask("a", 1, 2.5, {"x": 7}, 9),), (aside("x")._replace(missing=3.0),))
+    plan = BatchPlan("run-1", (LaneTask("a", 1, 2.5, {"x": 7}, 9),), (aside("x")._replace(missing=3.0),), {"a": 60.0})
     assert BatchPlan.of_json(plan.to_json()) == plan
     said = report(
         "a", memories=plan.memories, waiting={"x": (1, 2)}, scan=CLEAN_SCAN, counts={"x": MessageCounts(returned=1)}

@@ -6,7 +6,6 @@ import asyncio
 import json as json_text
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,7 +15,6 @@ from twinbus.cli import connections
 from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds
 from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.ledger import refuse_unwritable
-from twinbus.cli.progress import duration
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
 from twinbus.printable import printable
@@ -243,15 +241,16 @@ def _as_json(letter: DeadLetter) -> dict[str, Any]:
 def _print(letters: list[DeadLetter]) -> None:
     from rich.table import Table  # noqa: PLC0415 - slow, and not needed with --json
 
-    shown, now = console(), datetime.now(UTC)
+    shown = console()
     wide = shown.width >= _WIDE
     table = Table()
-    for title in ("id", "destination", "reason", "description", "age", *(("queue", "number") if wide else ())):
+    for title in ("id", "destination", "reason", "description", "arrived, UTC", *(("queue", "number") if wide else ())):
         # Long cells continue on the next line and are never cut, so that a user can copy an id.
-        table.add_column(title, overflow="fold", no_wrap=title == "age")
+        table.add_column(title, overflow="fold", no_wrap=title == "arrived, UTC")
     for letter in letters:
-        age = duration((now - letter.enqueued_time).total_seconds())
-        cells: list[object] = [letter.id, letter.destination or "-", letter.reason, letter.description, age]
+        # By the broker's clock: an age would compare it with the clock of this machine (L5).
+        arrived = f"{letter.enqueued_time:%Y-%m-%d %H:%M:%S}"
+        cells: list[object] = [letter.id, letter.destination or "-", letter.reason, letter.description, arrived]
         cells += [letter.queue, letter.sequence_number] if wide else []
         table.add_row(*(printable(str(cell)) for cell in cells))
     shown.print(table)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds
 from twinbus.cli.errors import FAILED, SIGNALLED, Debug, errors_reported
 from twinbus.cli.ledger import refuse_unwritable
 from twinbus.cli.ledger_audit import announce, audited, drain_audit, show_lost
-from twinbus.cli.progress import LINE_SECONDS, Display, display, duration
+from twinbus.cli.progress import LINE_SECONDS, Display, display
 from twinbus.errors import OperatorError
 from twinbus.printable import printable
 
@@ -325,7 +324,6 @@ def _signal_handlers(syphon: Syphon | SparkSyphon) -> Iterator[None]:
 
 
 def _print_dry_run(found: DryRunResult, *, json: bool) -> None:
-    now = datetime.now(UTC)
     rows = [*found.by_destination.items(), *([(None, found.unaddressed)] if found.unaddressed.messages else [])]
     if json:
         destinations = [
@@ -343,7 +341,8 @@ def _print_dry_run(found: DryRunResult, *, json: bool) -> None:
         )
         return
     for path, one in rows:
-        age = "" if one.oldest is None else f", the oldest {duration((now - one.oldest).total_seconds())} old"
+        # By the broker's clock: an age would compare it with the clock of this machine (L5).
+        age = "" if one.oldest is None else f", the oldest since {one.oldest:%Y-%m-%d %H:%M:%S} UTC"
         aside = f", {one.deferred} of them put aside" if one.deferred else ""
         where = "no destination, would be dead-lettered" if path is None else printable(path)
         typer.echo(f"{one.messages:>9}  {where} ({one.bytes} bytes{age}{aside})")

@@ -293,9 +293,16 @@ def _lock_seconds(message: ReceivedMessage) -> float:
 
 
 def _granted_seconds(message: ReceivedMessage) -> float | None:
-    """Returns the lock duration of the message; None if the clocks differ too much."""
-    until = marks_of(message).locked_until
+    """Returns the lock duration of the message; None if the clocks differ too much.
+
+    A lock ends no earlier than its duration after the arrival of the message, and both times are by the broker's clock.
+    So a clock of this machine that is behind does not make the lock seem longer than that (L5).
+    """
+    marks = marks_of(message)
+    until = marks.locked_until
     seconds = 0.0 if until is None else until / 1000 - time.time()
+    if until is not None and marks.enqueued is not None:
+        seconds = min(seconds, (until - marks.enqueued) / 1000)
     return seconds if _SHORTEST_LOCK <= seconds <= _LONGEST_LOCK else None
 
 

@@ -14,7 +14,7 @@ import secrets
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -232,10 +232,14 @@ class SparkSyphon:
             plan = self._planner.plan(self._loop.time())
             if plan is not None:
                 self._running_plan = plan.number
-                self._write(plan)
+                self._write(replace(plan, locks=self._lock_durations()))
         # A queue that a lane works on needs no poll. All other queues are polled.
         busy = self._busy_queues if self._running_plan is not None else set()
         self._poller.poll(self._planner.queues_to_poll() - busy)
+
+    def _lock_durations(self) -> dict[str, float]:
+        locks = {queue: self._discovery.lock_seconds(queue) for queue in self._planner.queues}
+        return {queue: seconds for queue, seconds in locks.items() if seconds is not None}
 
     def _write(self, plan: BatchPlan) -> None:
         self._busy_queues = {task.queue for task in plan.tasks}

@@ -89,6 +89,7 @@ class Lane:
             context = SyphonContext(transport, options, syphon_ledger, self._on_step)
             stack.push_async_callback(context.close)
             context.destinations.remember(self._plan.memories, began)
+            context.broker_clock(task.queue).lock_seconds = self._plan.locks.get(task.queue)
             pump = Pump(task.queue, context)
             stack.push_async_callback(pump.close)
             # The pump must not start a scan: the driver plans the scans, so that only one lane scans a queue at a time.

@@ -62,7 +62,8 @@ class LaneTask:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The tasks of one micro-batch. `number` is unique among all runs.
+    """The tasks of one micro-batch. `number` is unique among all runs. `locks` are the lock durations of the queues, in
+    seconds, as far as they are known.
 
     Spark's checkpoint contains plans as JSON, so the keys of the JSON must not change.
     """
@@ -70,13 +71,16 @@ class BatchPlan:
     number: str
     tasks: tuple[LaneTask, ...]
     memories: tuple[DestinationMemory, ...] = ()
+    locks: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:
         tasks = [
             {"queue": one.queue, "lane": one.lane, "rate": one.rate, "seeds": dict(one.probes), "look": one.scan_from}
             for one in self.tasks
         ]
-        return json.dumps({"number": self.number, "slices": tasks, "memories": _plain_memories(self.memories)})
+        locks = {"locks": dict(self.locks)} if self.locks else {}
+        values = {"number": self.number, "slices": tasks, "memories": _plain_memories(self.memories), **locks}
+        return json.dumps(values)
 
     @classmethod
     def of_json(cls, text: str) -> Self:
@@ -84,7 +88,8 @@ class BatchPlan:
         tasks = tuple(
             LaneTask(one["queue"], one["lane"], one["rate"], one["seeds"], one["look"]) for one in values["slices"]
         )
-        return cls(values["number"], tasks, _memories(values["memories"]))
+        # A plan in the checkpoint of an older Twinbus has no lock durations.
+        return cls(values["number"], tasks, _memories(values["memories"]), values.get("locks", {}))
 
 
 @dataclass(frozen=True, slots=True)
