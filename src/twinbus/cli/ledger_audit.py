@@ -104,7 +104,9 @@ def _name(primary: str | None, given: str | None) -> str:
     return connections.backlog_name(primary, given)
 
 
-def run_audit(directory: Path, secondary: str, name: str | None, wait: float, seconds: float) -> AuditResult:
+def run_audit(
+    directory: Path, secondary: str, name: str | None = None, wait: float = 0.0, seconds: float = 10.0
+) -> AuditResult:
     """Audit a ledger. Raises OperatorError if there is no ledger or the secondary does not answer."""
     from twinbus.ledger import Ledger, Role, list_segments  # noqa: PLC0415 - slow
 

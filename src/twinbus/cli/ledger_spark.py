@@ -19,6 +19,7 @@ import typer
 
 from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.ledger import LISTED, SUMS, report, show
+from twinbus.cli.ledger_audit import audit_json, run_audit, show_audit
 from twinbus.cli.spinner import spinner
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from twinbus.pipeline import Tables, TablesVersion, WriterStates
+    from twinbus.syphon import AuditResult
 
 _POLL_SECONDS: Final = 1
 # The last line of a Python traceback: the class of the error and the text of the error.
@@ -62,6 +64,15 @@ Every = Annotated[float, typer.Option(min=1, help="With --follow: seconds betwee
 Jdbc = Annotated[
     str | None,
     typer.Option(envvar="TWINBUS_JDBC", help="JDBC URL of a database that also gets the result: jdbc:postgresql:…"),
+]
+OptionalSecondary = Annotated[
+    str | None,
+    typer.Option(
+        "--secondary",
+        envvar="TWINBUS_SECONDARY_CONNECTION_STRING",
+        show_default=False,
+        help="With --audit: connection string of the secondary.",
+    ),
 ]
 Jars = Annotated[str | None, typer.Option(help="JAR files with JDBC drivers, separated by commas.")]
 
@@ -112,15 +123,20 @@ def ingest(
             _print_ingested(place, version, json)
 
 
-def job_verb(verb: Callable[[LedgerJobOptions], None]) -> Callable[..., None]:
-    """Make a verb of the command line from a function: the verb has the options of `_job_options`, and --debug."""
+def job_verb(verb: Callable[..., None]) -> Callable[..., None]:
+    """Make a verb of the command line from a function: the verb has the options of `_job_options`, and --debug.
+
+    The first parameter of the function is `LedgerJobOptions`. Its other parameters are further options of the verb.
+    """
+    own = [*inspect.signature(verb, eval_str=True).parameters.values()][1:]
 
     @wraps(verb)
     def run(*, debug: bool, **given: Any) -> None:
         with errors_reported(debug=debug):
-            verb(_job_options(**given))
+            further = {one.name: given.pop(one.name) for one in own}
+            verb(_job_options(**given), **further)
 
-    shared = inspect.signature(_job_options, eval_str=True).parameters.values()
+    shared = [*inspect.signature(_job_options, eval_str=True).parameters.values(), *own]
     debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
     run.__signature__ = inspect.Signature([*shared, debug])  # type: ignore[attr-defined] # typer reads this attribute
     run.__annotations__ = {one.name: one.annotation for one in (*shared, debug)} | {"return": None}
@@ -145,7 +161,11 @@ def _job_options(
 
 
 @job_verb
-def reconcile(options: LedgerJobOptions) -> None:
+def reconcile(
+    options: LedgerJobOptions,
+    audit: Annotated[bool, typer.Option("--audit", help="Compare the ledger with the backlog queues first.")] = False,
+    secondary: OptionalSecondary = None,
+) -> None:
     """Check on Spark that every message is accounted for.
 
     The sums are those of `twinbus ledger check`. With a window they count the messages accepted in it.
@@ -157,10 +177,12 @@ def reconcile(options: LedgerJobOptions) -> None:
     Examples:
       twinbus ledger reconcile ./tables --ledger ./ledger
       twinbus ledger reconcile ./tables --since 2026-11-01 --until 2026-12-01 --json
+      twinbus ledger reconcile ./tables --ledger ./ledger --audit
     """
+    audited = _audited(options, secondary) if audit else None
     code = 0
     for place, writers, rows in _results("reconcile", options):
-        code = _print_balance(place, writers, rows, options.json)
+        code = _print_balance(place, writers, rows, options.json, audited)
     if code:
         raise typer.Exit(code)
 
@@ -327,8 +349,19 @@ def _print_ingested(tables: Tables, version: TablesVersion, json: bool) -> None:
         typer.echo(printable(f"  {problem['file']}, line {problem['line']}: {problem['cause']}"))
 
 
-def _print_balance(tables: Tables, writers: WriterStates, rows: DataFrame, json: bool) -> int:
-    """Print the balance. Return the exit code of its verdict."""
+def _audited(options: LedgerJobOptions, secondary: str | None) -> AuditResult:
+    """Audit the ledger. The reconciliation then has what the audit recorded."""
+    if options.ledger is None or secondary is None:
+        raise OperatorError("--audit needs a ledger and the secondary", "Give --ledger and --secondary.")
+    if options.follow:
+        raise OperatorError("--audit cannot be combined with --follow", "Leave out one of them.")
+    return run_audit(options.ledger, secondary)
+
+
+def _print_balance(
+    tables: Tables, writers: WriterStates, rows: DataFrame, json: bool, audited: AuditResult | None = None
+) -> int:
+    """Print the balance, and what an audit saw. Return the exit code of the balance's verdict."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - its usual name
 
     from twinbus.ledger import judge_ledger  # noqa: PLC0415
@@ -342,9 +375,12 @@ def _print_balance(tables: Tables, writers: WriterStates, rows: DataFrame, json:
     listed = {name: [((row.destination, row.id), row[name]) for row in named if row[name]] for name in LISTED}
     missing = why_incomplete(tables, writers)
     if json:
-        typer.echo(json_text.dumps(report(sums, listed, missing)))
+        more = {} if audited is None else {"audit": audit_json(audited)}
+        typer.echo(json_text.dumps({**report(sums, listed, missing), **more}))
     else:
         show(sums, listed, missing)
+        if audited is not None:
+            show_audit(audited)
         if sums["in_flight"]:
             typer.echo(f"\nin flight: {sums['in_flight']:,} of the unknown and unconfirmed may still get an outcome")
     return judge_ledger(sums, missing).exit_code
