@@ -1,13 +1,16 @@
 """What the ledger costs a paired sender: CPU per message with it on beside off, message by message in turn.
 
 One thread sends to two equal primaries. The CPU time of messages with the ledger includes the writer's thread and its
-syncs. A run ends when its entries are on the disk: a thousand, which is the group of a sender at full speed.
+syncs. A run ends when its entries are on the disk: a thousand, which is the group of a sender at full speed. Measures
+both durabilities, one after the other.
 
 Run: python bench/ledger.py [--properties] [--stop] [--runs 60] [--messages 1000] [--driver sync|aio|both] [--rate 500]
+     [--durability process|lazy|both]
 """
 
 import argparse
 import asyncio
+import itertools
 import statistics
 import sys
 import tempfile
@@ -26,7 +29,7 @@ from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
 from twinbus.ledger import Ledger, LedgerOptions
 from twinbus.testing import LocalNamespace
 
-AIM = 1.03
+AIMS = {"process": 1.06, "lazy": 1.03}
 PROPERTIES = {"subject": "order", "session_id": "customer 17", "application_properties": {"kind": "coffee"}}
 
 
@@ -64,7 +67,9 @@ async def compared(driver: str, primaries: Sequence[str], secondary: str, ledger
                 sync = stack.enter_context(pair_connection_strings(primary, secondary, options=options))
                 sends.append(_awaited(stack.enter_context(sync.get_queue_sender(QUEUES[0])).send_messages))
         runs = [await cost(sends, ledger, given) for _ in range(given.runs + 2)]
-    told(f"{driver}, {given.rate:g} a second" if given.rate else f"{driver}, one after the other", runs[2:])
+    pace = f"{given.rate:g} a second" if given.rate else "one after the other"
+    durability = ledger.options.durability
+    told(f"{driver}, {durability}, {pace}", runs[2:], AIMS[durability])
 
 
 def _awaited(send: Callable[[ServiceBusMessage], None]) -> Send:
@@ -74,13 +79,13 @@ def _awaited(send: Callable[[ServiceBusMessage], None]) -> Send:
     return sent
 
 
-def told(what: str, runs: list[tuple[float, float]]) -> None:
+def told(what: str, runs: list[tuple[float, float]], aim: float) -> None:
     off, on = (statistics.median(run[index] for run in runs) for index in (0, 1))
     ratio, low, high = interval([run[1] / run[0] for run in runs])
     more, least, most = interval([run[1] - run[0] for run in runs])
-    verdict = "met" if ratio <= AIM else "missed"
+    verdict = "met" if ratio <= aim else "missed"
     print(f"{what}: CPU off {off:.0f} µs, on {on:.0f} µs a message; ratio {ratio:.4f} (95 %: {low:.4f} to {high:.4f}, "
-          f"{len(runs)} runs), aim ≤ {AIM}: {verdict}; {more:+.1f} µs a message "
+          f"{len(runs)} runs), aim ≤ {aim}: {verdict}; {more:+.1f} µs a message "
           f"({least:+.1f} to {most:+.1f})", flush=True)  # fmt: skip
 
 
@@ -91,6 +96,7 @@ def main() -> None:
     parser.add_argument("--properties", action="store_true", help="messages with a subject, a session and a property")
     parser.add_argument("--stop", action="store_true", help="a ledger that nothing may be sent without")
     parser.add_argument("--driver", choices=["sync", "aio", "both"], default="both")
+    parser.add_argument("--durability", choices=["process", "lazy", "both"], default="both")
     parser.add_argument(
         "--rate",
         type=float,
@@ -99,16 +105,17 @@ def main() -> None:
     )
     given = parser.parse_args()
     drivers = ("sync", "aio") if given.driver == "both" else (given.driver,)
+    durabilities = tuple(AIMS) if given.durability == "both" else (given.durability,)
     with (
         LocalNamespace("primary", memory=True, config=CONFIG) as off,
         LocalNamespace("primary", memory=True, config=CONFIG) as on,
         LocalNamespace("secondary", memory=True) as secondary,
-        tempfile.TemporaryDirectory() as folder,
-        Ledger(folder, options=LedgerOptions(on_error="stop" if given.stop else "go_on")) as ledger,
     ):
         primaries = off.connection_string, on.connection_string
-        for driver in drivers:
-            asyncio.run(compared(driver, primaries, secondary.connection_string, ledger, given))
+        for driver, durability in itertools.product(drivers, durabilities):
+            options = LedgerOptions(on_error="stop" if given.stop else "go_on", durability=durability)
+            with tempfile.TemporaryDirectory() as folder, Ledger(folder, options=options) as ledger:
+                asyncio.run(compared(driver, primaries, secondary.connection_string, ledger, given))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -12,14 +12,17 @@ import pytest
 def hanging_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Make syncs of the disk wait until the block ends. The event is set when the first sync waits."""
     answers, asked = threading.Event(), threading.Event()
-    fsync = os.fsync
 
-    def hanging(number: int) -> None:
-        asked.set()
-        answers.wait()
-        fsync(number)
+    def hanging(sync: Callable[[int], None]) -> Callable[[int], None]:
+        def wait(number: int) -> None:
+            asked.set()
+            answers.wait()
+            sync(number)
 
-    monkeypatch.setattr(os, "fsync", hanging)
+        return wait
+
+    monkeypatch.setattr(os, "fsync", hanging(os.fsync))
+    monkeypatch.setattr(os, "fdatasync", hanging(os.fdatasync))
     try:
         yield asked
     finally:

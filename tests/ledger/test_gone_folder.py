@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -81,12 +82,18 @@ EVERYTHING = [
 NEEDS_A_FOLDER = (folder_removed, folder_renamed)
 
 
+@pytest.mark.parametrize("durability", ["process", "lazy"])
 @pytest.mark.parametrize("happens", EVERYTHING)
 def test_l7_with_stop_operations_are_refused_from_the_next_flush_until_the_folder_is_back(
-    tmp_path: Path, happens: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    happens: Callable[[Path], None],
+    durability: Literal["process", "lazy"],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     directory = tmp_path / "ledger"
-    with Ledger(directory, options=LedgerOptions(on_error="stop", group_interval=SLOW)) as ledger:
+    with Ledger(
+        directory, options=LedgerOptions(on_error="stop", durability=durability, group_interval=SLOW)
+    ) as ledger:
         send(ledger, *range(BEFORE))
         assert ledger.flush()
         happens(directory)
@@ -110,14 +117,18 @@ def test_l7_with_stop_operations_are_refused_from_the_next_flush_until_the_folde
     assert gaps(directory)[0].count == BEFORE
 
 
+@pytest.mark.parametrize("durability", ["process", "lazy"])
 @pytest.mark.parametrize("happens", EVERYTHING)
 def test_l7_with_go_on_the_entries_of_a_lost_segment_count_as_missing(
-    tmp_path: Path, happens: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    happens: Callable[[Path], None],
+    durability: Literal["process", "lazy"],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     directory = tmp_path / "ledger"
     with (
         caplog.at_level(logging.WARNING, "twinbus.ledger"),
-        Ledger(directory, options=LedgerOptions(group_interval=SLOW)) as ledger,
+        Ledger(directory, options=LedgerOptions(durability=durability, group_interval=SLOW)) as ledger,
     ):
         send(ledger, *range(BEFORE))
         assert ledger.flush()
@@ -176,7 +187,8 @@ def test_l7_a_folder_that_is_gone_is_noticed_on_closing(
 
 def test_l7_the_entries_of_a_segment_that_is_gone_at_sealing_count_as_missing(tmp_path: Path) -> None:
     """The segment is full. The next group starts another segment, which reports the entries of the first as missing."""
-    with Ledger(tmp_path, options=LedgerOptions(segment_bytes=4096, group_interval=SLOW)) as ledger:
+    options = LedgerOptions(segment_bytes=4096, group_interval=SLOW, durability="lazy")
+    with Ledger(tmp_path, options=options) as ledger:
         send(ledger, *range(100))
         assert ledger.flush()
         segment_removed(tmp_path)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -55,6 +56,15 @@ def send(ledger: Ledger, *ids: object) -> None:
     """Record a send. A single id is passed as a text, as a paired sender does."""
     given: Sequence[object] = ids[0] if len(ids) == 1 and isinstance(ids[0], str) else ids
     ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", given, 10).end()
+
+
+Durability = Literal["process", "lazy"]
+
+
+@pytest.fixture(params=["process", "lazy"])
+def durability(request: pytest.FixtureRequest) -> Durability:
+    found: Durability = request.param
+    return found
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -133,9 +143,12 @@ def test_states_movements_and_meters_are_recorded(tmp_path: Path) -> None:
     assert len({entry.id for entry in (state, movement, metered)}) == 3
 
 
-def test_operations_of_many_threads_are_each_written_once_whenever_the_writer_takes_the_queue(tmp_path: Path) -> None:
+def test_operations_of_many_threads_are_each_written_once_whenever_the_writer_takes_the_queue(
+    tmp_path: Path, durability: Durability
+) -> None:
     count, workers = 2000, 4
-    options = LedgerOptions(group_interval=timedelta(milliseconds=1), segment_bytes=64 * 1024)
+    interval = timedelta(milliseconds=1)
+    options = LedgerOptions(durability=durability, group_interval=interval, segment_bytes=64 * 1024)
     with Ledger(tmp_path, options=options) as ledger:
 
         def work(name: int) -> None:
@@ -230,8 +243,10 @@ def test_entries_wait_while_no_thread_can_be_started_and_are_written_when_one_ca
     assert found == [("first",), ("second",)]
 
 
-def test_a_garbage_collected_ledger_writes_what_is_queued_and_ends_its_thread(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
+def test_a_garbage_collected_ledger_writes_what_is_queued_and_ends_its_thread(
+    tmp_path: Path, durability: Durability
+) -> None:
+    ledger = Ledger(tmp_path, options=LedgerOptions(durability=durability))
     name = ledger.writer.rpartition("-")[2]
     send(ledger, "a")
     del ledger
@@ -262,9 +277,10 @@ def test_entries_after_closing_are_refused_or_logged_and_never_waited_for(
 
 
 def test_an_entry_that_cannot_be_encoded_is_reported_as_a_gap_and_the_others_are_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, durability: Durability, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Ledger(tmp_path) as ledger, caplog.at_level(logging.ERROR, "twinbus.ledger"):
+    options = LedgerOptions(durability=durability)
+    with Ledger(tmp_path, options=options) as ledger, caplog.at_level(logging.ERROR, "twinbus.ledger"):
         send(ledger, "a")
         ledger.begin(Stage.PING, "contoso", "orders", (), object()).end()  # type: ignore[arg-type] # that is the point
         send(ledger, "b")
@@ -278,8 +294,8 @@ def test_an_entry_that_cannot_be_encoded_is_reported_as_a_gap_and_the_others_are
 # --- the ends of processes -------------------------------------------------------------------------------------------
 
 
-def test_the_child_of_a_fork_writes_segments_of_its_own(tmp_path: Path) -> None:
-    with Ledger(tmp_path) as ledger:
+def test_the_child_of_a_fork_writes_segments_of_its_own(tmp_path: Path, durability: Durability) -> None:
+    with Ledger(tmp_path, options=LedgerOptions(durability=durability)) as ledger:
         send(ledger, "before")
         shared = ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", ["shared"])
         ledger.flush()
@@ -318,6 +334,7 @@ def test_a_program_that_ends_without_closing_has_written_everything(tmp_path: Pa
     ("options", "says"),
     [
         ({"on_error": "panic"}, "on_error is 'panic'"),
+        ({"durability": "eternal"}, "durability is 'eternal'; it must be process or lazy"),
         ({"group_interval": timedelta(0)}, "group_interval"),
         ({"segment_age": 60}, "segment_age is 60"),
         ({"segment_bytes": 10}, "segment_bytes is 10; it must be an integer from 4096"),
@@ -387,12 +404,28 @@ async def test_a_flush_waits_for_a_disk_that_hangs_no_longer_than_its_timeout(
     ledger.close()
 
 
+def test_l2_behind_a_disk_that_hangs_entries_are_written_and_nothing_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_writer, "_QUEUE_LIMIT", 2000)
+    sent = [str(number) for number in range(3000)]
+    with Ledger(tmp_path) as ledger, hanging_disk(monkeypatch) as asked:
+        send(ledger, "first")
+        assert asked.wait(10)
+        for name in sent:
+            send(ledger, name)
+        found = balance(read_ledger(tmp_path))
+        assert {message.id for message in found.delivered} == {"first", *sent}
+    assert ledger.missing == 0
+    assert balance(read_ledger(tmp_path)).incomplete == []
+
+
 def test_behind_a_disk_that_hangs_the_queue_is_limited_and_entries_beyond_the_limit_are_reported_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit, sent = 2000, 3000
     monkeypatch.setattr(group_writer, "_QUEUE_LIMIT", limit)
-    with Ledger(tmp_path) as ledger:
+    with Ledger(tmp_path, options=LedgerOptions(durability="lazy")) as ledger:
         with hanging_disk(monkeypatch) as asked:
             send(ledger, "first")
             assert asked.wait(10)

@@ -1,8 +1,9 @@
-"""Segments: guarantees of `append`, starting the next segment, the disk budget, segments of ended writers."""
+"""Segments: guarantees of `write` and `sync`, starting the next segment, the disk budget, segments of ended writers."""
 
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,8 @@ from twinbus.ledger.options import LedgerOptions
 from twinbus.ledger.segment_opening import SegmentOpening
 from twinbus.ledger.segments import Segment, SegmentWriter, list_segments
 
+from .disks import hanging_disk
+
 GROUP = b'{"group":1}\n'
 SMALL = LedgerOptions(segment_bytes=4096, budget_bytes=5 * 4096)
 
@@ -23,7 +26,24 @@ def writer(
     directory: Path, name: str = "client-here-1-0123456789abcdef", *, most_bytes: int = 4096, most_seconds: float = 3600
 ) -> SegmentWriter:
     opening = SegmentOpening(directory, name, Role.CLIENT, name.split("-")[1], SMALL)
-    return SegmentWriter(directory, name, opening, most_bytes=most_bytes, most_seconds=most_seconds)
+    return SegmentWriter(
+        directory, name, opening, most_bytes=most_bytes, most_seconds=most_seconds, most_unsynced=100_000
+    )
+
+
+def write(one: SegmentWriter, lines: bytes) -> None:
+    with one.lock:
+        one.write(lines, lines.count(b"\n"))
+
+
+def append(one: SegmentWriter, lines: bytes) -> None:
+    """Write and sync."""
+    write(one, lines)
+    one.sync()
+
+
+def broken(file: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def only(directory: Path) -> Segment:
@@ -40,8 +60,8 @@ def body(segment: Segment) -> bytes:
 
 def test_a_segment_begins_with_its_writers_header_is_open_while_written_and_sealed_after(tmp_path: Path) -> None:
     one = writer(tmp_path)
-    one.append(GROUP)
-    one.append(GROUP)
+    append(one, GROUP)
+    append(one, GROUP)
     segment = only(tmp_path)
     assert segment.is_open
     assert body(segment) == GROUP * 2
@@ -56,7 +76,7 @@ def test_a_segment_begins_with_its_writers_header_is_open_while_written_and_seal
     )  # fmt: skip
 
 
-def test_append_returns_when_the_lines_and_the_name_of_the_file_are_on_the_disk(
+def test_a_sync_returns_when_the_lines_and_the_name_of_the_file_are_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: dict[Path, bytes] = {}
@@ -73,8 +93,8 @@ def test_append_returns_when_the_lines_and_the_name_of_the_file_are_on_the_disk(
     monkeypatch.setattr(os, "fsync", partial(noted, os.fsync))
     monkeypatch.setattr(os, "fdatasync", partial(noted, os.fdatasync))
     one = writer(tmp_path)
-    one.append(GROUP)
-    one.append(GROUP)
+    append(one, GROUP)
+    append(one, GROUP)
     path = only(tmp_path).path
     assert synced[path] == path.read_bytes()
     assert path in names
@@ -85,7 +105,7 @@ def test_append_returns_when_the_lines_and_the_name_of_the_file_are_on_the_disk(
 def test_a_segment_is_sealed_at_its_size_and_at_its_age(tmp_path: Path) -> None:
     by_size = writer(tmp_path / "size", most_bytes=300)
     for _ in range(40):
-        by_size.append(GROUP)
+        append(by_size, GROUP)
     by_size.seal()
     found = list(list_segments(tmp_path / "size"))
     assert [segment.number for segment in found] == list(range(len(found)))
@@ -94,9 +114,10 @@ def test_a_segment_is_sealed_at_its_size_and_at_its_age(tmp_path: Path) -> None:
     assert all(segment.path.stat().st_size < 300 + len(GROUP) for segment in found)
 
     by_age = writer(tmp_path / "age", most_seconds=0)
-    by_age.append(GROUP)
+    append(by_age, GROUP)
     assert by_age.seconds_left() <= 0
-    by_age.append(GROUP)
+    by_age.seal()
+    append(by_age, GROUP)
     assert [segment.is_open for segment in list_segments(tmp_path / "age")] == [False, True]
 
 
@@ -106,57 +127,115 @@ def test_an_idle_writer_makes_no_segment_and_sealing_nothing_does_nothing(tmp_pa
     assert not (tmp_path / "none").exists()
 
 
-def test_a_group_that_was_written_in_part_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = writer(tmp_path)
-    one.append(GROUP)
-    write = os.write
-    given: list[int] = []
+class FullDisk:
+    """Takes `room` more bytes."""
 
-    def full(file: int, data: memoryview) -> int:
-        if given:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+        self._write, self._room = os.write, room
+        monkeypatch.setattr(os, "write", self)
+
+    def __call__(self, file: int, data: bytes | memoryview) -> int:
+        if self._room == 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        given.append(write(file, data[:5]))
-        return given[0]
+        written = self._write(file, data[: self._room])
+        self._room -= written
+        return written
 
-    monkeypatch.setattr(os, "write", full)
+
+@pytest.mark.parametrize("room", range(1, 2 * len(GROUP)))
+def test_l1_lines_that_were_written_in_part_are_written_again_to_a_new_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    one = writer(tmp_path)
+    append(one, GROUP)
+    FullDisk(monkeypatch, room)
     with pytest.raises(OSError, match="No space"):
-        one.append(GROUP)
+        write(one, GROUP * 2)
     monkeypatch.undo()
-    one.append(GROUP)
-    assert [body(segment) for segment in list_segments(tmp_path)] == [GROUP, GROUP]
+    write(one, GROUP * 2)
+    one.sync()
+    first, second = list_segments(tmp_path)
+    assert body(first) == GROUP + (GROUP * 2)[:room], "nothing that was written is removed"
+    assert body(second) == GROUP * 2
+    assert [first.is_open, second.is_open] == [False, True]
 
 
-def test_after_a_sync_that_failed_the_group_goes_into_a_new_segment(
+def test_l1_after_a_sync_that_failed_the_lines_are_written_again_to_a_new_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = writer(tmp_path)
-    one.append(GROUP)
-
-    def broken(file: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
+    append(one, GROUP)
+    write(one, GROUP * 2)
     monkeypatch.setattr(os, "fdatasync", broken)
     with pytest.raises(OSError, match="Input/output"):
-        one.append(GROUP)
+        one.sync()
     monkeypatch.undo()
-    one.append(GROUP)
-    assert [body(segment) for segment in list_segments(tmp_path)] == [GROUP, GROUP]
+    again = one.take_repeated()
+    assert again == (GROUP * 2, 0)
+    assert body(only(tmp_path)) == GROUP * 3, "nothing that was written is removed"
+    append(one, again[0])
+    assert [body(segment) for segment in list_segments(tmp_path)] == [GROUP * 3, GROUP * 2]
     assert [segment.is_open for segment in list_segments(tmp_path)] == [False, True]
+
+
+def test_l1_lines_that_memory_had_no_room_for_count_as_lost_after_a_sync_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = writer(tmp_path, most_bytes=10**6)
+    append(one, GROUP)
+    line = b"x" * 9_999 + b"\n"
+    for _ in range(15):
+        write(one, line)
+    monkeypatch.setattr(os, "fdatasync", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        one.sync()
+    again, forgotten = one.take_repeated()
+    assert again == line * 10
+    assert forgotten == 5
+
+
+def test_l1_a_write_does_not_wait_for_a_sync_and_the_segment_may_be_full_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = writer(tmp_path, most_bytes=300)
+    append(one, GROUP)
+    with hanging_disk(monkeypatch) as asked:
+        write(one, GROUP)
+        syncing = threading.Thread(target=one.sync)
+        syncing.start()
+        assert asked.wait(30)
+        for _ in range(40):
+            write(one, GROUP)
+        assert sum(body(segment).count(GROUP) for segment in list_segments(tmp_path)) == 42
+        assert syncing.is_alive()
+    syncing.join()
+    one.seal()
+    assert not any(segment.is_open for segment in list_segments(tmp_path))
+    assert b"".join(body(segment) for segment in list_segments(tmp_path)) == GROUP * 42
+
+
+def test_a_segment_whose_first_sync_failed_is_followed_by_one_with_its_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", broken)
+    one = writer(tmp_path)
+    with pytest.raises(OSError, match="Input/output"):
+        append(one, GROUP)
+    monkeypatch.undo()
+    append(one, one.take_repeated()[0])
+    assert [body(segment) for segment in list_segments(tmp_path)] == [GROUP, GROUP]
 
 
 def test_a_segment_that_could_not_be_made_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(file: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", broken)
+    FullDisk(monkeypatch, 10)
     one = writer(tmp_path)
-    with pytest.raises(OSError, match="Input/output"):
-        one.append(GROUP)
+    with pytest.raises(OSError, match="No space"):
+        write(one, GROUP)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
-    one.append(GROUP)
+    append(one, GROUP)
     assert only(tmp_path).number == 0
 
 
@@ -167,7 +246,7 @@ def test_the_oldest_sealed_segments_are_removed_for_the_budget_and_an_entry_repo
     group = b"x" * 1023 + b"\n"
     one = writer(tmp_path)
     for number in range(40):
-        one.append(group)
+        append(one, group)
         for age, segment in enumerate(sorted(list_segments(tmp_path), key=lambda each: -each.number)):
             # Files made within one tick of the clock would have no order.
             os.utime(segment.path, (1_000_000 + number - age, 1_000_000 + number - age))
@@ -189,27 +268,23 @@ def test_the_budget_is_that_of_one_role_on_one_host(tmp_path: Path) -> None:
         path.write_bytes(b"x" * 30_000)
     own = tmp_path / "client-here-1-aaaaaaaaaaaaaaaa-0.jsonl"
     own.write_bytes(b"x" * 30_000)
-    writer(tmp_path).append(GROUP)
+    append(writer(tmp_path), GROUP)
     assert all(path.exists() for path in others)
     assert not own.exists()
 
 
-def test_removed_segments_are_reported_even_if_the_next_segment_could_not_be_made_at_first(
+def test_removed_segments_are_reported_even_if_the_entry_cannot_be_written_at_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "client-here-1-aaaaaaaaaaaaaaaa-0.jsonl").write_bytes(b"x" * 30_000)
-
-    def broken(file: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
     one = writer(tmp_path)
-    monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError, match="Input/output"):
-        one.append(GROUP)
+    write(one, GROUP)
+    FullDisk(monkeypatch, 7)
+    with pytest.raises(OSError, match="No space"):
+        one.sync()
     monkeypatch.undo()
-    one.append(GROUP)
-    entries = [decode_entry(line) for line in only(tmp_path).path.read_bytes().splitlines()[:2]]
-    assert isinstance(entries[1], Dropped)
+    lines, _ = one.take_repeated()
+    assert isinstance(decode_entry(lines), Dropped)
 
 
 # --- segments whose writer is gone -----------------------------------------------------------------------------------
@@ -233,7 +308,7 @@ def whole_lines(sealed: Path) -> bytes:
 
 def test_an_open_segment_without_a_lock_is_cut_after_its_last_whole_line_and_sealed(tmp_path: Path) -> None:
     path = abandoned(tmp_path)
-    writer(tmp_path).append(GROUP)
+    append(writer(tmp_path), GROUP)
     assert not path.exists()
     assert whole_lines(path.with_suffix("")) == GROUP
 
@@ -241,7 +316,7 @@ def test_an_open_segment_without_a_lock_is_cut_after_its_last_whole_line_and_sea
 def test_a_torn_line_longer_than_one_read_is_cut_too(tmp_path: Path) -> None:
     path = abandoned(tmp_path)
     path.write_bytes(GROUP + b"x" * 200_000)
-    writer(tmp_path).append(GROUP)
+    append(writer(tmp_path), GROUP)
     assert whole_lines(path.with_suffix("")) == GROUP
 
 
@@ -249,25 +324,25 @@ def test_an_open_segment_that_is_locked_is_left_alone(tmp_path: Path) -> None:
     path = abandoned(tmp_path)
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        writer(tmp_path).append(GROUP)
+        append(writer(tmp_path), GROUP)
         assert path.read_bytes() == GROUP + GROUP[:-5]
 
 
 def test_a_segment_of_another_host_is_sealed_only_after_a_long_silence(tmp_path: Path) -> None:
     path = abandoned(tmp_path, "there")
-    writer(tmp_path, "client-here-1-0000000000000000").append(GROUP)
+    append(writer(tmp_path, "client-here-1-0000000000000000"), GROUP)
     assert path.exists()
     os.utime(path, (0, 0))
-    writer(tmp_path, "client-here-1-1111111111111111").append(GROUP)
+    append(writer(tmp_path, "client-here-1-1111111111111111"), GROUP)
     assert not path.exists()
 
 
 def test_a_writer_whose_segment_another_writer_sealed_goes_on_with_the_next(tmp_path: Path) -> None:
     one = writer(tmp_path, most_bytes=1)
-    one.append(GROUP)
+    append(one, GROUP)
     segment = only(tmp_path)
     segment.path.rename(segment.sealed_path)
-    one.append(GROUP)
+    append(one, GROUP)
     assert [segment.is_open for segment in list_segments(tmp_path)] == [False, True]
 
 

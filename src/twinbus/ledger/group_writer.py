@@ -1,12 +1,19 @@
-"""The thread that writes the entries of one ledger to the disk.
+"""Writes the entries of one ledger to its segments, and the thread that syncs them.
 
-Theory of operation. Any thread may call `put`, which appends an entry to a queue and returns. The writer's thread
-sleeps until the queue has an entry. It waits for one group interval, in which more entries are queued: these are a
-*group*. Then it turns the whole queue into lines and appends the lines to the open segment with one sync. `flush` and a
-full group end the interval early.
+Theory of operation. There are two steps: an entry is *written* to the segment (it survives the end of the process), and
+*synced* to the disk (it survives a power loss).
 
-While the disk cannot be written, the thread tries again every RETRY_SECONDS and stores the lines in memory, up to
-`buffer_bytes`. Further lines are dropped and counted as missing; as soon as the disk can be written, a `gap` entry
+With durability "process", `put` and `RunningOperation.end` write the entry themselves, before they return. Only the
+intent of an operation in flight is queued. With durability "lazy", every entry is queued. In both cases the writer's
+thread sleeps until there is something to do. It waits for one group interval; the entries of this time are a *group*.
+Then it writes the queue and syncs the segment. `flush` and a full group end the interval early. `write` writes the
+queue in the thread of its caller, and does not wait for a sync (L1).
+
+An entry is turned into a line and written under one lock, `SegmentWriter.lock`: so an intent is always written before
+its outcome. No sync happens under this lock.
+
+While the disk cannot be written, the lines are stored in memory, up to `buffer_bytes`, and the thread tries again every
+RETRY_SECONDS. Further lines are dropped and counted as missing; as soon as the disk can be written, a `gap` entry
 reports the count. Entries of a segment that somebody removed count as missing too (L7).
 
 The writer only reports failures (`failure`, `missing`, the log). The `Ledger` decides whether operations may go on.
@@ -51,6 +58,7 @@ class GroupWriter:
         name: str,
         segments: SegmentWriter,
         *,
+        writes_through: bool,
         group_seconds: float,
         buffer_bytes: int,
         now: Callable[[], float],
@@ -60,6 +68,8 @@ class GroupWriter:
         self.writer_id = name.rpartition("-")[2]
         """The ids of this writer's entries begin with this text."""
         self.now = now
+        self.writes_through = writes_through
+        """Whether entries are written before `put` returns: durability "process"."""
         self.failure: str | None = None
         """Why the ledger cannot be written now; None if it can be written."""
         self.missing = 0
@@ -81,14 +91,20 @@ class GroupWriter:
         self._work_queued = threading.Event()
         self._flush_now = threading.Event()
         self._closing = False
+        self._ended = False
+        """Whether the last line was written. Changes with the lock of the segments."""
+        self._is_blocked = False
+        """Whether the last write failed. Then only the thread and `write` try again, not every entry."""
         self._unwritten = b""
-        """Lines that are not on the disk yet."""
+        """Lines that could not be written yet, or that must be written again. Changes with the lock of the segments."""
         self._unreported = _MissingEntries()
         """Missing entries that no gap entry reports yet."""
         self._gap_numbers = itertools.count()
         self._reported_in_segment = 0
         self._reporting_segment = 0
-        """How many missing entries the gaps in the open segment report, and the number of that segment."""
+        """How many missing entries the synced gaps in the open segment report, and the number of that segment."""
+        self._unsynced_reports = 0
+        """How many missing entries the gaps report that were written since the last sync."""
         self._loss: str | None = None
         """Why entries that were on the disk are lost. A flush returns this reason and then sets it to None."""
         self._reminded = -math.inf
@@ -97,19 +113,64 @@ class GroupWriter:
     # --- from any thread ---------------------------------------------------------------------------------------------
 
     def put(self, item: QueueItem) -> None:
-        """Queues an entry for the next group."""
-        self.queue.append(item)
-        self.notify()
+        """Records an entry: writes it, or queues it for the next group."""
+        if self.writes_through:
+            self.write_through(item)
+        else:
+            self.queue.append(item)
+            self.notify()
 
     def notify(self) -> None:
         """Wakes the thread if it sleeps or if a group is full, and drops the newest entries if the queue is full."""
         length = len(self.queue)
-        if length > _QUEUE_LIMIT:
+        if length >= _GROUP_LIMIT and self.writes_through:
+            # Operations that have ended and are written stay in the queue until then: they must not fill it.
+            self.write()
+        elif length > _QUEUE_LIMIT:
             self._drop_newest()
         if self.is_asleep:
             self._wake()
         elif length >= _GROUP_LIMIT:
             self._flush_now.set()
+
+    def write_through(self, item: QueueItem) -> None:
+        """Writes one entry to the segment, before entries that are queued. Raises nothing if this fails."""
+        with self._segments.lock:
+            if self._ended:
+                self.queue.append(item)
+            else:
+                line = self._line(item, time.time() - self.now()).encode()
+                if line:
+                    self._write_line(line)
+        if self.is_asleep:
+            self._wake()
+
+    def _write_line(self, line: bytes) -> None:
+        if self._is_blocked or self._unwritten or self._unreported.count:
+            self._store(line, 1)
+            if not self._is_blocked:
+                self._try_write()
+            return
+        try:
+            self._segments.write(line, 1)
+        except OSError as error:
+            self._store(line, 1)
+            self._is_blocked = True
+            self._record_failure(error)
+        except BaseException:  # KeyboardInterrupt in the caller's thread: the line may be in the segment or not
+            self._store(line, 1)
+            raise
+
+    def write(self) -> str | None:
+        """Writes all queued entries to the segment, without waiting for a sync. Returns why this failed, or None."""
+        with self._segments.lock:
+            if self._ended:
+                return self.failure or "it was closed"
+            self._take_queue()
+            written = self._try_write()
+        if self.is_asleep:
+            self._wake()
+        return None if written else self.failure
 
     def _drop_newest(self) -> None:
         with self._lock:
@@ -151,6 +212,10 @@ class GroupWriter:
 
     def abandon(self) -> None:
         """Closes the file without writing. For the child process of a fork: the parent process writes the entries."""
+        self._lock = threading.RLock()  # a thread of the parent may have had the lock
+        self._closing = self._ended = True
+        self.is_asleep = False  # nothing wakes the thread any more, which does not exist in this process
+        self.queue.clear()
         self._segments.abandon()
         _writers.discard(self)
 
@@ -199,26 +264,35 @@ class GroupWriter:
         self._refuse()
 
     def _sleep(self) -> None:
-        """Waits until an entry or a flush is queued; then for the group interval, a full group or a flush."""
+        """Waits until there is something to do; then for the group interval, a full group or a flush."""
         if self.failure is not None:
             self._flush_now.wait(RETRY_SECONDS)
             return
-        if not self.queue and not self._flushes:
+        if not self._has_work():
             self.is_asleep = True
-            # The queue is checked again, because `put` did not wake this thread before the line above was executed.
-            if not self.queue and not self._flushes and not self._closing:
+            # Checked again, because `put` did not wake this thread before the line above was executed.
+            if not self._has_work() and not self._closing:
                 left = self._segments.seconds_left()
                 self._work_queued.wait(None if math.isinf(left) else max(left, 0.0))
             self.is_asleep = False
             self._work_queued.clear()
-        if self.queue:
+        if not self._flushes and self._has_work():
             self._flush_now.wait(self._group_seconds)
+
+    def _has_work(self) -> bool:
+        return bool(self.queue or self._flushes or self._segments.needs_sync)
 
     def _write_group(self) -> None:
         self._flush_now.clear()
         flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
-        self._take_queue()
-        reason = None if self._write() else self.failure
+        with self._segments.lock:
+            self._take_queue()
+            is_written = self._try_write()
+        is_synced = self._sync()
+        if is_written and is_synced and self.failure is not None:
+            _log.warning("ledger: %s can be written again; %d entries are missing", self.directory, self.missing)
+            self.failure, self._reminded = None, -math.inf
+        reason = None if is_written and is_synced else self.failure
         if flushes:
             # A flush also fails if entries are lost that an earlier flush had reported as written.
             reason, self._loss = reason or self._loss, None
@@ -227,69 +301,90 @@ class GroupWriter:
         if self._segments.seconds_left() <= 0:
             self._seal()
 
-    def _take_queue(self) -> None:
-        """Turns the queue into lines in `_unwritten`.
+    def _sync(self) -> bool:
+        """Syncs the segment. Returns whether all lines that were written are on the disk."""
+        for _ in range(2):
+            error: OSError | None = None
+            try:
+                self._segments.sync()
+            except OSError as caught:
+                error = caught
+            with self._segments.lock:
+                repeated, forgotten = self._segments.take_repeated()
+                # First the older lines, so that an intent stays before its outcome.
+                self._unwritten = repeated + self._unwritten if repeated else self._unwritten
+                if forgotten:
+                    self._count_missing(forgotten, "a sync failed")
+                if error is not None:
+                    self._record_failure(error)
+                    return False
+                if not repeated:
+                    self._record_synced_reports()
+                    return True
+                # Another writer sealed the segment: its last lines also go into the next one.
+                if not self._try_write():
+                    return False
+        return not self._segments.needs_sync
 
-        If the buffer is full, drops the lines and counts them as missing.
-        """
+    # --- with the lock of the segments -------------------------------------------------------------------------------
+
+    def _take_queue(self) -> None:
+        """Turns the queue into lines in `_unwritten`."""
         with self._lock:  # excludes `_drop_newest`; an append by another thread is allowed
             items = self.queue[:]
             del self.queue[: len(items)]
-        lines = self._lines(items)
-        group = "".join(lines).encode()
-        if self.failure is not None and len(self._unwritten) + len(group) > self._buffer_bytes:
-            self._count_missing(len(lines), self.failure)
-        else:
-            # If `_unwritten` is empty, `group` is used without a copy: a copy would need new memory pages.
-            self._unwritten = self._unwritten + group if self._unwritten else group
-
-    def _lines(self, items: list[QueueItem]) -> list[str]:
         clock_offset = time.time() - self.now()
-        lines: list[str] = []
-        for item in items:
-            try:
-                line = item.next_line(clock_offset) if isinstance(item, RunningOperation) else encode_entry(item)
-            except Exception as error:  # the id or size of a caller may raise any exception
-                _log.error("ledger: an entry cannot be encoded", exc_info=error)
-                self._count_missing(1, f"it cannot be encoded: {error}")
-            else:
-                if line:
-                    lines.append(line)
-        return lines
+        lines = [line for item in items if (line := self._line(item, clock_offset))]
+        if lines:
+            self._store("".join(lines).encode(), len(lines))
 
-    def _write(self) -> bool:
-        """Appends the unwritten lines.
+    def _line(self, item: QueueItem, clock_offset: float) -> str:
+        """Returns the line of an item, or "" if it has none now. Counts an item that cannot be encoded as missing."""
+        try:
+            return item.next_line(clock_offset) if isinstance(item, RunningOperation) else encode_entry(item)
+        except Exception as error:  # the id or size of a caller may raise any exception
+            _log.error("ledger: an entry cannot be encoded", exc_info=error)
+            if isinstance(item, RunningOperation):
+                item.give_up()
+            self._count_missing(1, f"it cannot be encoded: {error}")
+            return ""
 
-        Returns False if the lines are not on the disk, or if the open segment is lost.
-        """
+    def _store(self, lines: bytes, count: int) -> None:
+        """Adds lines to `_unwritten`. If the ledger cannot be written and the buffer is full, drops them."""
+        if self.failure is not None and len(self._unwritten) + len(lines) > self._buffer_bytes:
+            self._count_missing(count, self.failure)
+        else:
+            # If `_unwritten` is empty, `lines` is used without a copy: a copy would need new memory pages.
+            self._unwritten = self._unwritten + lines if self._unwritten else lines
+
+    def _try_write(self) -> bool:
+        """Writes the unwritten lines, and a gap entry if entries are missing. Returns False if this fails."""
         with self._lock:
             gap = self._unreported.copy()
-        group = self._unwritten
+        lines = self._unwritten
         if gap.count:
-            group += encode_entry(gap.entry(_milliseconds(), self.writer_id, next(self._gap_numbers))).encode()
-        try:
-            if not group:
-                self._segments.check()
-                return True
-            self._segments.append(group)
-        except OSError as error:
-            self._record_failure(error)
-            return False
-        self._unwritten = b""
-        self._record_reported(gap)
-        if self.failure is not None:
-            _log.warning("ledger: %s can be written again; %d entries are missing", self.directory, gap.count)
-            self.failure, self._reminded = None, -math.inf
+            lines += encode_entry(gap.entry(_milliseconds(), self.writer_id, next(self._gap_numbers))).encode()
+        if lines:
+            try:
+                self._segments.write(lines, lines.count(b"\n"))
+            except OSError as error:
+                self._is_blocked = True
+                self._record_failure(error)
+                return False
+            self._unwritten = b""
+            with self._lock:
+                self._unreported.subtract(gap)
+            self.missing += gap.count
+            self._unsynced_reports += gap.count
+        self._is_blocked = False
         return True
 
-    def _record_reported(self, gap: _MissingEntries) -> None:
-        """Records that a gap entry in the open segment reports these missing entries."""
-        with self._lock:
-            self._unreported.subtract(gap)
-        self.missing += gap.count
+    def _record_synced_reports(self) -> None:
+        """Records that the gap entries of the open segment are on the disk."""
         if self._reporting_segment != self._segments.opened:
             self._reported_in_segment, self._reporting_segment = 0, self._segments.opened
-        self._reported_in_segment += gap.count
+        self._reported_in_segment += self._unsynced_reports
+        self._unsynced_reports = 0
 
     def _record_loss(self, error: SegmentGoneError) -> None:
         """Counts the entries of a lost segment as missing.
@@ -319,19 +414,20 @@ class GroupWriter:
             )
 
     def _end(self) -> None:
-        if self._segments.opened and self.failure is None:
-            closed = Closed(at=_milliseconds(), id=f"{self.writer_id}-closed", writer=self.name)
-            self._unwritten += encode_entry(closed).encode()
-            self._write()
-        self._seal()
+        with self._segments.lock:
+            self._take_queue()
+            if self._segments.opened and self.failure is None:
+                closed = Closed(at=_milliseconds(), id=f"{self.writer_id}-closed", writer=self.name)
+                self._unwritten += encode_entry(closed).encode()
+                self._try_write()
+            self._ended = True
+            self._segments.retire()
+        self._sync()
 
     def _seal(self) -> None:
-        try:
-            self._segments.seal()
-        except SegmentGoneError as error:
-            self._record_failure(error)
-        except OSError as error:
-            _log.error("ledger: a segment in %s cannot be sealed: %s", self.directory, error)
+        with self._segments.lock:
+            self._segments.retire()
+        self._sync()
 
 
 class _MissingEntries:

@@ -1,7 +1,7 @@
 """`Ledger`: the interface with which a program records entries. It is fast enough for a call in every send.
 
-A call only queues an entry; `group_writer` writes the entry to the disk. This module decides whether an operation may
-begin while the ledger cannot be written (`on_error`).
+`group_writer` writes the entries to segments, and syncs them. This module decides whether an operation may begin while
+the ledger cannot be written (`on_error`).
 """
 
 from __future__ import annotations
@@ -210,6 +210,15 @@ class Ledger:
 
     # --- durability --------------------------------------------------------------------------------------------------
 
+    def write(self) -> bool:
+        """Writes all entries that were recorded before this call to the segment, without waiting for a sync (L1).
+
+        After this, the entries survive the end of the process at any instant; after `flush`, also a power loss. Returns
+        False if this fails; the entries then wait in memory. If `on_error` is "stop", raises LedgerUnavailableError
+        instead of returning False.
+        """
+        return self._flush_result(self._writer.write())
+
     def flush(self, timeout: float | None = FLUSH_SECONDS) -> bool:
         """Waits until all entries that were recorded before this call are on the disk. Returns False if this fails.
 
@@ -289,11 +298,13 @@ class Ledger:
             SegmentOpening(self.directory, self._name, self.role, host, options),
             most_bytes=options.segment_bytes,
             most_seconds=options.segment_age.total_seconds(),
+            most_unsynced=options.buffer_bytes,
         )
         self._writer = GroupWriter(
             self.directory,
             self._name,
             segments,
+            writes_through=options.durability == "process",
             group_seconds=options.group_interval.total_seconds(),
             buffer_bytes=options.buffer_bytes,
             now=self._now,

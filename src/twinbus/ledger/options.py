@@ -31,9 +31,14 @@ class LedgerOptions:
 
     on_error: Literal["go_on", "stop"] = "go_on"
     """What operations do while the ledger cannot be written: go on, or stop. In both cases an error is logged."""
+    durability: Literal["process", "lazy"] = "process"
+    """When an entry is written to its file. "process": before the call that records it returns, so that the entry
+    survives the end of the process at any instant. "lazy": together with others, every `group_interval`; this costs
+    less CPU, and a process that is killed loses the entries of its last moments. In both cases an entry survives a
+    power loss only after the next sync; `flush` waits for it."""
     group_interval: timedelta = timedelta(seconds=1)
-    """The longest time that an entry waits until it is written and synced together with others (1 ms to 1 min). About
-    1000 waiting entries are written earlier."""
+    """The longest time until an entry is synced together with others (1 ms to 1 min). About 1000 waiting entries are
+    synced earlier."""
     segment_bytes: int = 64 * _MIB
     """A segment is sealed when it reaches this size (at least 4096)."""
     segment_age: timedelta = timedelta(hours=1)
@@ -47,6 +52,7 @@ class LedgerOptions:
 
     def __post_init__(self) -> None:
         _check("on_error", self.on_error, self.on_error in ("go_on", "stop"), "go_on or stop")
+        _check("durability", self.durability, self.durability in ("process", "lazy"), "process or lazy")
         for option, (shortest, longest) in _RANGES.items():
             value = getattr(self, option)
             is_within = isinstance(value, timedelta) and shortest <= value <= longest

@@ -4,8 +4,11 @@ Theory of operation. A RunningOperation appends itself to the writer's queue. Wh
 of the queue, most operations have ended: each of these becomes one `operation` line. An operation that is still in
 flight becomes an `intent` line now, and an `outcome` line after it has ended.
 
-The caller's thread and the writer's thread share the operation without a lock, because a lock would cost more than the
-rest of the entry. Two rules make this safe:
+With durability "process", `end` writes the operation itself, under the lock of the segments, and the writer's thread
+finds it in the queue with all its lines written.
+
+With durability "lazy", the caller's thread and the writer's thread share the operation without a lock, because a lock
+would cost more than the rest of the entry. Two rules make this safe:
 
 - The writer first marks the operation as taken (`_state`), and then reads the ending.
 - `end` first stores the ending, and then reads the mark. If the operation is marked, `end` queues the operation again.
@@ -52,8 +55,12 @@ class OperationQueue(Protocol):
     numbers: Iterator[int]
     queue: list[QueueItem]
     is_asleep: bool
+    writes_through: bool
+    """Whether `end` must call `write_through`: durability "process"."""
 
     def notify(self) -> None: ...
+
+    def write_through(self, item: QueueItem, /) -> None: ...
 
 
 class RunningOperation:
@@ -101,12 +108,14 @@ class RunningOperation:
             self._ended = writer.now()
             # After this line the writer's thread may see the ending. `_state` must be read after it, not before.
             self._ending = _OK_ENDING if result is OK and not failed else (result, cause, failed)
-            if self._state != _QUEUED:
+            if writer.writes_through:
+                writer.write_through(self)
+            elif self._state != _QUEUED:
                 writer.queue.append(self)
                 writer.notify()
 
     def next_line(self, clock_offset: float) -> str:
-        """Returns the next line of this operation, or "" if there is none. Only the writer's thread calls this.
+        """Returns the next line of this operation, or "" if there is none. The caller has the lock of the segments.
 
         A time of the operation's clock plus `clock_offset` is the time since the epoch.
         """
@@ -138,6 +147,10 @@ class RunningOperation:
             return intent_line(at, id_, self._prefix, array, total, units)
         self._state = _ALL_WRITTEN
         return operation_line(at, id_, self._prefix, array, total, units, how)
+
+    def give_up(self) -> None:
+        """Makes `next_line` return "" from now on: this operation cannot be encoded."""
+        self._state = _ALL_WRITTEN
 
 
 QueueItem = RunningOperation | Operation | State | Movement | Metered

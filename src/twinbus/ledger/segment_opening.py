@@ -1,4 +1,7 @@
-"""What a writer does before it opens a segment: seal segments of dead writers, keep the disk budget, write a header.
+"""What a writer does for a new segment: write a header, seal segments of dead writers, keep the disk budget.
+
+The header is written when the segment is opened. The rest needs many accesses to the disk, and an application may be
+waiting for its entry to be written. So the writer's thread does it afterwards, before the first sync of the segment.
 
 If segments were removed for the disk budget, a `dropped` entry reports this, so that a balance shows that entries are
 missing.
@@ -22,7 +25,7 @@ _log = logging.getLogger("twinbus.ledger")
 
 
 class SegmentOpening:
-    """A function that returns the first lines of a segment. Its argument is the number of the segment."""
+    """Makes the header of a writer's segments, and room for them. See `SegmentOpener`."""
 
     def __init__(self, directory: Path, writer: str, role: Role, host: str, options: LedgerOptions) -> None:
         self._directory = directory
@@ -30,31 +33,32 @@ class SegmentOpening:
         self._role = role
         self._host = host
         self._options = options
-        self._number = -1
-        self._dropped_lines = ""
 
-    def __call__(self, number: int) -> str:
+    def header(self, number: int) -> str:
+        """Returns the first line of segment `number`."""
+        return encode_entry(
+            SegmentHeader(
+                at=int(time.time() * 1000),
+                id=self._id(number),
+                writer=self._writer,
+                role=self._role,
+                host=self._host,
+                pid=os.getpid(),
+                version=_version(),
+                segment=number,
+                durability=self._options.durability,
+            )
+        )
+
+    def make_room(self, number: int) -> str:
+        """Seals segments of dead writers and keeps the disk budget. Returns the line that reports removed segments."""
         options, at = self._options, int(time.time() * 1000)
-        if number != self._number:
-            # A new number. If the number is the same as before, the segment could not be made, and the `dropped` lines
-            # that were made for it are not written yet.
-            self._number, self._dropped_lines = number, ""
-        id_ = f"{self._writer.rpartition('-')[2]}-segment-{number}"
         seal_abandoned(self._directory, self._host, 2 * options.segment_age.total_seconds(), self._writer)
-        self._dropped_lines += keep_to_budget(
-            self._directory, f"{self._role}-{self._host}", options.budget_bytes, options.segment_bytes, at, id_
-        )
-        header = SegmentHeader(
-            at=at,
-            id=id_,
-            writer=self._writer,
-            role=self._role,
-            host=self._host,
-            pid=os.getpid(),
-            version=_version(),
-            segment=number,
-        )
-        return encode_entry(header) + self._dropped_lines
+        group = f"{self._role}-{self._host}"
+        return keep_to_budget(self._directory, group, options.budget_bytes, options.segment_bytes, at, self._id(number))
+
+    def _id(self, number: int) -> str:
+        return f"{self._writer.rpartition('-')[2]}-segment-{number}"
 
 
 def _version() -> str:

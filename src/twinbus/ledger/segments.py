@@ -6,7 +6,7 @@ when its writer closes. `segment_opening` makes the first lines of a segment, an
 writers.
 
 If an open file is removed or replaced, its process gets no error: writes and syncs succeed, but no reader ever sees the
-lines. So after each group the writer checks that the file at the segment's path is the file that the writer has open
+lines. So with each sync the writer checks that the file at the segment's path is the file that the writer has open
 (L7).
 """
 
@@ -15,13 +15,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from twinbus.errors import OperatorError
 from twinbus.ledger.entries import Entry
@@ -71,7 +73,7 @@ def list_segments(directory: Path) -> Iterator[Segment]:
 class SegmentGoneError(OSError):
     """The open segment was removed or replaced, alone or with its folder.
 
-    `lines` is the number of lines that were appended to the segment. These lines count as lost, even if the folder was
+    `lines` is the number of lines that were synced to the segment. These lines count as lost, even if the folder was
     only renamed and still has the segment.
     """
 
@@ -80,146 +82,288 @@ class SegmentGoneError(OSError):
         self.lines = lines
 
 
-class SegmentWriter:
-    """Appends lines to the segments of one writer, and starts the next segment when one is full. For one thread only.
+class SegmentOpener(Protocol):
+    """What a SegmentWriter needs to know about a new segment."""
 
-    `first_lines(n)` returns the first lines of segment number n, and is called just before the segment is made.
+    def header(self, number: int) -> str:
+        """Returns the first line of segment `number`. Does no I/O."""
+
+    def make_room(self, number: int) -> str:
+        """Prepares the directory for segment `number`, which exists already. Returns lines to append to the segment."""
+
+
+@dataclass(slots=True, eq=False)
+class _WrittenSegment:
+    """A segment that this writer has open."""
+
+    file: int
+    path: Path
+    number: int
+    identity: tuple[int, int]
+    """Device and inode."""
+    opened_at: float
+    size: int
+    synced_lines: int = 0
+    is_prepared: bool = False
+    """Whether `make_room` was called for this segment."""
+    is_durable: bool = False
+    """Whether the file name and the header were synced."""
+    unsynced: list[bytes] = field(default_factory=list)
+    """Lines since the last sync, in case that the next sync fails."""
+    unsynced_bytes: int = 0
+    unsynced_lines: int = 0
+    """The number of lines since the last sync, also of those that `unsynced` has no room for."""
+
+    def take_unsynced(self) -> _UnsyncedLines:
+        taken = _UnsyncedLines(b"".join(self.unsynced), self.unsynced_lines)
+        self.unsynced, self.unsynced_bytes, self.unsynced_lines = [], 0, 0
+        return taken
+
+
+class _UnsyncedLines(NamedTuple):
+    lines: bytes
+    number: int
+
+    @property
+    def forgotten(self) -> int:
+        """How many of the lines are not in memory any more."""
+        return self.number - self.lines.count(b"\n")
+
+
+class SegmentWriter:
+    """Appends lines to the segments of one writer, and starts the next segment when one is full.
+
+    `write` appends lines and never waits for a sync. Any thread may call `write` while it holds `lock`. `sync` brings
+    the written lines to the disk, and seals the segments that are full; only one thread may call it, without `lock`.
+
+    Nothing that was written is ever removed. After a failed sync it is not known which lines are on the disk, and a
+    second sync would not show it. So the segment is sealed, and the lines since the last successful sync are written
+    again, to the next segment (`take_repeated`). A failed write ends the segment too: it may have left an incomplete
+    line, and readers skip such a line only at the end of a segment.
 
     The first segment makes the folder if it does not exist. If the folder is removed after that, it is not made again:
     if the folder was a mounted volume, the segments would be written to the disk below the mount point.
     """
 
     def __init__(
-        self, directory: Path, writer: str, first_lines: Callable[[int], str], *, most_bytes: int, most_seconds: float
+        self,
+        directory: Path,
+        writer: str,
+        opener: SegmentOpener,
+        *,
+        most_bytes: int,
+        most_seconds: float,
+        most_unsynced: int,
     ) -> None:
+        # Reentrant: a signal handler or the garbage collector may record an entry while this thread writes another.
+        self.lock = threading.RLock()
         self._directory = directory
         self._writer = writer
-        self._first_lines = first_lines
+        self._opener = opener
         self._most_bytes = most_bytes
         self._most_seconds = most_seconds
+        self._most_unsynced = most_unsynced
         self._number = 0
-        self._file: int | None = None
-        self._path = directory
-        self._identity = (0, 0)
-        """Device and inode of the open segment."""
-        self._size = 0
-        self._lines = 0
-        self._opened_at = 0.0
+        self._current: _WrittenSegment | None = None
+        self._retired: list[_WrittenSegment] = []
+        """Segments that are not written any more, but not sealed yet."""
+        self._repeated: list[bytes] = []
+        self._forgotten = 0
 
     @property
     def opened(self) -> int:
         """How many segments were opened so far."""
         return self._number
 
-    def append(self, lines: bytes) -> None:
-        """Appends lines, and returns when the lines are on the disk.
-
-        Raises OSError if the lines are not on the disk; the caller then has to append the same lines again. Raises
-        SegmentGoneError if lines of earlier calls are lost too.
-        """
-        if self._size >= self._most_bytes or self.seconds_left() <= 0:
-            self.seal()
-        self._write(self._file if self._file is not None else self._open(), lines)
-        if not self._is_at(self._path):
-            # `seal` raises SegmentGoneError, except if another writer has sealed the segment because it took this
-            # writer for dead. A program that reads each sealed segment once may have read the segment before these
-            # lines were appended, so the lines are also written to the next segment. Readers ignore the second copy of
-            # a line.
-            self.seal()
-            self._write(self._open(), lines)
-        self._size += len(lines)
-        self._lines += lines.count(b"\n")
-
-    def check(self) -> None:
-        """Raises SegmentGoneError if appended lines are lost."""
-        if self._file is not None and not self._is_at(self._path):
-            self.seal()
-
-    def _write(self, file: int, lines: bytes) -> None:
-        try:
-            write_all(file, lines)
-            os.fdatasync(file)
-        except OSError:
-            self._take_back(file)
-            raise
+    @property
+    def needs_sync(self) -> bool:
+        """Whether `sync` has something to do."""
+        current = self._current
+        return bool(self._retired) or (current is not None and current.unsynced_lines > 0)
 
     def seconds_left(self) -> float:
         """Returns the time until the open segment reaches its age limit; infinite if none is open."""
-        if self._file is None:
-            return float("inf")
-        return self._most_seconds - (time.monotonic() - self._opened_at)
+        current = self._current
+        return math.inf if current is None else self._most_seconds - (time.monotonic() - current.opened_at)
 
-    def seal(self) -> None:
-        """Seals the open segment, if there is one. Raises SegmentGoneError if the segment was removed or replaced."""
-        file, self._file = self._file, None
-        lines, self._size, self._lines = self._lines, 0, 0
-        if file is None:
-            return
-        sealed = _sealed(self._path)
-        try:
-            if self._is_at(self._path):
-                self._path.rename(sealed)
-            elif not self._is_at(sealed):  # if it is at `sealed`, another writer has sealed it
-                raise SegmentGoneError(self._path, lines)
-            sync_folder(self._directory)
-        finally:
-            os.close(file)
+    # --- with the lock -----------------------------------------------------------------------------------------------
 
-    def abandon(self) -> None:
-        """Closes the file without sealing the segment.
+    def write(self, lines: bytes, count: int) -> None:
+        """Appends lines. `count` is their number. The caller has the lock.
 
-        For the child process of a fork: the parent writes the segment.
+        Raises OSError if not all lines were appended; the caller then has to write all of them again.
         """
-        if self._file is not None:
-            os.close(self._file)
-        self._file = None
-
-    def _is_at(self, path: Path) -> bool:
-        """Returns whether the file at this path is the segment that was opened last."""
+        segment = self._current
+        if segment is None or segment.size >= self._most_bytes:
+            self.retire()
+            segment = self._open()
         try:
-            found = path.stat()
+            if (written := os.write(segment.file, lines)) != len(lines):
+                write_all(segment.file, lines[written:])
         except OSError:
-            return False
-        return (found.st_dev, found.st_ino) == self._identity
+            self.retire()
+            raise
+        segment.size += len(lines)
+        segment.unsynced_lines += count
+        if segment.unsynced_bytes < self._most_unsynced:
+            segment.unsynced.append(lines)
+            segment.unsynced_bytes += len(lines)
 
-    def _open(self) -> int:
+    def retire(self) -> None:
+        """Ends the open segment, if there is one: `write` opens the next, and `sync` seals this one."""
+        if self._current is not None:
+            self._retired.append(self._current)
+            self._current = None
+
+    def take_repeated(self) -> tuple[bytes, int]:
+        """Returns the lines that must be written again, and how many more lines are perhaps lost."""
+        repeated, forgotten = b"".join(self._repeated), self._forgotten
+        self._repeated, self._forgotten = [], 0
+        return repeated, forgotten
+
+    def _open(self) -> _WrittenSegment:
+        """Opens the next segment, without a sync: `sync` does that."""
         if not self._number:
             self._directory.mkdir(parents=True, exist_ok=True)
-        first = self._first_lines(self._number).encode()
+        header = self._opener.header(self._number).encode()
         path = self._directory / f"{self._writer}-{self._number}{OPEN_SUFFIX}"
         hidden = path.with_name(f".{path.name}")
         file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             # The rename comes after the lock and the header, so that other processes never see a segment without both.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            write_all(file, first)
-            os.fsync(file)
+            write_all(file, header)
             hidden.rename(path)
-            sync_folder(self._directory)
+            found = os.fstat(file)
         except OSError:
             os.close(file)
-            hidden.unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
+            for left in (hidden, path):
+                with contextlib.suppress(OSError):
+                    left.unlink()
             raise
-        found = os.fstat(file)
-        self._file, self._path, self._identity = file, path, (found.st_dev, found.st_ino)
-        self._size, self._lines, self._opened_at = len(first), 0, time.monotonic()
+        segment = _WrittenSegment(file, path, self._number, (found.st_dev, found.st_ino), time.monotonic(), len(header))
+        self._current = segment
         self._number += 1
-        return file
+        return segment
 
-    def _take_back(self, file: int) -> None:
-        """Removes a partly written group from the segment, and seals the segment.
+    # --- without the lock, one thread --------------------------------------------------------------------------------
 
-        After a failed sync it is not known how much of the group is on the disk, and a second sync would not show it.
+    def sync(self) -> None:
+        """Returns when the lines that were written before the call are on the disk, except those in `take_repeated`.
+
+        Seals the segments that are not written any more. Raises OSError if a sync failed. Raises SegmentGoneError if
+        lines are lost that an earlier sync brought to the disk (L7).
         """
-        with contextlib.suppress(OSError):
-            os.ftruncate(file, self._size)
+        with self.lock:
+            retired = list(self._retired)
+        problems = [error for segment in retired if (error := self._finish(segment)) is not None]
+        current = self._current
+        if current is not None:
+            for step in (self._prepare, self._sync_segment):
+                try:
+                    step(current)
+                except OSError as error:
+                    problems.append(error)
+        if problems:
+            raise next((error for error in problems if isinstance(error, SegmentGoneError)), problems[0])
+
+    def seal(self) -> None:
+        """Seals the open segment, if there is one. Raises what `sync` raises."""
+        with self.lock:
+            self.retire()
+        self.sync()
+
+    def _prepare(self, segment: _WrittenSegment) -> None:
+        if segment.is_prepared:
+            return
+        lines = self._opener.make_room(segment.number).encode()
+        segment.is_prepared = True
+        if lines:
+            with self.lock:
+                try:
+                    self.write(lines, lines.count(b"\n"))
+                except OSError:
+                    self._repeated.append(lines)
+                    raise
+
+    def _sync_segment(self, segment: _WrittenSegment) -> None:
+        """Syncs one segment, and checks that it is at its path. If not, or if this fails, the segment is dropped."""
+        with self.lock:
+            pending = segment.take_unsynced()
         try:
-            self.seal()
-        except SegmentGoneError:
-            raise  # the lines of the segment must be counted as missing
+            if not segment.is_durable:
+                os.fsync(segment.file)
+                sync_folder(self._directory)
+            elif pending.number:
+                os.fdatasync(segment.file)
         except OSError:
-            pass  # the caller raises the error of the write
+            self._drop(segment, pending)
+            raise
+        if not _is_at(segment.path, segment.identity):
+            self._drop(segment, pending)
+            return
+        segment.is_durable = True
+        segment.synced_lines += pending.number
+
+    def _finish(self, segment: _WrittenSegment) -> OSError | None:
+        """Syncs and seals a segment that is not written any more. Returns why this failed."""
+        try:
+            self._sync_segment(segment)
+            if segment in self._retired:
+                segment.path.rename(_sealed(segment.path))
+                sync_folder(self._directory)
+        except OSError as error:
+            return error
+        finally:
+            with self.lock:
+                if segment in self._retired:
+                    self._retired.remove(segment)
+                    os.close(segment.file)
+        return None
+
+    def _drop(self, segment: _WrittenSegment, pending: _UnsyncedLines) -> None:
+        """Seals a segment whose last lines must be written again. Raises SegmentGoneError if the segment is gone.
+
+        If another writer took this writer for dead and sealed the segment, the lines are in the segment. But a program
+        that reads each sealed segment once may have read it before the lines were written.
+        """
+        with self.lock:
+            if self._current is segment:
+                self._current = None
+            elif segment in self._retired:
+                self._retired.remove(segment)
+            later = segment.take_unsynced()
+            self._repeated += [pending.lines, later.lines]
+            self._forgotten += pending.forgotten + later.forgotten
+        try:
+            sealed = _sealed(segment.path)
+            if _is_at(segment.path, segment.identity):
+                with contextlib.suppress(OSError):  # the caller raises the error of the sync
+                    segment.path.rename(sealed)
+                    sync_folder(self._directory)
+            elif not _is_at(sealed, segment.identity):
+                raise SegmentGoneError(segment.path, segment.synced_lines)
+        finally:
+            os.close(segment.file)
+
+    def abandon(self) -> None:
+        """Closes the files without sealing the segments.
+
+        For the child process of a fork: the parent writes the segments.
+        """
+        self.lock = threading.RLock()  # a thread of the parent may have had the lock
+        for segment in (*self._retired, *((self._current,) if self._current is not None else ())):
+            os.close(segment.file)
+        self._retired, self._current = [], None
+
+
+def _is_at(path: Path, identity: tuple[int, int]) -> bool:
+    """Returns whether the file at this path has this device and inode."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == identity
 
 
 def write_all(file: int, data: bytes) -> None:
