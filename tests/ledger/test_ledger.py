@@ -1,6 +1,7 @@
 """The ledger: what reaches the disk from threads, tasks and forks, and when a program ends."""
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -26,6 +27,7 @@ from twinbus.ledger import (
     Role,
     Stage,
     balance,
+    dead_writers,
     group_writer,
     read_ledger,
 )
@@ -402,6 +404,87 @@ async def test_a_flush_waits_for_a_disk_that_hangs_no_longer_than_its_timeout(
         assert caplog.text.count("has not answered for 0.05 s") == 2
     assert await ledger.flushed()
     ledger.close()
+
+
+def test_l1_a_write_puts_queued_entries_into_the_file_while_a_sync_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With durability "lazy" too: a syphon writes the outcome of a delivery before it completes the message."""
+    with Ledger(tmp_path, options=LedgerOptions(durability="lazy")) as ledger:
+        running = ledger.begin(Stage.RETURN_PRIMARY, "contoso", "orders", ["a"], 10)
+        assert ledger.flush()
+        with hanging_disk(monkeypatch) as asked:
+            ledger.state("restored", {})
+            assert asked.wait(30)
+            later = ledger.begin(Stage.RETURN_PRIMARY, "contoso", "orders", ["b"], 10)
+            running.end()
+            assert ledger.write()
+            kinds = [(type(entry), entry.id) for entry in entries_in(tmp_path)]
+            assert kinds[0] == (Intent, running.id)
+            assert kinds[1][0] is State
+            assert kinds[2:] == [(Intent, later.id), (Outcome, running.id)], "in the order in which they were recorded"
+
+
+@pytest.mark.parametrize("on_error", ["go_on", "stop"])
+def test_l1_a_write_that_fails_is_reported_and_repeated(
+    tmp_path: Path, durability: Durability, on_error: Literal["go_on", "stop"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    options = LedgerOptions(durability=durability, on_error=on_error, group_interval=timedelta(minutes=1))
+    with Ledger(tmp_path, options=options) as ledger:
+        send(ledger, "a")
+        assert ledger.flush()
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "write", full)
+            ledger.state("restored", {})
+            if on_error == "stop":
+                with pytest.raises(LedgerUnavailableError, match="No space left"):
+                    ledger.write()
+            else:
+                assert ledger.write() is False
+            (gap,) = [entry for entry in read_ledger(tmp_path) if isinstance(entry, Gap)]
+            assert "could not write" in gap.reason
+        assert ledger.write() is True
+        assert any(isinstance(entry, State) for entry in entries_in(tmp_path))
+        assert ledger.flush()
+        assert not [entry for entry in read_ledger(tmp_path) if isinstance(entry, Gap)]
+    assert balance(read_ledger(tmp_path)).incomplete == []
+
+
+def test_l1_a_failed_sync_removes_nothing_and_its_entries_are_written_again(
+    tmp_path: Path, durability: Durability, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with Ledger(tmp_path, options=LedgerOptions(durability=durability)) as ledger:
+        send(ledger, "a")
+        assert ledger.flush()
+        with monkeypatch.context() as disk:
+            disk.setattr(os, "fdatasync", broken)
+            send(ledger, "b")
+            assert ledger.flush() is False
+        (segment,) = list_segments(tmp_path)
+        before = segment.path.read_bytes()
+        assert b'"b"' in before
+        assert ledger.flush()
+        first, second = list_segments(tmp_path)
+        assert first.path.read_bytes() == before
+        assert b'"b"' in second.path.read_bytes()
+    assert balance(read_ledger(tmp_path)).delivered.total() == 2
+    assert balance(read_ledger(tmp_path)).incomplete == []
+
+
+def test_l1_a_writer_with_an_operation_in_flight_always_has_an_open_segment(tmp_path: Path) -> None:
+    with Ledger(tmp_path, options=LedgerOptions(segment_age=timedelta(seconds=1))) as ledger:
+        running = ledger.begin(Stage.RETURN_PRIMARY, "contoso", "orders", ["a"], 10)
+        assert ledger.flush()
+        until(lambda: any(not segment.is_open for segment in list_segments(tmp_path)))
+        assert any(segment.is_open for segment in list_segments(tmp_path))
+        assert dead_writers(tmp_path, now=time.time() + 3600) == frozenset()
+        running.end()
 
 
 def test_l2_behind_a_disk_that_hangs_entries_are_written_and_nothing_is_missing(

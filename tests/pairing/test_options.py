@@ -91,6 +91,7 @@ def test_p2_an_error_names_option_value_and_range() -> None:
         {"ledger": 5},
         {"ledger": ""},
         {"ledger_on_error": "panic"},
+        {"ledger_durability": "eternal"},
     ],
     ids=str,
 )
@@ -106,6 +107,14 @@ def test_m1_a_ledger_that_is_given_has_its_own_on_error(tmp_path: Path) -> None:
         assert Options(ledger=stopping, ledger_on_error="stop").ledger is stopping
         with pytest.raises(OptionError, match="ledger_on_error is 'stop'; it must be left out"):
             Options(ledger=going_on, ledger_on_error="stop")
+
+
+def test_l2_a_ledger_that_is_given_has_its_own_durability(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger, Ledger(tmp_path, options=LedgerOptions(durability="lazy")) as lazy:
+        assert Options(ledger=ledger).ledger is ledger
+        assert Options(ledger=lazy, ledger_durability="lazy").ledger is lazy
+        with pytest.raises(OptionError, match="ledger_durability is 'lazy'; it must be left out"):
+            Options(ledger=ledger, ledger_durability="lazy")
 
 
 def test_p2_options_are_keywords_and_cannot_be_changed() -> None:
@@ -159,6 +168,7 @@ EVERY = Options(
     backlog_unattended_after=7200 * SECOND,
     ledger="books",
     ledger_on_error="stop",
+    ledger_durability="lazy",
 )
 
 
@@ -182,6 +192,7 @@ def test_p2_options_from_the_environment() -> None:
         "TWINBUS_BACKLOG_UNATTENDED_AFTER": "2h",
         "TWINBUS_LEDGER": "books",
         "TWINBUS_LEDGER_ON_ERROR": "stop",
+        "TWINBUS_LEDGER_DURABILITY": "lazy",
         "TWINBUS_SOMETHING_ELSE": "1",
         "PATH": "/bin",
     }
@@ -234,6 +245,7 @@ def test_p2_options_from_a_file() -> None:
         backlog_unattended_after = "2h"
         ledger = "books"
         ledger_on_error = "stop"
+        ledger_durability = "lazy"
     """
     assert Options.from_file(text) == EVERY
     assert Options.from_file("") == Options()

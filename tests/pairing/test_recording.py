@@ -173,7 +173,7 @@ def test_m1_behind_a_disk_that_hangs_the_queue_has_an_end_and_what_found_no_room
 ) -> None:
     room, more = 2000, 5000
     monkeypatch.setattr(group_writer, "_QUEUE_LIMIT", room)
-    with Ledger(tmp_path) as ledger:
+    with Ledger(tmp_path, options=LedgerOptions(durability="lazy")) as ledger:
         with hanging_disk(monkeypatch) as asked:
             send(ledger, plain(message_id="first"))
             assert asked.wait(10)

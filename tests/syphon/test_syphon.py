@@ -115,7 +115,14 @@ async def test_y3_each_message_is_intended_sent_confirmed_and_only_then_complete
     await ground.put(ground.diverted("one"))
     with Ledger(tmp_path, "syphon") as ledger:
         await ground.drain(on_step=lambda step, held: seen.append(step), ledger=ledger)
-    assert seen == [MoveStep.RECEIVED, MoveStep.INTENDED, MoveStep.SENDING, MoveStep.CONFIRMED, MoveStep.COMPLETED]
+    assert seen == [
+        MoveStep.RECEIVED,
+        MoveStep.INTENDED,
+        MoveStep.SENDING,
+        MoveStep.CONFIRMED,
+        MoveStep.RECORDED,
+        MoveStep.COMPLETED,
+    ]
 
 
 async def test_y3_a_crash_at_any_step_repeats_under_the_same_id_and_loses_nothing(namespaces: LocalNamespaces) -> None:

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Final
 
 from twinbus.ledger.entries import Closed, Gap
+from twinbus.ledger.failing_marks import mark_failing, unmark_failing
 from twinbus.ledger.json_lines import encode_entry
 from twinbus.ledger.running_operation import QueueItem, RunningOperation
 from twinbus.ledger.segments import SegmentGoneError, SegmentWriter
@@ -95,6 +96,10 @@ class GroupWriter:
         """Whether the last line was written. Changes with the lock of the segments."""
         self._is_blocked = False
         """Whether the last write failed. Then only the thread and `write` try again, not every entry."""
+        self._is_marked = False
+        """Whether readers are told that this writer cannot write (`failing_marks`)."""
+        self.open_intents = 0
+        """How many intents were written whose outcomes were not."""
         self._unwritten = b""
         """Lines that could not be written yet, or that must be written again. Changes with the lock of the segments."""
         self._unreported = _MissingEntries()
@@ -291,7 +296,8 @@ class GroupWriter:
         is_synced = self._sync()
         if is_written and is_synced and self.failure is not None:
             _log.warning("ledger: %s can be written again; %d entries are missing", self.directory, self.missing)
-            self.failure, self._reminded = None, -math.inf
+            self.failure, self._reminded, self._is_marked = None, -math.inf, False
+            unmark_failing(self.directory, self.name)
         reason = None if is_written and is_synced else self.failure
         if flushes:
             # A flush also fails if entries are lost that an earlier flush had reported as written.
@@ -400,6 +406,9 @@ class GroupWriter:
     def _record_failure(self, error: OSError) -> None:
         if isinstance(error, SegmentGoneError):
             self._record_loss(error)
+        if not self._is_marked:
+            self._is_marked = True
+            mark_failing(self.directory, self.name)
         reason = str(error.strerror or error)
         self.failure = f"{reason} ({error.filename})" if error.filename else reason
         if time.monotonic() - self._reminded >= _REMIND_SECONDS:
@@ -425,8 +434,19 @@ class GroupWriter:
         self._sync()
 
     def _seal(self) -> None:
+        """Seals the segment at its age.
+
+        While operations are in flight, the next segment is opened at once: as long as this process locks a segment,
+        nobody takes the writer for dead and its operations for interrupted.
+        """
         with self._segments.lock:
-            self._segments.retire()
+            if self.open_intents:
+                try:
+                    self._segments.rotate()
+                except OSError as error:
+                    self._record_failure(error)
+            else:
+                self._segments.retire()
         self._sync()
 
 

@@ -55,6 +55,8 @@ class OperationQueue(Protocol):
     numbers: Iterator[int]
     queue: list[QueueItem]
     is_asleep: bool
+    open_intents: int
+    """How many intents were written whose outcomes were not. Changes with the lock of the segments."""
     writes_through: bool
     """Whether `end` must call `write_through`: durability "process"."""
 
@@ -132,6 +134,7 @@ class RunningOperation:
             how = operation_ending(self._ended - begun, result, cause, texts)
             if state == _INTENT_WRITTEN:
                 self._state = _ALL_WRITTEN
+                self._writer.open_intents -= 1
                 return outcome_line(int((clock_offset + self._ended) * 1000), id_, how)
         ids, size, at = self._ids, self._size, int((clock_offset + begun) * 1000)
         total = size if isinstance(size, int) else sum(size)
@@ -144,6 +147,7 @@ class RunningOperation:
         units = billable_units(count, size)
         if ending is None:
             self._state = _INTENT_WRITTEN
+            self._writer.open_intents += 1
             return intent_line(at, id_, self._prefix, array, total, units)
         self._state = _ALL_WRITTEN
         return operation_line(at, id_, self._prefix, array, total, units, how)

@@ -15,8 +15,9 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from twinbus.ledger.dead_writers import seal_abandoned
+from twinbus.ledger.dead_writers import dead_writers, seal_abandoned
 from twinbus.ledger.entries import Dropped, Role, SegmentHeader
+from twinbus.ledger.failing_marks import failing_gap, failing_writers, unmark_failing
 from twinbus.ledger.json_lines import encode_entry
 from twinbus.ledger.options import LedgerOptions
 from twinbus.ledger.segments import Segment, list_segments
@@ -33,6 +34,8 @@ class SegmentOpening:
         self._role = role
         self._host = host
         self._options = options
+        self._reported: list[str] = []
+        """Dead writers whose marks the lines of `make_room` report."""
 
     def header(self, number: int) -> str:
         """Returns the first line of segment `number`."""
@@ -51,11 +54,28 @@ class SegmentOpening:
         )
 
     def make_room(self, number: int) -> str:
-        """Seals segments of dead writers and keeps the disk budget. Returns the line that reports removed segments."""
+        """Seals segments of dead writers and keeps the disk budget. Returns lines that report what is missing."""
         options, at = self._options, int(time.time() * 1000)
         seal_abandoned(self._directory, self._host, 2 * options.segment_age.total_seconds(), self._writer)
         group = f"{self._role}-{self._host}"
-        return keep_to_budget(self._directory, group, options.budget_bytes, options.segment_bytes, at, self._id(number))
+        budget, wanted = options.budget_bytes, options.segment_bytes
+        dropped = keep_to_budget(self._directory, group, budget, wanted, at, self._id(number))
+        return dropped + self._gaps_of_dead_writers()
+
+    def room_made(self) -> None:
+        """Removes the marks that the lines of `make_room` have replaced."""
+        for writer in self._reported:
+            unmark_failing(self._directory, writer)
+        self._reported.clear()
+
+    def _gaps_of_dead_writers(self) -> str:
+        """Returns gap entries for dead writers that could not write when they ended."""
+        if not (failing := failing_writers(self._directory)):
+            return ""
+        dead = dead_writers(self._directory)
+        # A writer that never could write has no segment: nothing shows whether it lives.
+        self._reported = [writer for writer in failing if writer in dead]
+        return "".join(encode_entry(failing_gap(self._directory, writer)) for writer in self._reported)
 
     def _id(self, number: int) -> str:
         return f"{self._writer.rpartition('-')[2]}-segment-{number}"

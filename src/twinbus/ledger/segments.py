@@ -27,6 +27,7 @@ from typing import Final, NamedTuple, Protocol
 
 from twinbus.errors import OperatorError
 from twinbus.ledger.entries import Entry
+from twinbus.ledger.failing_marks import failing_gaps
 from twinbus.ledger.json_lines import EntryError, decode_entry
 
 SEALED_SUFFIX: Final = ".jsonl"
@@ -90,6 +91,9 @@ class SegmentOpener(Protocol):
 
     def make_room(self, number: int) -> str:
         """Prepares the directory for segment `number`, which exists already. Returns lines to append to the segment."""
+
+    def room_made(self) -> None:
+        """Is called when the lines of `make_room` are written."""
 
 
 @dataclass(slots=True, eq=False)
@@ -215,6 +219,11 @@ class SegmentWriter:
             self._retired.append(self._current)
             self._current = None
 
+    def rotate(self) -> None:
+        """Ends the open segment, and opens the next."""
+        self.retire()
+        self._open()
+
     def take_repeated(self) -> tuple[bytes, int]:
         """Returns the lines that must be written again, and how many more lines are perhaps lost."""
         repeated, forgotten = b"".join(self._repeated), self._forgotten
@@ -285,6 +294,7 @@ class SegmentWriter:
                 except OSError:
                     self._repeated.append(lines)
                     raise
+        self._opener.room_made()
 
     def _sync_segment(self, segment: _WrittenSegment) -> None:
         """Syncs one segment, and checks that it is at its path. If not, or if this fails, the segment is dropped."""
@@ -412,9 +422,12 @@ def read_ledger(
 ) -> Iterator[Entry]:
     """Yields every entry of every segment, also of open segments, one segment after the other.
 
+    Before these, yields a gap entry for each writer that cannot write its entries now, or could not when it ended.
+
     Calls `problem` for each line that is not an entry; without `problem`, raises LedgerUnreadableError. Skips a last
     line without a newline: a crash may leave such an incomplete line.
     """
+    yield from failing_gaps(Path(directory))
     for segment in list_segments(Path(directory)):
         yield from _read_segment(segment, problem or _raise)
 

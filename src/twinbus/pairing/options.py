@@ -46,6 +46,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "on_secondary_down": ("raise", "background"),
     "ttl": ("restart", "absolute"),
     "ledger_on_error": ("go_on", "stop"),
+    "ledger_durability": ("process", "lazy"),
 }
 
 
@@ -89,6 +90,9 @@ class SendAvailabilityOptions:
     """Records every operation and change of state (M1, S11): a directory, or a Ledger of the caller."""
     ledger_on_error: Literal["go_on", "stop"] = "go_on"
     """While the ledger cannot be written, `stop` refuses every call with LedgerUnavailableError."""
+    ledger_durability: Literal["process", "lazy"] = "process"
+    """`process`: a send that returned is in the ledger, even if the process is killed in the next instant. `lazy`: the
+    ledger may miss the last moments, and costs less CPU (L2)."""
 
     def __post_init__(self) -> None:
         for option, span in RANGES.items():
@@ -117,9 +121,14 @@ class SendAvailabilityOptions:
         named = isinstance(ledger, os.PathLike) or (isinstance(ledger, str) and bool(ledger.strip()))
         _check("ledger", ledger, named or ledger is None or isinstance(ledger, Ledger), "a directory or a Ledger")
         if isinstance(ledger, Ledger):
-            chosen = self.ledger_on_error
-            holds = chosen in ("go_on", ledger.options.on_error)
-            _check("ledger_on_error", chosen, holds, "left out where a Ledger is given: it has an on_error of its own")
+            given = ledger.options
+            for option, default, own in (
+                ("on_error", "go_on", given.on_error),
+                ("durability", "process", given.durability),
+            ):
+                chosen = getattr(self, f"ledger_{option}")
+                allowed = f"left out where a Ledger is given: it has an {option} of its own"
+                _check(f"ledger_{option}", chosen, chosen in (default, own), allowed)
 
     @property
     def policy(self) -> FailoverPolicy:

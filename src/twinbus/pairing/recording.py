@@ -47,7 +47,8 @@ def open_ledger(options: SendAvailabilityOptions) -> Ledger | None:
     """Return the Ledger that the options give, or open one in the directory that they give. None without either."""
     if options.ledger is None or isinstance(options.ledger, Ledger):
         return options.ledger
-    return Ledger(options.ledger, Role.CLIENT, LedgerOptions(on_error=options.ledger_on_error))
+    chosen = LedgerOptions(on_error=options.ledger_on_error, durability=options.ledger_durability)
+    return Ledger(options.ledger, Role.CLIENT, chosen)
 
 
 class OperationRecorder:

@@ -32,6 +32,7 @@ class MoveStep(StrEnum):
     INTENDED = "intended"
     SENDING = "sending"
     CONFIRMED = "confirmed"
+    RECORDED = "recorded"
     COMPLETED = "completed"
     PUT_ASIDE = "put aside"
     DEAD_LETTERED = "dead-lettered"

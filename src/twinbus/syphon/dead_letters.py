@@ -248,6 +248,7 @@ class DeadLetters:
             operation.end(UNKNOWN, cause=type(error).__name__)
             raise
         operation.end(OK)
+        ledger.write()  # the copy is in the ledger before the dead letter is completed (L1)
         completion = ledger.begin(Stage.COMPLETE_BACKLOG, self._secondary, queue, ids, (0,) * len(ids), destination)
         try:
             await receiver.complete(messages)

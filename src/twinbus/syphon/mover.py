@@ -1,10 +1,12 @@
 """Moves a batch of held messages from a backlog queue to the primary.
 
-Each message is translated, then sent, then completed. Two rules make this safe (Y3): the intent of a send is on disk
-before the send, and a message is completed only after the primary accepted the message. So a crash between two steps
-can cause a second delivery of a message, but never a loss. A message that cannot be sent now is put aside (deferred). A
-message that this transport would change is *kept*: deferred, and not brought back by this syphon. A message that can
-never be delivered is dead-lettered (Y5, Y6, Y10). `plan` decides between these ways.
+Each message is translated, then sent, then completed. Three rules make this safe (Y3, L1): the intent of a send is on
+disk before the send, a message is completed only after the primary accepted the message, and the outcome of the send is
+in the ledger's file before the completion. So a crash between two steps can cause a second delivery of a message, but
+never a loss, and the ledger never takes a completed message for one that is still in the backlog. A message that cannot
+be sent now is put aside (deferred). A message that this transport would change is *kept*: deferred, and not brought
+back by this syphon. A message that can never be delivered is dead-lettered (Y5, Y6, Y10). `plan` decides between these
+ways.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from twinbus.syphon.plan import (
     RoutingDecision,
     destination_key,
 )
-from twinbus.syphon.syphon_ledger import LOCK_LOST
+from twinbus.syphon.syphon_ledger import LOCK_LOST, NOT_RECORDED
 from twinbus.syphon.transport import (
     Backlog,
     BacklogFailedError,
@@ -253,6 +255,9 @@ class Mover:
 
     async def _complete(self, batch: HeldBatch, path: str, messages: Sequence[OutgoingMessage]) -> None:
         held = [message.held for message in messages]
+        if not await self._write_outcome(batch, path, messages):
+            return
+        self._report(MoveStep.RECORDED, held)
         began, why = self._context.now(), LOCK_LOST
         try:
             lost = await self._backlog.complete(held)
@@ -266,6 +271,28 @@ class Mover:
         batch.settled(held)
         self._report(MoveStep.COMPLETED, held)
         self.completed += len(held) - len(lost)
+
+    async def _write_outcome(self, batch: HeldBatch, path: str, messages: Sequence[OutgoingMessage]) -> bool:
+        """Write the outcome of a send to the ledger's file (L1). Return whether the messages may be completed.
+
+        Waits while the ledger cannot be written and its option `on_error` is "stop". If the syphon stops during this
+        wait, abandons the messages: they were delivered, and will be delivered again.
+        """
+        ledger = self._context.ledger
+        while True:
+            try:
+                ledger.write()
+            except LedgerUnavailableError as error:
+                if self._context.stopping:
+                    _log.error("%d messages were delivered, but are not completed: %s", len(messages), error)
+                    held = [message.held for message in messages]
+                    ledger.moved(Move.POSSIBLE_DUPLICATE, self._queue, path, held, NOT_RECORDED)
+                    await self._abandon(batch, messages)
+                    return False
+                _log.error("%d delivered messages wait for their completion: %s", len(messages), error)
+                await asyncio.sleep(_LEDGER_RETRY_SECONDS)
+            else:
+                return True
 
     async def _put_aside(self, batch: HeldBatch, path: str, messages: Sequence[OutgoingMessage]) -> None:
         numbers = await self._defer(batch, [message.held for message in messages])

@@ -39,6 +39,8 @@ CLOCK_COMPARED: Final = "clock"
 """Event of the state entry with the difference of two clocks."""
 CLOCK_TOLERANCE: Final = 1.0
 """Seconds. Clocks that differ by no more than this count as equal."""
+NOT_RECORDED: Final = "not_recorded"
+"""Why a delivered message was not completed: its delivery could not be written to the ledger."""
 LOCK_LOST: Final = "lock_lost"
 NOT_FOUND: Final = "message_not_found"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -131,6 +133,15 @@ class SyphonLedger:
         if self._ledger is not None:
             await self._ledger.flushed()
 
+    def write(self) -> None:
+        """Return when all entries are in the ledger's file, without waiting for a sync. Call it before a completion.
+
+        If the ledger cannot be written, raises LedgerUnavailableError if its option `on_error` is "stop"; otherwise
+        the entries wait in memory.
+        """
+        if self._ledger is not None:
+            self._ledger.write()
+
     def send_not_tried(self, operation: RunningOperation | None) -> None:
         if operation is not None:
             operation.end(NOT_TRIED)
@@ -170,7 +181,7 @@ class SyphonLedger:
     ) -> None:
         """Record the completion of delivered messages. The messages in `lost` may be delivered again; `why` says why.
 
-        A completion has no intent: a delivered message is completed even while the ledger cannot be written.
+        A completion has no intent: after a crash, a delivery without a completion already means a possible duplicate.
         """
         self.counts.operations[Stage.COMPLETE_BACKLOG] += len(messages)
         if self._ledger is not None:

@@ -328,7 +328,7 @@ async def test_m1_the_balance_of_an_outage_is_what_the_receivers_get(world: Worl
 
 def unwritable(folder: Path) -> Path:
     """Replace the directory of a ledger by a file."""
-    folder.rmdir()
+    shutil.rmtree(folder)
     folder.write_text("")
     return folder
 
