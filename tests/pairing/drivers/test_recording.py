@@ -369,6 +369,7 @@ async def test_m1_a_ledger_that_cannot_be_written_stops_every_call_before_it_is_
     assert len(await world.held(queue)) == held
     assert await world.backlog(pair) == []
     folder.unlink()
+    folder.mkdir()
     # The writer tries again every second.
     async with asyncio.timeout(10):
         while await refused():  # noqa: ASYNC110 - a thread of the ledger makes it so
