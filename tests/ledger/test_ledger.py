@@ -187,7 +187,7 @@ async def test_tasks_flush_together_and_a_cancelled_one_does_not_disturb_the_oth
 
 
 def test_the_last_entry_of_a_closed_writer_says_so_and_only_then_is_the_ledger_complete(tmp_path: Path) -> None:
-    with Ledger(tmp_path) as ledger:
+    with Ledger(tmp_path, options=LedgerOptions(durability="lazy")) as ledger:
         send(ledger, "a")
         ledger.flush()
         (reason,) = balance(read_ledger(tmp_path)).incomplete
