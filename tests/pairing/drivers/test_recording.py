@@ -323,6 +323,24 @@ async def test_m1_the_balance_of_an_outage_is_what_the_receivers_get(world: Worl
     assert (found.lost.total(), found.incomplete) == (0, [])
 
 
+@pytest.mark.parametrize("diverted", [False, True])
+async def test_l2_a_send_that_returned_is_in_the_ledger(
+    world: World, queue: str, tmp_path: Path, diverted: bool
+) -> None:
+    pair = await world.pair(ledger=tmp_path)
+    sender = await world.sender(pair, queue)
+    if diverted:
+        pair.force_failover(queue)
+    for number in range(20):
+        await world.send(sender, ServiceBusMessage(b"", message_id=str(number)))
+        # Without a flush: what is in the file now is there whatever happens to the process.
+        accepted = {message.id for message in balance(read_ledger(tmp_path)).accepted}
+        assert accepted == {str(one) for one in range(number + 1)}
+    at = datetime.now(UTC) + timedelta(hours=1)
+    await world.do(sender.schedule_messages, ServiceBusMessage(b"", message_id="later"), at)
+    assert "later" in {message.id for message in balance(read_ledger(tmp_path)).accepted}
+
+
 # --- where it cannot be written --------------------------------------------------------------------------------------
 
 
