@@ -81,6 +81,7 @@ class Outcomes:
     @property
     def clocks(self) -> list[float]:
         states = [one for one in read_ledger(self.ledger) if isinstance(one, State) and one.event == "clock"]
+        assert all(one.facts["lock_known"] for one in states), "the listing of the queues has the lock duration"
         return [float(one.facts["ahead"]) for one in states]
 
 

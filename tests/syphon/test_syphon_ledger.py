@@ -167,13 +167,26 @@ def test_l5_the_clock_is_recorded_once_and_when_it_changed_by_more_than_a_second
     start = datetime(2026, 1, 1, tzinfo=UTC)
     clock.observe(start + timedelta(seconds=60), start - timedelta(hours=1), 0.0)
     for seconds, ahead in ((0, 1200), (1, 1200.9), (2, 1199.1), (3, 1201.1), (4, 1201), (5, 0), (6, 0.9)):
-        case.syphon_ledger.compare_clocks(clock, seconds, start + timedelta(seconds=seconds + ahead))
+        case.syphon_ledger.compare_clocks(QUEUE, clock, seconds, start + timedelta(seconds=seconds + ahead))
     case.ledger.close()
     found = [one.facts for one in read_ledger(case.folder) if isinstance(one, State)]
-    assert found == [{"ahead": ahead, "lock": 60, "lock_known": True} for ahead in (1200, 1201.1, 0)]
+    assert found == [{"ahead": ahead, "queue": QUEUE, "lock": 60, "lock_known": True} for ahead in (1200, 1201.1, 0)]
+
+
+def test_l5_queues_that_show_different_times_are_recorded_once_each(case: Case) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    clocks = {"a": BrokerClock(60), "b": BrokerClock(60), "c": BrokerClock()}
+    for clock in clocks.values():  # the lock of "c" is 100 s, and it is not known
+        clock.observe(start + timedelta(seconds=100 if clock.lock_seconds is None else 60), start, 0.0)
+    for seconds in range(5):
+        for queue, clock in clocks.items():
+            case.syphon_ledger.compare_clocks(queue, clock, seconds, start + timedelta(seconds=seconds))
+    case.ledger.close()
+    found = [one.facts for one in read_ledger(case.folder) if isinstance(one, State)]
+    assert [(one["queue"], one["ahead"], one["lock_known"]) for one in found] == [("a", 0, True), ("c", -40, False)]
 
 
 def test_l5_without_a_message_there_is_no_clock_to_compare_with(case: Case) -> None:
-    case.syphon_ledger.compare_clocks(BrokerClock(60), 0.0, datetime.now(UTC))
+    case.syphon_ledger.compare_clocks(QUEUE, BrokerClock(60), 0.0, datetime.now(UTC))
     case.ledger.close()
     assert not [one for one in read_ledger(case.folder) if isinstance(one, State)]

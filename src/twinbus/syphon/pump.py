@@ -264,7 +264,7 @@ class Pump:
         context = self._context
         # The newest message was delivered last: it shows the broker's time best.
         self._clock.observe(held[-1].locked_until, held[-1].enqueued_time, context.now())
-        context.ledger.compare_clocks(self._clock, context.now(), context.wall())
+        context.ledger.compare_clocks(self.queue, self._clock, context.now(), context.wall())
         batch = HeldBatch(held, context.now(), self._broker_time())
         self.held += len(held)
         self._held_bytes += batch.size

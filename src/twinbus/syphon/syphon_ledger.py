@@ -57,8 +57,8 @@ class SyphonLedger:
         self._ledger = ledger
         self._primary = primary
         self._secondary = secondary
-        self._ahead: float | None = None
-        """How far the clock of this machine is ahead of the broker's, in seconds, as recorded."""
+        self._ahead: dict[str, float] = {}
+        """By queue, how far the clock of this machine is ahead of the broker's, in seconds."""
 
     def started(self, options: Mapping[str, Fact]) -> None:
         """Record that a syphon starts, with those of its options that its cost depends on (M4)."""
@@ -83,18 +83,22 @@ class SyphonLedger:
         if self._ledger is not None:
             self._ledger.done(stage, self._secondary, queue, (), size, seconds=seconds, result=result, cause=cause)
 
-    def compare_clocks(self, clock: BrokerClock, now: float, wall: datetime) -> None:
-        """Record how far the clock of this machine (`wall`) is ahead of the broker's (L5).
+    def compare_clocks(self, queue: str, clock: BrokerClock, now: float, wall: datetime) -> None:
+        """Record how far the clock of this machine (`wall`) is ahead of the broker's, as a queue shows it (L5).
 
-        Records the first difference, and the next one that differs from the recorded one by more than 1 s.
+        Records the first difference. Records a later difference if it is more than 1 s from the last one of the same
+        queue, or, for a further queue, from the last ones of all queues. While lock durations are only assumed, queues
+        may show different times: then each queue is recorded once, not each batch.
         """
         time = clock.time(now)
         if time is None:
             return
         ahead = (wall - _EPOCH) / timedelta(seconds=1) - time / 1000
-        if self._ahead is not None and abs(ahead - self._ahead) <= CLOCK_TOLERANCE:
+        before = [self._ahead[queue]] if queue in self._ahead else self._ahead.values()
+        if any(abs(ahead - one) <= CLOCK_TOLERANCE for one in before):
+            self._ahead.setdefault(queue, ahead)
             return
-        self._ahead = ahead
+        self._ahead[queue] = ahead
         if abs(ahead) > CLOCK_TOLERANCE:
             _log.warning(
                 "the clock of this machine is %.1f s %s the clock of %s",
@@ -103,7 +107,8 @@ class SyphonLedger:
                 self._secondary,
             )
         if self._ledger is not None:
-            facts = {"ahead": round(ahead, 3), "lock": clock.lock, "lock_known": clock.lock_seconds is not None}
+            known = clock.lock_seconds is not None
+            facts: dict[str, Fact] = {"ahead": round(ahead, 3), "queue": queue, "lock": clock.lock, "lock_known": known}
             self._ledger.state(CLOCK_COMPARED, facts, pair=self._primary)
 
     def begin_send(
