@@ -11,6 +11,7 @@ HEAVY = (
     "aiohttp",
     "apsw",
     "azure.servicebus",
+    "azure.servicebus.aio",
     "pyspark",
     "twinbus.amqp",
     "twinbus.cli",
@@ -26,7 +27,9 @@ PRINT_LOADED = """
 import sys
 print(*(name for name in sys.argv[1:] if any((module + ".").startswith(name + ".") for module in sys.modules)))
 """
-PAIRING = {"aiohttp", "azure.servicebus", "twinbus.pairing", "twinbus.sdk"}
+PAIRING = {"azure.servicebus", "twinbus.pairing", "twinbus.sdk"}
+SDK = {"azure.servicebus", "azure.servicebus.aio", "twinbus.sdk"}
+AIO = {"aiohttp", "azure.servicebus.aio"}
 ACCESS = "Endpoint=sb://a/;SharedAccessKeyName=a;SharedAccessKey=b"
 SYPHON = {"twinbus.amqp", "twinbus.connect", "twinbus.syphon"}
 
@@ -43,13 +46,16 @@ def loaded(program: str) -> set[str]:
         ("import twinbus", set()),
         ("from twinbus import SendAvailabilityOptions, OptionError, AliasInUseError", {"twinbus.pairing"}),
         ("from twinbus import Pair, pair_connection_strings, pair_namespaces", PAIRING),
-        ("import twinbus.aio", PAIRING),
+        ("import twinbus.aio", PAIRING | AIO),
         ("import twinbus.backlog", set()),
         ("import twinbus.sdk", {"twinbus.sdk"}),
         ("import twinbus.syphon", {"twinbus.syphon"}),
         ("from twinbus.syphon import NativeTransport, Syphon, NamespaceAccess, DeadLetters", SYPHON),
         (f"from twinbus.syphon import NativeTransport; NativeTransport({ACCESS!r}, {ACCESS!r})", SYPHON),
-        ("from twinbus.syphon import SdkTransport", SYPHON | {"azure.servicebus", "twinbus.sdk"}),
+        (
+            "from twinbus.syphon import SdkTransport",
+            SYPHON | {"azure.servicebus", "azure.servicebus.aio", "twinbus.sdk"},
+        ),
         ("import twinbus.pipeline", {"twinbus.pipeline"}),
         ("import twinbus.ledger, twinbus.money, twinbus.report", set()),
     ],

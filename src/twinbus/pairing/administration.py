@@ -20,12 +20,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from typing import Any, Final, Self, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, assert_never
 
 from azure.core.exceptions import HttpResponseError
 from azure.servicebus import ServiceBusClient
-from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
-from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioServiceBusAdministrationClient
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from twinbus.backlog import FailureKind, evidence_of
@@ -49,6 +47,10 @@ from twinbus.pairing.provisioning import (
 )
 from twinbus.pairing.recording import NO_RECORDER
 from twinbus.sdk import admin_credential
+
+if TYPE_CHECKING:
+    from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
+    from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioServiceBusAdministrationClient
 
 T = TypeVar("T")
 
@@ -200,13 +202,11 @@ class AioAdministration:
         if admin is not None:
             return cls(admin.fully_qualified_namespace, lambda: admin, seconds=seconds, owned=False)
         name = client.fully_qualified_namespace
-        return cls(
-            name, lambda: AioServiceBusAdministrationClient(name, management_credential(client)), seconds=seconds
-        )
+        return cls(name, lambda: _aio_client_class()(name, management_credential(client)), seconds=seconds)
 
     @classmethod
     def from_connection_string(cls, text: str, *, seconds: float = 10.0) -> Self:
-        client = AioServiceBusAdministrationClient.from_connection_string(text)
+        client = _aio_client_class().from_connection_string(text)
         return cls(client.fully_qualified_namespace, lambda: client, seconds=seconds)
 
     @cached_property
@@ -328,6 +328,13 @@ def request_keywords(seconds: float, authority: str | None) -> dict[str, Any]:
     if authority is not None:
         keywords["connection_verify"] = authority
     return keywords
+
+
+def _aio_client_class() -> type[AioServiceBusAdministrationClient]:
+    # Imported here: a sync pair need not load the asyncio part of the SDK, and aiohttp with it.
+    from azure.servicebus.aio import management  # noqa: PLC0415
+
+    return management.ServiceBusAdministrationClient
 
 
 def management_credential(client: ServiceBusClient | AioServiceBusClient) -> Any:

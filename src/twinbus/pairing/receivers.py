@@ -13,15 +13,17 @@ import inspect
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
-from azure.servicebus.aio import ServiceBusReceiver as AioServiceBusReceiver
 
 from twinbus.backlog import COUNTING_FAILURES, failure_kind
 from twinbus.ledger import OK, Ledger, Stage
 from twinbus.pairing.recording import OperationRecorder, operation_result, size_of
 from twinbus.sdk import RECEIVE_METHODS, call_before_close, has_credit, is_open
+
+if TYPE_CHECKING:
+    from azure.servicebus.aio import ServiceBusReceiver as AioServiceBusReceiver
 
 _EMPTY: Final = (StopIteration, StopAsyncIteration)
 _MAX_QUIET_PAUSE: Final = 1.0

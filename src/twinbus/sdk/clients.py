@@ -5,18 +5,18 @@ The SDK has no public attributes for these settings. Sync and asyncio clients ha
 
 from __future__ import annotations
 
+import inspect
 import random
 from typing import Any, Final, NamedTuple
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import TransportType
-from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 
 from twinbus.backlog import Endpoint
 from twinbus.sdk.private_names import (
-    AioSharedKeyCredential,
     ServiceBusSASTokenCredential,
     ServiceBusSharedKeyCredential,
+    aio_shared_key_credential,
 )
 
 _TLS_PORT: Final = 5671
@@ -87,8 +87,9 @@ def admin_credential(client: Any) -> Any | None:
     """
     credential = client._credential
     if isinstance(credential, AzureNamedKeyCredential):
-        aio = isinstance(client, AioServiceBusClient)
-        return (AioSharedKeyCredential if aio else ServiceBusSharedKeyCredential)(*credential.named_key)
+        is_aio = inspect.iscoroutinefunction(client.close)
+        made = aio_shared_key_credential() if is_aio else ServiceBusSharedKeyCredential
+        return made(*credential.named_key)
     if isinstance(credential, AzureSasCredential | ServiceBusSASTokenCredential):
         return None
     return credential

@@ -8,7 +8,7 @@ untested version may lose messages without an error.
 from __future__ import annotations
 
 import inspect
-from typing import Final
+from typing import Any, Final
 
 import azure.servicebus
 
@@ -55,7 +55,6 @@ try:
     from azure.servicebus._pyamqp.message import _MessageDelivery as MessageDelivery
     from azure.servicebus._pyamqp.types import TYPE, VALUE, AMQPTypes
     from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
-    from azure.servicebus.aio._base_handler_async import ServiceBusSharedKeyCredential as AioSharedKeyCredential
 except ImportError as error:
     raise SdkVersionError(azure.servicebus.__version__) from error
 
@@ -71,7 +70,6 @@ __all__ = [
     "VALUE",
     "AMQPConnectionError",
     "AMQPTypes",
-    "AioSharedKeyCredential",
     "ErrorCondition",
     "Header",
     "LinkDeliverySettleReason",
@@ -83,11 +81,26 @@ __all__ = [
     "SdkVersionError",
     "ServiceBusSASTokenCredential",
     "ServiceBusSharedKeyCredential",
+    "aio_shared_key_credential",
     "check_confirms_settlement",
     "check_version",
     "encode_payload",
     "mgmt_handlers",
 ]
+
+
+def aio_shared_key_credential() -> Any:
+    """Return the SDK's class of credentials with a key, for asyncio clients.
+
+    The asyncio part of the SDK is imported only here, because it loads aiohttp, which a sync pair does not need.
+    """
+    try:
+        from azure.servicebus.aio._base_handler_async import (  # noqa: PLC0415
+            ServiceBusSharedKeyCredential as AioSharedKeyCredential,
+        )
+    except ImportError as error:
+        raise SdkVersionError(azure.servicebus.__version__) from error
+    return AioSharedKeyCredential
 
 
 def check_version() -> None:
