@@ -231,6 +231,10 @@ class EventPublisher:
             self._telemetry.notice(notice.name, values)
         except Exception:
             _log.exception("%s could not be published in full", notice.name)
+        self.hear(notice)
+
+    def hear(self, notice: Notice) -> None:
+        """Call the callbacks for a notice that another pair published (P3)."""
         for callback in (*self._callbacks.get(notice.name, ()), *self._callbacks.get(ALL, ())):
             self._runner.run(callback, notice)
 

@@ -1,4 +1,4 @@
-"""The two sides of a pair, open, closed or faulted (C1), and which namespaces are paired in this process (P3).
+"""The two sides of a pair, open, closed or faulted (C1), and the errors of a pair that is not open.
 
 A side leaves the state OPEN at most once, and never returns to it. The driver ends the links and timers of the side.
 """
@@ -197,39 +197,3 @@ class CredentialRefusals:
     def forget(self, queue: str) -> None:
         """Report that a queue accepted a message, or failed for another reason than a refusal."""
         self.spans.pop(queue, None)
-
-
-# --- which namespaces are paired in this process (P3) ----------------------------------------------------------------
-
-_registry: set[tuple[Endpoint, Endpoint]] = set()
-_registering = threading.Lock()
-
-
-def register(primary: Endpoint, secondary: Endpoint) -> None:
-    """Register a pair. Raises PairingRefusedError if P3 forbids it."""
-    if primary == secondary:
-        raise PairingRefusedError(f"{_name(primary)} cannot be its own secondary")
-    with _registering:
-        if any(primary == paired for paired, _ in _registry):
-            raise PairingRefusedError(f"{_name(primary)} is the primary of a pair already: use that pair, or close it")
-        if any(secondary == paired for paired, _ in _registry):
-            raise PairingRefusedError(f"{_name(secondary)} is itself the primary of a pair: it cannot be a secondary")
-        if any(primary == backing for _, backing in _registry):
-            raise PairingRefusedError(f"{_name(primary)} is the secondary of a pair: it cannot be paired itself")
-        _registry.add((primary, secondary))
-
-
-def release(primary: Endpoint, secondary: Endpoint) -> None:
-    with _registering:
-        _registry.discard((primary, secondary))
-
-
-def forget_all() -> None:
-    """Empty the registry in the child of a fork: the pairs belong to the parent."""
-    global _registering  # noqa: PLW0603 - the thread that holds the copied lock does not exist here
-    _registering = threading.Lock()
-    _registry.clear()
-
-
-def _name(endpoint: Endpoint) -> str:
-    return f"{endpoint.host}:{endpoint.port}"

@@ -57,14 +57,12 @@ from twinbus.pairing.pair_sides import (
     PairingRefusedError,
     Side,
     SideState,
-    forget_all,
-    register,
-    release,
 )
 from twinbus.pairing.provisioning import BACKGROUND_PAUSES, Provisioned, background_pause
 from twinbus.pairing.receivers import record_receiver
-from twinbus.pairing.recording import OperationRecorder, open_ledger
-from twinbus.pairing.shared_state import PairDriver, SharedBacklogWatch, SharedEntity, SharedRotation
+from twinbus.pairing.recording import OperationRecorder
+from twinbus.pairing.shared_pair import forget_all, register, release, shared_pair
+from twinbus.pairing.shared_state import PairDriver, SharedBacklogWatch, SharedEntity
 from twinbus.sdk import (
     RetrySettings,
     client_endpoint,
@@ -157,7 +155,9 @@ class PairState:
         self.secondary = Side("secondary", client_endpoint(secondary), self._side_left)
         self.name = options.primary_name or primary_name(self.primary.endpoint)
         self.queues = backlog_queue_paths(self.name, options.backlog_queue_count)
-        self.ledger = open_ledger(options)
+        endpoints = (self.primary.endpoint, self.secondary.endpoint)
+        self._shared = shared_pair(*endpoints, options, self.queues, driver, joinable=threaded)
+        self.ledger = self._shared.ledger
         """The ledger of the pair and of its syphon, or None."""
         self.primary_recorder = OperationRecorder(self.ledger, self.name)
         self.secondary_recorder = OperationRecorder(self.ledger, primary_name(self.secondary.endpoint))
@@ -166,14 +166,14 @@ class PairState:
         self._retries = retry_settings(primary)
         self._canaries = {self.primary: unopened_sender(primary), self.secondary: unopened_sender(secondary)}
         self._refusals = CredentialRefusals()
-        self._driver = driver
+        self.driver = driver
         self._on_side_left = on_side_left
         self._recreate = recreate
         self._recreate_after: dict[str, float] = {}
-        self._entities: dict[str, SharedEntity] = {}
-        self._hold_all = False
+        self._entities = self._shared.entities
         self._making = threading.Lock()
-        self.rotation = SharedRotation(self.queues, options.probation.total_seconds(), driver)
+        self.rotation = self._shared.rotation
+        self._others_go_on: bool | None = None
         self.backlog_watch = SharedBacklogWatch(
             options.backlog_check_interval, options.backlog_unattended_after, driver.timer, peek, self.events.emit
         )
@@ -186,16 +186,26 @@ class PairState:
 
     def begin(self) -> None:
         """Register the pair in this process and in the metrics. Raises PairingRefusedError if P3 forbids it."""
-        register(self.primary.endpoint, self.secondary.endpoint)
+        register(self.primary.endpoint, self.secondary.endpoint, self._shared, self)
         self._registered = True
+        self._others_go_on = None
+        if self._is_acting:
+            self.show_in_metrics()
+        _pair_states.add(self)
+        if self.ledger is not None:
+            self.ledger.state(PAIRED, self._cost_facts(), pair=self.name)
+
+    @property
+    def _is_acting(self) -> bool:
+        return self._shared.driver is self.driver
+
+    def show_in_metrics(self) -> None:
+        """Show this pair in the gauges, for all pairs that share its state."""
         self.events.watch(
             lambda: [shared.entity for shared in list(self._entities.values())],
             lambda: self.rotation.rotation,
             lambda: self.backlog_watch.watch.queues,
         )
-        _pair_states.add(self)
-        if self.ledger is not None:
-            self.ledger.state(PAIRED, self._cost_facts(), pair=self.name)
 
     def _cost_facts(self) -> dict[str, Fact]:
         """Return the options that the cost of a pair depends on (M4): spans in seconds."""
@@ -215,7 +225,15 @@ class PairState:
         if self._registered:
             self._registered = False
             self.events.unwatch()
-            release(self.primary.endpoint, self.secondary.endpoint)
+            self._leave_shared()
+            release(self.primary.endpoint, self.secondary.endpoint, self._shared)
+
+    def _leave_shared(self) -> bool:
+        """Stop sharing, once. Returns whether other pairs go on with what was shared (P3)."""
+        if self._others_go_on is None:
+            self._others_go_on = bool(self._shared.leave(self))
+            self._shared.is_closed = not self._others_go_on and self.primary.state is not SideState.OPEN
+        return self._others_go_on
 
     def start_syphon(self, make: SyphonFactory | None, clients: tuple[Any, Any], admin: Any) -> None:
         """Start a syphon if `enable_syphon` is set. The caller gives `make`, because this room imports no syphons."""
@@ -247,21 +265,25 @@ class PairState:
     def entity(self, path: str) -> SharedEntity:
         """Return the state of an entity, which all senders of this entity share."""
         key = _key(path)
-        with self._making:
+        with self._shared.making:
             found = self._entities.get(key)
-            if found is None:
-                found = self._entities[key] = SharedEntity(path, self.options.policy, self._driver)
-                if self.primary.state is not SideState.OPEN:
-                    found.advance(PairClosed())
-                elif self._hold_all:
-                    found.advance(FailoverForced(hold=True))
+            if found is not None:
+                return found
+            found = self._entities[key] = SharedEntity(path, self.options.policy, self._shared.driver)
+        # The lock is released first: a callback for an event may make another sender.
+        if self.primary.state is not SideState.OPEN:
+            found.advance(PairClosed())
+        elif self._shared.hold_all:
+            found.advance(FailoverForced(hold=True))
         return found
 
     def provisioned(self, result: Provisioned) -> None:
         """Put the queues that provisioning found into the rotation, and take out those that failed (P7, P8)."""
         for queue in result.found:
             self.rotation.advance(rotation.QueueFound(queue))
-        self.rotation.missing(result.failed)
+        if self._is_acting:
+            # Another pair has found the queues before, which serves this pair too (P3).
+            self.rotation.missing(result.failed)
         for queue, losing in result.losing:
             self.events.emit(BacklogQueueUnsafe(queue, time.monotonic(), *losing))
 
@@ -288,13 +310,13 @@ class PairState:
     def is_held(self, path: str) -> bool:
         """Return whether an operator holds the failover of the entity, so that nothing may be delivered to it (S15)."""
         shared = self._entities.get(_key(path))
-        return self._hold_all if shared is None else shared.entity.mode is EntityMode.HELD
+        return self._shared.hold_all if shared is None else shared.entity.mode is EntityMode.HELD
 
     def force_failover(self, entity: str | None, *, hold: bool) -> None:
         """Fail an entity over; None: all entities. With `hold`, None holds entities that are used later, too (S15)."""
         self.primary.refuse_unless_open()
         if entity is None:
-            self._hold_all = self._hold_all or hold
+            self._shared.hold_all = self._shared.hold_all or hold
         for shared in self._chosen(entity):
             shared.advance(FailoverForced(hold))
 
@@ -302,7 +324,7 @@ class PairState:
         """Return an entity to the primary; None: all entities."""
         self.primary.refuse_unless_open()
         if entity is None:
-            self._hold_all = False
+            self._shared.hold_all = False
         for shared in self._chosen(entity):
             shared.advance(RestoreForced())
 
@@ -314,8 +336,16 @@ class PairState:
         return self.options.ping == "message" or (self.options.ping == "auto" and hides_pings(sender))
 
     def publish(self, notice: Notice) -> None:
-        """Publish a notice, and let the pair's syphon send at once to an entity that was restored (Y12)."""
+        """Publish a notice about what pairs share, to the callbacks of all of them (P3)."""
         self.events.emit(notice)
+        self._wake_syphon(notice)
+        for member in list(self._shared.members):
+            if member is not self:
+                member.events.hear(notice)
+                member._wake_syphon(notice)
+
+    def _wake_syphon(self, notice: Notice) -> None:
+        """Let the pair's syphon send at once to an entity that was restored (Y12)."""
         if isinstance(notice, Restored) and self.syphon is not None:
             try:
                 self.syphon.restored(notice.entity)
@@ -402,8 +432,11 @@ class PairState:
 
     @property
     def own_ledger(self) -> Ledger | None:
-        """The ledger that the pair opened and must close after the last event. None if the application gave it."""
-        return None if self.ledger is self.options.ledger else self.ledger
+        """The ledger that the pair must close after the last event.
+
+        None if the application gave the ledger, or another pair still uses it (P3).
+        """
+        return None if self._others_go_on or self.ledger is self.options.ledger else self.ledger
 
     @property
     def closed(self) -> bool:
@@ -413,7 +446,7 @@ class PairState:
         """Fault the pair in the child of a fork."""
         self.primary.forked()
         self.secondary.forked()
-        self._making = threading.Lock()
+        self._making = self._shared.making = threading.Lock()
         self.backlog_watch.forked()
         for shared in self._entities.values():
             shared.forked()
@@ -426,9 +459,15 @@ class PairState:
         faulted = side.state is SideState.FAULTED
         self.events.emit(SideFaulted(side.name, at, str(side.cause)) if faulted else SideClosed(side.name, at))
         self.backlog_watch.close()
+        others_go_on = self._registered and (
+            self._leave_shared() if side is self.primary or self.closed else self._shared.has_others(self)
+        )
         if side is self.primary:
+            if others_go_on:
+                self._entities = {key: self._closed_copy(one) for key, one in list(self._entities.items())}
             for shared in list(self._entities.values()):
                 shared.advance(PairClosed())
+        if side is self.primary or others_go_on:
             self.rotation.wake_waiting_calls()
         else:
             self.rotation.close()
@@ -437,6 +476,14 @@ class PairState:
             self.withdraw()
         self._stop_syphon(at)
         self._on_side_left(side)
+
+    def _closed_copy(self, shared: SharedEntity) -> SharedEntity:
+        """Return an entity of this pair alone, which is closed next. Other pairs go on with `shared` (P3)."""
+        return SharedEntity(shared.entity.path, self.options.policy, self.driver)
+
+    def own_entity(self, shared: SharedEntity) -> SharedEntity:
+        """Return the state that a sender of this pair must use: another one after the pair stopped sharing."""
+        return self._entities.get(_key(shared.entity.path), shared)
 
     def _stop_syphon(self, at: float) -> None:
         """Stop the syphon if neither side is open. If one is and the syphon runs, fault this side after 5 s (C2)."""

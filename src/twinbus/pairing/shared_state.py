@@ -139,6 +139,19 @@ class SharedEntity:
             self._driver.emit(notice)
         return failed_call
 
+    def rebind(self, driver: PairDriver) -> None:
+        """Let another driver run timers and pings (P3). A ping in progress ends as usual and reports its result."""
+        with self._lock:
+            self._failover_timer.disarm()
+            self._ping_timer.disarm()
+            self._driver = driver
+            self._failover_timer = driver.timer(lambda: self.advance(FailoverTimerFired()))
+            self._ping_timer = driver.timer(lambda: self.advance(PingDue()))
+            if self.entity.deadline is not None:
+                self._failover_timer.arm(self.entity.deadline)
+            if self.entity.next_ping is not None and not self.entity.pinging:
+                self._ping_timer.arm(self.entity.next_ping)
+
     def wake_waiting_calls(self) -> None:
         """Let every call that pauses before its next try check whether it may still try."""
         for wake in tuple(self.on_reroute):
@@ -209,6 +222,16 @@ class SharedRotation:
         """Let every call that waits for a backlog queue look again."""
         for wake in tuple(self.on_change):
             wake()
+
+    def rebind(self, driver: PairDriver) -> None:
+        """Let another driver run the timer (P3)."""
+        with self._lock:
+            self._timer.disarm()
+            self._driver = driver
+            self._timer = driver.timer(lambda: self.advance(ProbationEnded()))
+            due = [absence.until for absence in self.rotation.absent if absence.until is not None]
+            if due:
+                self._timer.arm(min(due))
 
     def missing(self, causes: tuple[QueueCause, ...]) -> None:
         """Report queues that provisioning could neither find nor create (P7)."""

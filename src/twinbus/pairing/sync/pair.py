@@ -31,7 +31,7 @@ from twinbus.pairing.receivers import QuietReceiver
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
 from twinbus.pairing.sync.backlog_link import BacklogLinks
 from twinbus.pairing.sync.backlog_peeker import BacklogPeeker
-from twinbus.pairing.sync.sender import PairedSender
+from twinbus.pairing.sync.sender import PairedSender, detach, retired_link
 from twinbus.pairing.sync.timeout_thread import ThreadTimer
 from twinbus.pairing.sync.timeouts import ThreadTimeouts
 from twinbus.sdk import check_version, client_endpoint, interrupt, open_sync_link
@@ -153,8 +153,12 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
         self._peeker.stop()
         self._links.close()
         if side is self._state.primary:
-            links = [sender.retired() for sender in list(self._senders)]
+            for pinging in list(self._pinging.values()):
+                interrupt(pinging)
+            links = [retired_link(sender) for sender in list(self._senders)]
             self._timeouts.retire_all([link for link in links if link is not None])
+            for sender in list(self._senders):
+                detach(sender, self._state.own_entity)
         if self._state.closed and not getattr(self._this_thread, "ends_pair", False):
             # Nobody called `close`: the second side faulted by itself, so the pair ends itself (C3).
             self._timeouts.thread.soon(self._end)

@@ -28,6 +28,7 @@ from twinbus.pairing.decide.send_flow import (
     WaitForQueue,
 )
 from twinbus.pairing.pair_state import SenderSetup
+from twinbus.pairing.shared_state import SharedEntity
 from twinbus.pairing.sync.backlog_link import BacklogLinks
 from twinbus.pairing.sync.timeout_thread import Call
 from twinbus.pairing.sync.timeouts import RetiredLink, ThreadTimeouts
@@ -136,12 +137,8 @@ class PairedSender:
 
     def release(self) -> None:
         """Close the link in the background because the primary's side closed or faulted. That side refuses calls."""
-        if (link := self.retired()) is not None:
+        if (link := retired_link(self)) is not None:
             self._timeouts.retire_all([link])
-
-    def retired(self) -> RetiredLink | None:
-        """Return the link for `ThreadTimeouts.retire_all`, or None if the sender was closed."""
-        return None if self._closed else RetiredLink(lambda: self._sender, self._turn, self._entity)
 
     def __enter__(self) -> Self:
         check_open(self._closed)
@@ -279,3 +276,16 @@ class PairedSender:
             if self._entity.entity.route is not SendRoute.CLOSED:
                 self._sender = self._primary.remake(self._make)
             self._timeouts.discard(old)
+
+
+# --- for the pair ----------------------------------------------------------------------------------------------------
+
+
+def retired_link(sender: PairedSender) -> RetiredLink | None:
+    """Return the link of a sender for `ThreadTimeouts.retire_all`, or None if the sender was closed."""
+    return None if sender._closed else RetiredLink(lambda: sender._sender, sender._turn, sender._entity)
+
+
+def detach(sender: PairedSender, own: Callable[[SharedEntity], SharedEntity]) -> None:
+    """Let a sender use the entity that `own` returns for its present one: the pair no longer shares that one (P3)."""
+    sender._entity = sender._context.shared = own(sender._entity)
