@@ -1,0 +1,201 @@
+"""L1 and L2: after each kill -9 of a syphon or an application, the ledger agrees with a count of the queues.
+
+The count is taken from the files of the namespaces (`stored_ids`), and from the files in which applications write down
+what was reported safe. `ledger_oracle` compares it with the balance. Killed are, at every step and at random instants:
+
+| process | steps |
+| --- | --- |
+| syphon, native and over the SDK | `killed_clients.PLACES` |
+| application, sync and asyncio, healthy and diverted | right after a send has returned; it ends by `os._exit` there |
+
+Spark's processes are killed in `tests/pipeline/test_spark_syphon.py` and `test_spark_kills.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+
+from tests.crash.killed_clients import (
+    AFTER_RETURN,
+    AIO,
+    AT_EXIT,
+    PLACES,
+    SYNC,
+    TRANSPORTS,
+    WINDOW,
+    Application,
+    Death,
+    Durability,
+    KilledProcess,
+    later,
+    reported_safe,
+    run_application,
+    run_syphon,
+)
+from tests.crash.killed_pair import KilledPair, killed_pairs
+from tests.crash.stored_ids import marked_body
+from tests.tiers import budget
+from twinbus.ledger import Verdict, judge_ledger
+from twinbus.testing import LocalNamespaces
+
+pytestmark = pytest.mark.timeout(300)
+
+KILLS = budget(4, 60, 300)
+"""Kills of each kind of process."""
+KILLS_PER_RUN = 60
+SEEDS = range(-(-KILLS // KILLS_PER_RUN))
+FILL = 4 * WINDOW
+RANDOM_SECONDS = 0.08
+APPLICATIONS = [(driver, is_diverted) for driver in (SYNC, AIO) for is_diverted in (False, True)]
+FIGURES = ("accepted", "delivered", "in_backlog", "unknown", "lost", "duplicated", "possibly_duplicated", "unconfirmed")
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[LocalNamespaces]:
+    with killed_pairs() as made:
+        yield made
+
+
+@pytest.fixture
+def pair(namespaces: LocalNamespaces, tmp_path: Path) -> KilledPair:
+    return KilledPair(namespaces, tmp_path)
+
+
+def syphon_deaths(chance: Random, count: int) -> list[Death]:
+    """Every place in turn, and as many random instants."""
+    places = [Death(place, chance.choice((1, 1, 2))) for place in PLACES]
+    chance.shuffle(places)
+    return [
+        Death(seconds=chance.uniform(0, RANDOM_SECONDS)) if number % 2 else places[number // 2 % len(places)]
+        for number in range(count)
+    ]
+
+
+def application_deaths(chance: Random, count: int) -> list[Death]:
+    times = (1, 1, 5, 20)
+    return [
+        (
+            Death(AT_EXIT, chance.choice(times)),
+            Death(AFTER_RETURN, chance.choice(times)),
+            Death(seconds=chance.uniform(0, RANDOM_SECONDS)),
+            Death(seconds=chance.uniform(0, RANDOM_SECONDS)),
+        )[number % 4]
+        for number in range(count)
+    ]
+
+
+def judge(pair: KilledPair, figures: Counter[str], *, is_whole: bool = True) -> None:
+    """Brings everything home, and counts for the last time. `is_whole`: no entry can be missing from the ledger."""
+    pair.drain()
+    found = pair.check("after the drain", is_over=True)
+    figures.update({name: getattr(found, name).total() for name in FIGURES})
+    print(dict(sorted(figures.items())))
+    assert not pair.wrong, "\n".join([f"{len(pair.wrong)} wrong", *pair.wrong[:20]])
+    assert found.delivered.total() == found.accepted.total() >= len(pair.safe) > 0
+    judged = judge_ledger({name: figures[name] for name in FIGURES}, found.incomplete)
+    is_twice = figures["duplicated"] + figures["possibly_duplicated"] > 0
+    proven = Verdict.POSSIBLE_DUPLICATES if is_twice else Verdict.PROVEN
+    assert judged.verdict is (proven if is_whole else Verdict.NOT_PROVEN), judged
+
+
+def kill_syphons(
+    namespaces: LocalNamespaces, pair: KilledPair, seed: int, count: int, durability: Durability
+) -> Counter[str]:
+    """Kills so many syphons with each transport. Returns figures."""
+    figures: Counter[str] = Counter()
+    # Some sends are refused, so that syphons put messages aside and recall them.
+    fault = namespaces["primary"].faults.set("server-busy", points=["send"], probability=0.25, seed=seed)
+    for number, death in enumerate(syphon_deaths(Random(seed), count)):
+        pair.fill([f"{number}-{part}" for part in range(FILL)])
+        for transport in TRANSPORTS:
+            work = pair.syphon(transport=transport, durability=durability, death=death)
+            place = KilledProcess(run_syphon, work, death).die()
+            figures[f"{transport} killed: {place or 'at random'}"] += 1
+            pair.check(f"kill {number} of {transport}: {death}")
+    namespaces["primary"].faults.clear(fault["id"])
+    return figures
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_l1_after_each_kill_of_a_syphon_the_ledger_agrees_with_the_queues(
+    namespaces: LocalNamespaces, pair: KilledPair, seed: int
+) -> None:
+    count = min(KILLS, KILLS_PER_RUN)
+    figures = kill_syphons(namespaces, pair, seed, count, "process")
+    judge(pair, figures)
+    assert figures["delivered"] == count * FILL
+    assert figures["possibly_duplicated"] <= count * len(TRANSPORTS) * WINDOW
+    if count >= KILLS_PER_RUN:
+        assert [place for place in PLACES if not any(figures[f"{one} killed: {place}"] for one in TRANSPORTS)] == []
+
+
+@pytest.mark.thorough
+def test_l1_a_syphon_with_a_lazy_ledger_records_each_delivery_before_its_completion_too(
+    namespaces: LocalNamespaces, pair: KilledPair
+) -> None:
+    """What else its dead writers have not written is not known, so nothing is proven."""
+    figures = kill_syphons(namespaces, pair, 1, len(PLACES), "lazy")
+    judge(pair, figures, is_whole=False)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_l2_after_each_kill_of_an_application_every_message_it_reported_safe_is_in_the_ledger(
+    pair: KilledPair, seed: int
+) -> None:
+    """Four applications die in each round: one of each kind, at the same time, on the same ledger."""
+    figures: Counter[str] = Counter()
+    deaths = application_deaths(Random(seed), min(KILLS, KILLS_PER_RUN))
+    for number, death in enumerate(deaths):
+        lives: list[tuple[Application, KilledProcess]] = []
+        for driver, is_diverted in APPLICATIONS:
+            name = f"{driver}-{'diverted' if is_diverted else 'healthy'}-{number}"
+            work = Application(
+                primary=pair.primary,
+                secondary=pair.secondary,
+                entity=pair.entity,
+                ledger=pair.ledger,
+                told=pair.folder / f"{name}.told",
+                name=name,
+                driver=driver,
+                is_diverted=is_diverted,
+                # Every other application also brings home what the diverted ones sent.
+                has_syphon=not is_diverted and number % 2 == 1,
+                death=death,
+            )
+            lives.append((work, KilledProcess(run_application, work, death)))
+        for work, process in lives:
+            figures[f"{work.driver} killed: {process.die() or 'at random'}"] += 1
+            safe = reported_safe(work.told)
+            figures[f"reported safe: {work.driver}, {'diverted' if work.is_diverted else 'healthy'}"] += len(safe)
+            pair.safe |= safe
+        pair.check(f"round {number}: {death}")
+    judge(pair, figures)
+    # Each life has reported something as safe, in every kind.
+    assert min(figures[name] for name in figures if name.startswith("reported safe")) >= len(deaths)
+
+
+@pytest.mark.thorough
+def test_the_count_from_the_files_is_the_count_of_the_official_client(pair: KilledPair) -> None:
+    names = ["once", "twice", "twice", "deferred", "completed"]
+    messages = [ServiceBusMessage(marked_body(name), message_id=name) for name in names]
+    with (
+        ServiceBusClient.from_connection_string(pair.primary) as client,
+        client.get_queue_sender(pair.entity) as sender,
+        client.get_queue_receiver(pair.entity) as receiver,
+    ):
+        sender.send_messages(messages)
+        sender.schedule_messages(ServiceBusMessage(marked_body("later"), message_id="later"), later())
+        assert pair.arrived.ever() == Counter([*names, "later"])
+        for message in receiver.receive_messages(len(names), max_wait_time=5):
+            if message.message_id == "deferred":
+                receiver.defer_message(message)
+            elif message.message_id == "completed":
+                receiver.complete_message(message)
+        peeked = Counter(str(one.message_id) for one in receiver.peek_messages(100, sequence_number=1))
+    assert pair.arrived.all() == peeked == Counter(["once", "twice", "twice", "deferred", "later"])
