@@ -39,7 +39,6 @@ class MessageAccounts:
         self.wrong: list[str] = []
         self.figures: Counter[str] = Counter()
         self._letters: dict[str, _MessageAccount] = {}
-        self._in_dead_hands: set[str] = set()
 
     # --- what happened -----------------------------------------------------------------------------------------------
 
@@ -121,8 +120,6 @@ class MessageAccounts:
                             self._explain(letter, why)
                     case _:
                         pass
-                if killed:
-                    self._in_dead_hands.add(name)
         self._left(sending, confirmed, killed=killed)
 
     def _left(self, sending: Counter[str], confirmed: Counter[str], *, killed: bool) -> None:
@@ -185,7 +182,7 @@ class MessageAccounts:
             self.wrong.append(f"{name}: acknowledged by the primary {letter.sure} times, received {copies} times")
 
     def judge_ledger(self, found: Balance) -> None:
-        """Compare the balance of all ledgers of the run with the accounts. Ledgers of killed writers may have less."""
+        """Compare the balance of all ledgers of the run with the accounts. A killed writer has no excuse (L1)."""
         self.wrong += [f"ledger: {message.id} is lost" for message in found.lost]
         safe = {self._message(name) for name, letter in self._letters.items() if letter.safe}
         self.wrong += [
@@ -198,10 +195,8 @@ class MessageAccounts:
             letter = self._letters.get(message.id)
             if letter is None or any(not letter.received[place] for place in PLACES[letter.destination]):
                 self.wrong.append(f"ledger: {message.id} is delivered, and was not received")
-        for message in (found.in_backlog + found.unknown).keys() - {
-            self._message(name) for name in self._in_dead_hands
-        }:
-            self.wrong.append(f"ledger: {message.id} is not delivered, though no syphon was killed with it")
+        self.wrong += [f"ledger: {message.id} is in the backlog, which is empty" for message in found.in_backlog]
+        self.wrong += [f"ledger: {message.id} is unknown, though it was brought home" for message in found.unknown]
         self.wrong += [f"ledger: {message.id} is dead-lettered" for message in found.dead_lettered]
         for name, letter in self._letters.items():
             message = self._message(name)

@@ -200,6 +200,15 @@ def delivery_missing_in_the_ledger(books: MessageAccounts) -> None:
     books.judge_ledger(balance([operation(Stage.SEND_BACKLOG)]))
 
 
+def unknown_in_the_ledger(books: MessageAccounts) -> None:
+    sent(books, Stage.SEND_BACKLOG)
+    lived(books, ("sending", "a"), killed=True)
+    lived(books, *GONE_HOME)
+    received(books)
+    entries = [operation(Stage.SEND_BACKLOG), operation(Stage.RETURN_PRIMARY, UNKNOWN)]
+    books.judge_ledger(balance([*entries, operation(Stage.COMPLETE_BACKLOG)]))
+
+
 def copies_missing_in_the_ledger(books: MessageAccounts) -> None:
     sent(books, Stage.SEND_BACKLOG)
     lived(books, ("sending", "a"), killed=True)
@@ -224,7 +233,8 @@ FAILURES: dict[Callable[[MessageAccounts], None], str] = {
     missing_in_the_ledger: "ledger: a was reported safe, and is not accepted",
     delivered_in_the_ledger_alone: "ledger: a is delivered, and was not received",
     lost_in_the_ledger_alone: "ledger: a is lost",
-    delivery_missing_in_the_ledger: "ledger: a is not delivered, though no syphon was killed with it",
+    delivery_missing_in_the_ledger: "ledger: a is in the backlog, which is empty",
+    unknown_in_the_ledger: "ledger: a is unknown, though it was brought home",
     copies_missing_in_the_ledger: "ledger: a is 0 times perhaps duplicated, and was 1 times",
 }
 
