@@ -5,20 +5,23 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
+from tests.crash.ledger_oracle import contradictions
 from tests.syphon.fixed_queues import FixedQueues
 from tests.syphon.two_namespaces import ids, taken
 from twinbus.backlog import backlog_queue_path
 from twinbus.connect import connect
-from twinbus.ledger import Intent, Ledger, Operation, Role, Stage, balance, read_ledger
+from twinbus.ledger import Ledger, Role, Stage, balance, dead_writers, read_ledger
 from twinbus.message import Message
 from twinbus.pipeline.syphon_job import SparkSyphon, SparkSyphonOptions, SyphonJob
 from twinbus.pipeline.syphon_job.lane import SyphonSource
@@ -29,6 +32,9 @@ ENOUGH = 20
 # The steps from the receipt of a message to its removal. A process is killed between two of them.
 MOVES = (MoveStep.RECEIVED, MoveStep.INTENDED, MoveStep.SENDING, MoveStep.CONFIRMED, MoveStep.COMPLETED)
 WINDOW = 500
+TRIES = 4
+"""Times that Spark tries a task."""
+_RANDOM_SECONDS = 0.03
 _numbers = itertools.count()
 
 
@@ -103,19 +109,16 @@ class Backlog:
         async with connect(self.secondary.connection_string) as bus:
             return ids([one for queue in self.queues for one in await bus.management(queue).peek(0, 250)])
 
-    def check_ledger(self, arrived: Counter[str], path: str | None = None) -> None:
-        """Check that the ledger reports no loss, and that it has an intent for every copy on the primary."""
-        entries = list(read_ledger(self.ledger))
-        found = balance(entries)
-        assert not found.lost
-        intended = Counter(
-            id_
-            for one in entries
-            if isinstance(one, Intent | Operation) and one.stage is Stage.RETURN_PRIMARY
-            if one.entity == (path or self.orders)
-            for id_ in one.ids
-        )
-        assert arrived <= intended
+    def check_ledger(self, orders: Counter[str], watchful: Counter[str] | None = None) -> None:
+        """The ledger agrees with the count of messages that arrived, after everything was brought home (L1)."""
+        once = watchful or Counter()
+        counted = orders + once
+        dead = dead_writers(self.ledger)
+        found = balance(read_ledger(self.ledger), dead)
+        safe = {str(number) for number in range(self._first)}
+        wrong = contradictions(found, arrived=counted, left=(), safe=safe, is_over=True, deduplicated=once)
+        assert not wrong, "\n".join([f"{len(wrong)} wrong", *wrong[:20]])
+        assert found.delivered.total() == len(counted) == self._first
 
 
 # --- killing ---------------------------------------------------------------------------------------------------------
@@ -126,12 +129,24 @@ def watched(watch: Callable[[MoveStep, Sequence[HeldMessage]], None]) -> type[Sy
     return type("Watched", (SyphonSource,), {"on_step": staticmethod(watch)})
 
 
-def killing_workers(folder: Path) -> type[SyphonSource]:
-    """Let a Python worker kill itself with -9, once at each step. Spark's second try of the task is not killed."""
+def killing_workers(folder: Path, kills: int) -> type[SyphonSource]:
+    """Python workers end themselves with kill -9: at each step in turn, and at a random instant after a receive.
+
+    The folder gets one file for each kill. The last try of a task is left alone: the batch would fail with it.
+    """
 
     def watch(step: MoveStep, held: Sequence[HeldMessage]) -> None:
-        if step in MOVES and is_first_try() and first(folder / step.name):
-            os.kill(os.getpid(), signal.SIGKILL)
+        number = len(list(folder.iterdir()))
+        turn = number % (len(MOVES) + 1)
+        is_random = turn == len(MOVES)
+        if step is not (MoveStep.RECEIVED if is_random else MOVES[turn]) or number >= kills or not may_be_killed():
+            return
+        if first(folder / str(number)):
+            seconds = Random(number).uniform(0, _RANDOM_SECONDS) if is_random else 0.0
+            if seconds:
+                threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     return watched(watch)
 
@@ -147,6 +162,11 @@ def killing_when_told(order: Path) -> type[SyphonSource]:
                 os.kill(int(pid), signal.SIGKILL)
 
     return watched(watch)
+
+
+def may_be_killed() -> bool:
+    task = TaskContext.get()
+    return task is not None and task.attemptNumber() < TRIES - 1
 
 
 def is_first_try() -> bool:

@@ -1,8 +1,8 @@
-"""D1, D2 and D3 when a whole process of Spark is killed: the driver with its JVM, or executors of a real cluster.
+"""D1, D2, D3 and L1 when a whole process of Spark is killed: the driver with its JVM, or executors of a real cluster.
 
 | killed with -9, at every step of a move | test |
 | --- | --- |
-| a Python worker | `test_spark_syphon.py`: `…a_python_worker_at_each_step…` |
+| a Python worker, also at random instants | `test_spark_syphon.py`: `…python_workers_at_each_step_and_at_random…` |
 | the destination; the backlog's server | `test_spark_syphon.py`: `…the_destination_and_of_the_backlog_at_each_step…` |
 | the driver and its JVM, with all workers | here: `…the_driver_and_its_jvm…` |
 | the driver, at every step of a stream read | here: `…the_driver_at_each_step_of_a_stream_read…` |
@@ -48,6 +48,7 @@ from tests.pipeline.driven import (
 )
 from tests.pipeline.queues import new_queue
 from tests.syphon.two_namespaces import ids, numbered
+from tests.tiers import budget
 from twinbus.connect import connect
 from twinbus.ledger import balance, read_ledger
 from twinbus.message import Message
@@ -64,6 +65,8 @@ from twinbus.testing import LocalNamespace
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(700)]
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 300.0
+# A run kills one driver with a lane at each step of a move, or one executor at each step. Each kill costs a JVM.
+RUNS = budget(1, 1, 5)
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +130,9 @@ def written(folder: Path, batches: Sequence[int]) -> set[str]:
     return {one for batch in batches for one in json.loads(sink(folder, batch).read_text())}
 
 
-async def test_d1_d2_d3_kill_9_of_the_driver_and_its_jvm_loses_nothing(
-    spark: SparkSession, backlog: Backlog, tmp_path: Path
+@pytest.mark.parametrize("run", range(RUNS))
+async def test_d1_d2_d3_l1_kill_9_of_the_driver_and_its_jvm_loses_nothing(
+    spark: SparkSession, backlog: Backlog, tmp_path: Path, run: int
 ) -> None:
     """It dies with a stream read between two batches, one within a batch, a lane at each step of a move, and a ledger
     that is followed.
@@ -290,8 +294,9 @@ def answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-async def test_d2_on_a_cluster_both_executors_move_messages_and_kill_9_of_one_at_each_step_loses_nothing(
-    backlog: Backlog, tmp_path: Path
+@pytest.mark.parametrize("run", range(RUNS))
+async def test_d2_l1_on_a_cluster_both_executors_move_messages_and_kill_9_of_one_at_each_step_loses_nothing(
+    backlog: Backlog, tmp_path: Path, run: int
 ) -> None:
     await backlog.fill(10_000)
     marks = tmp_path / "marks"

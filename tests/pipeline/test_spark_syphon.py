@@ -20,6 +20,7 @@ from tests.cli.syphoned import invoke
 from tests.pipeline.backlogs import MOVES, WINDOW, Backlog, killing_when_told, killing_workers, namespaces, watched
 from tests.syphon.fixed_queues import FixedQueues
 from tests.syphon.two_namespaces import numbered, until
+from tests.tiers import budget
 from twinbus.connect import connect
 from twinbus.ledger import Metered, Role, SegmentHeader, Stage, read_ledger
 from twinbus.message import Message
@@ -31,6 +32,8 @@ from twinbus.testing import LocalNamespace
 
 pytestmark = pytest.mark.timeout(300)
 LONG = 240.0
+WORKER_KILLS = budget(60, 60, 300)
+KILLS_PER_RUN = 60
 
 
 async def reached(running: asyncio.Task[Progress], holds: Callable[[], object]) -> None:
@@ -128,24 +131,31 @@ async def test_d2_y2_a_message_that_ends_a_poll_is_released_as_it_was(backlog: B
 
 
 @pytest.mark.thorough
-async def test_d2_kill_9_of_a_python_worker_at_each_step_loses_nothing(
-    spark: SparkSession, backlog: Backlog, tmp_path: Path
+@pytest.mark.parametrize("run", range(WORKER_KILLS // KILLS_PER_RUN))
+async def test_d2_l1_kill_9_of_python_workers_at_each_step_and_at_random_loses_nothing(
+    spark: SparkSession, backlog: Backlog, tmp_path: Path, run: int
 ) -> None:
     await backlog.fill(6_000)
     await backlog.fill(4_000, backlog.watchful, queue=1)
     marks = tmp_path / "marks"
     marks.mkdir()
-    # More lanes than steps: the first try of each is killed at a step of its own.
-    async with backlog.syphon(spark, drain=True, lanes=3, source=killing_workers(marks)) as syphon:
-        ended = await syphon.run()
+    # A low rate and short lanes: there is something to move until the last kill.
+    window, job = 50, backlog.job(budget=0.5, window=50)
+    source = killing_workers(marks, KILLS_PER_RUN)
+    async with backlog.syphon(spark, job, lanes=3, rate=200, source=source) as syphon:
+        running = asyncio.create_task(syphon.run())
+        await reached(running, lambda: len(list(marks.iterdir())) == KILLS_PER_RUN)
+        syphon.stop()
+        ended = await running
     assert ended.lanes_lost >= len(MOVES), "L6: the summary says that their numbers are missing"
-    assert {mark.name for mark in marks.iterdir()} == {step.name for step in MOVES}
-    arrived = await backlog.arrived()
+    async with backlog.syphon(spark, drain=True) as syphon:
+        await syphon.run()
+    arrived, watchful = await backlog.arrived(), await backlog.arrived(backlog.watchful)
     assert set(arrived) == set(numbered(6_000))
-    assert arrived.total() <= 6_000 + WINDOW * len(MOVES)
-    assert await backlog.arrived(backlog.watchful) == numbered(4_000, 6_000)
+    assert arrived.total() <= 6_000 + window * KILLS_PER_RUN
+    assert watchful == numbered(4_000, 6_000)
     assert await backlog.left() == Counter()
-    backlog.check_ledger(arrived)
+    backlog.check_ledger(arrived, watchful)
 
 
 @pytest.mark.thorough
@@ -178,7 +188,7 @@ async def test_d2_kill_9_of_the_destination_and_of_the_backlog_at_each_step_lose
     assert arrived.total() <= 6_000 + 2 * WINDOW * len(kills)
     assert watchful.total() == 4_000
     assert await backlog.left() == Counter()
-    backlog.check_ledger(arrived)
+    backlog.check_ledger(arrived, watchful)
 
 
 @pytest.mark.thorough
