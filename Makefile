@@ -33,7 +33,8 @@ compat-versions: $(STAMP) ## tests of pairs and of the SDK, with every supported
 	$(VENV)/bin/python -m tests.sdk.versions --workers $(WORKERS)
 
 soak: $(STAMP) node ## the large budgets, for hours: kills, chaos, worlds, fuzzed inputs
-	$(PYTEST) --tier soak --timeout 0 tests/crash tests/chaos tests/pairing/simulation tests/syphon/simulation
+	$(PYTEST) --tier soak --timeout 0 tests/crash tests/chaos tests/pairing/simulation tests/syphon/simulation \
+	  tests/pipeline/test_spark_syphon.py tests/pipeline/test_spark_kills.py
 	$(MAKE) fuzz INPUTS=1000000
 
 coverage: $(STAMP) node ## line coverage of `make test`, by file
