@@ -162,6 +162,7 @@ async def test_l1_with_stop_what_cannot_be_recorded_as_delivered_is_not_complete
     assert found.incomplete == []
 
 
+@pytest.mark.thorough
 async def test_l1_with_go_on_a_delivery_is_completed_and_recorded_once_there_is_room(
     ground: TwoNamespaces, full_disk: FullDisk
 ) -> None:
@@ -181,6 +182,7 @@ async def test_l1_with_go_on_a_delivery_is_completed_and_recorded_once_there_is_
     assert found.incomplete == []
 
 
+@pytest.mark.thorough
 async def test_l7_with_stop_a_folder_that_is_gone_ends_the_moves_at_the_next_flush(
     ground: TwoNamespaces, gone_folder: GoneFolder
 ) -> None:
@@ -197,6 +199,7 @@ async def test_l7_with_stop_a_folder_that_is_gone_ends_the_moves_at_the_next_flu
     assert any("removed or replaced" in reason for reason in found.incomplete)
 
 
+@pytest.mark.thorough
 async def test_l7_with_go_on_the_entries_of_a_folder_that_is_gone_are_recorded_as_missing(
     ground: TwoNamespaces, gone_folder: GoneFolder
 ) -> None:
