@@ -46,6 +46,7 @@ FATAL: Final = (
     MoveStep.SENDING.value,
     SEND_UNDER_WAY,
     MoveStep.CONFIRMED.value,
+    MoveStep.RECORDED.value,
     COMPLETING,
     COMPLETION_UNDER_WAY,
     MoveStep.COMPLETED.value,
