@@ -110,7 +110,7 @@ def actual(
     debug: Debug = False,
     **asked: Any,
 ) -> None:
-    """Show what a period did cost, and beside it the forecast for what really happened.
+    """Show what a period cost, and beside it the forecast for what really happened.
 
     There is always a bill: in units if the prices are not known. Period, outages, sizes, subscriptions, intervals and
     syphons come from the ledger. Options replace them: give --rate, --outage and --outages of an earlier forecast to

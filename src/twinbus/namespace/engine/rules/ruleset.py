@@ -204,7 +204,7 @@ _SYSTEM_NAMES: Final = {
 
 
 def compile_correlation(description: CorrelationFilter) -> Matches:
-    """Compile a correlation filter: a message must equal it in every property given there.
+    """Compile a correlation filter. A message matches if it has the same value in each property that the filter names.
 
     Values of different types are not equal, except an integer and an equal floating-point number.
     """
