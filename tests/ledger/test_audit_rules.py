@@ -169,6 +169,13 @@ def test_l3_while_entries_are_missing_an_absent_message_is_not_called_lost() -> 
     assert recorded(found) == [(REAPPEARED, 1), (FOUND, 1)]
 
 
+def test_l3_a_look_that_may_not_show_everything_makes_no_loss() -> None:
+    reading = read_for_audit([divert()])
+    partial = BacklogLook(is_partial=True)
+    found = compare_with_backlog(reading, partial, reading, look(0), namespace=SECONDARY)
+    assert (words(found), recorded(found)) == ({"not_looked_at": 1}, [])
+
+
 def test_l3_a_message_on_another_namespace_is_not_called_lost() -> None:
     entry = divert()
     elsewhere = replace(divert(), namespace="rome")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -84,7 +84,7 @@ class AuditedBacklog:
         async with self.syphon(drain=True) as syphon:
             await syphon.run()
 
-    async def audit(self, wait: float = 0.05, during_wait: Any = None) -> AuditResult:
+    async def audit(self, wait: float = 0.05, during_wait: Any = None, ledger: Ledger | None = None) -> AuditResult:
         """Run an audit whose looks are `wait` seconds apart. `during_wait` is awaited between them."""
 
         async def find(names: object) -> AuditedQueues:
@@ -95,9 +95,9 @@ class AuditedBacklog:
                 await during_wait()
             await asyncio.sleep(seconds)
 
-        with Ledger(self.ledger, Role.AUDIT) as ledger:
+        with nullcontext(ledger) if ledger is not None else Ledger(self.ledger, Role.AUDIT) as writer:
             async with connect(self.secondary) as bus:
-                return await Audit(bus, ledger, find, secondary=SECONDARY, primary=self.name, pause=pause).run()
+                return await Audit(bus, writer, find, secondary=SECONDARY, primary=self.name, pause=pause).run()
 
     # --- what happens behind the ledger's back -----------------------------------------------------------------------
 

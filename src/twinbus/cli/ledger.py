@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 Listed = tuple[tuple[str, str], int]
 """A message in a printed list: its destination and its id, and the number of its copies."""
 
+DeadAfter = Annotated[
+    float, typer.Option(min=0, help="Seconds of silence after which a writer of another host counts as dead.")
+]
+
 app = typer.Typer(help="What the ledger of pairs, syphons and namespaces contains.", no_args_is_help=True)
 
 _SHOWN: Final = 20
@@ -67,9 +71,7 @@ def ledger() -> None:
 @app.command()
 def check(
     directory: Annotated[Path, typer.Argument(help="Directory of the ledger.", show_default=False)],
-    dead_after: Annotated[
-        float, typer.Option(min=0, help="Seconds of silence after which a writer of another host counts as dead.")
-    ] = 900.0,
+    dead_after: DeadAfter = 900.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every id.")] = False,
     debug: Debug = False,
 ) -> None:

@@ -19,7 +19,7 @@ import typer
 from twinbus.cli import connections
 from twinbus.cli.connections import PrimaryName, Secondary, Seconds
 from twinbus.cli.errors import Debug, errors_reported
-from twinbus.cli.ledger import LISTED, Listed, ledger_readable, refuse_unwritable, report, show
+from twinbus.cli.ledger import LISTED, DeadAfter, Listed, ledger_readable, refuse_unwritable, report, show
 from twinbus.errors import OperatorError
 from twinbus.printable import printable
 
@@ -36,7 +36,7 @@ AUDITED: Final = {
     "unconfirmed": "seen, but never reported safe",
     "found": "seen; before, the ledger did not know where they were",
     "moving": "on the way while the audit ran: the next audit decides",
-    "not_looked_at": "not seen; they may be on another secondary",
+    "not_looked_at": "not seen; they may be where the audit cannot look",
 }
 _LISTED: Final = ("absent", "come_again", "unconfirmed", "not_looked_at")
 OptionalPrimary = Annotated[
@@ -63,6 +63,7 @@ def audit(
     primary: OptionalPrimary = None,
     primary_name: PrimaryName = None,
     wait: Wait = 0.0,
+    dead_after: DeadAfter = 900.0,
     seconds: Seconds = 10.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every id.")] = False,
     debug: Debug = False,
@@ -85,7 +86,7 @@ def audit(
         if primary is not None:
             connections.require_two_namespaces(primary, secondary)
         name = None if primary is None and primary_name is None else _name(primary, primary_name)
-        found = run_audit(directory, secondary, name, wait, seconds)
+        found = run_audit(directory, secondary, name, wait, seconds, timedelta(seconds=dead_after))
         if json:
             typer.echo(json_text.dumps({**balance_json(found), "audit": audit_json(found)}))
         else:
@@ -105,7 +106,12 @@ def _name(primary: str | None, given: str | None) -> str:
 
 
 def run_audit(
-    directory: Path, secondary: str, name: str | None = None, wait: float = 0.0, seconds: float = 10.0
+    directory: Path,
+    secondary: str,
+    name: str | None = None,
+    wait: float = 0.0,
+    seconds: float = 10.0,
+    silence: timedelta | None = None,
 ) -> AuditResult:
     """Audit a ledger. Raises OperatorError if there is no ledger or the secondary does not answer."""
     from twinbus.ledger import Ledger, Role, list_segments  # noqa: PLC0415 - slow
@@ -115,7 +121,7 @@ def run_audit(
             raise OperatorError(f"{directory} is not a ledger", "Give the directory that the option `ledger` names.")
         refuse_unwritable(directory)
         with Ledger(directory, Role.AUDIT) as ledger:
-            return asyncio.run(audited(ledger, secondary, name, wait, seconds, announce))
+            return asyncio.run(audited(ledger, secondary, name, wait, seconds, announce, silence))
 
 
 async def audited(
@@ -125,13 +131,16 @@ async def audited(
     wait: float,
     seconds: float,
     second_look: Callable[[float], None],
+    silence: timedelta | None = None,
 ) -> AuditResult:
     """Audit the ledger of an open writer. `name` is the primary's name; None if only the ledger knows it.
 
-    Calls `second_look` with the seconds until the second look, if one is needed.
+    Calls `second_look` with the seconds until the second look, if one is needed. A writer of another host counts as
+    dead after `silence`.
     """
     from twinbus.backlog import primary_name  # noqa: PLC0415 - slow
     from twinbus.connect import ServiceBusError, connect  # noqa: PLC0415
+    from twinbus.ledger import SILENCE  # noqa: PLC0415
     from twinbus.pairing import OperationRecorder  # noqa: PLC0415
     from twinbus.syphon import Audit, AuditedQueues, find_audited_queues  # noqa: PLC0415
 
@@ -150,7 +159,9 @@ async def audited(
 
     async with connect(secondary, timeout=seconds) as bus:
         try:
-            return await Audit(bus, ledger, find_queues, secondary=space, primary=name or "").run(second_look)
+            return await Audit(
+                bus, ledger, find_queues, secondary=space, primary=name or "", silence=silence or SILENCE
+            ).run(second_look)
         except ServiceBusError as error:
             raise connections.connection_error("secondary", error) from error
 

@@ -24,17 +24,20 @@ from twinbus.cli.errors import FAILED, SIGNALLED, Debug, errors_reported
 from twinbus.cli.ledger import refuse_unwritable
 from twinbus.cli.ledger_audit import announce, audited, drain_audit, show_lost
 from twinbus.cli.progress import LINE_SECONDS, Display, display
-from twinbus.errors import OperatorError
+from twinbus.errors import OperatorError, TwinbusError
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from twinbus.ledger import Ledger
     from twinbus.pipeline.syphon_job import SparkSyphon
     from twinbus.syphon import Discovery, DryRunResult, Progress, Syphon, SyphonOptions, Transport
 
 T = TypeVar("T")
 LEFT_BEHIND = 3
+# An audit needs about 1 KB of memory for each message, and a drain must not end for lack of memory.
+_MOST_AUDITED_BYTES = 256 * 2**20
 # The garbage collector runs after this many new objects, as in the server. Messages in flight are in no reference
 # cycle, so more frequent runs would free no memory.
 _COLLECT_AFTER = 50_000
@@ -204,9 +207,7 @@ class _Work:
             await self._look(discovery, must_answer=options.drain)
 
             async def audit() -> Mapping[str, Any] | None:
-                if book is None or not options.drain or not made.is_drained:
-                    return None
-                return drain_audit(await audited(book, self.secondary, self.name, 0.0, self.seconds, announce))
+                return await self._audit(book) if book is not None and options.drain and made.is_drained else None
 
             return await _shown(made, shown, audit)
 
@@ -214,6 +215,7 @@ class _Work:
         self, spark: SparkSession, options: SyphonOptions, ledger: Path | None, shown: Display, lanes: int | None
     ) -> Progress:
         from twinbus.backlog import primary_name  # noqa: PLC0415 - slow
+        from twinbus.ledger import Ledger, Role  # noqa: PLC0415
         from twinbus.pipeline.syphon_job import SparkSyphon, SparkSyphonOptions, SyphonJob  # noqa: PLC0415
 
         job = SyphonJob(
@@ -232,7 +234,28 @@ class _Work:
             settings = SparkSyphonOptions(lanes=lanes, drain=options.drain, rate=options.rate)
             made = await stack.enter_async_context(SparkSyphon(spark, discovery, job, settings))
             await self._look(discovery, must_answer=options.drain)
-            return await _shown(made, shown)
+
+            async def audit() -> Mapping[str, Any] | None:
+                if ledger is None or not options.drain or not made.is_drained:
+                    return None
+                with Ledger(ledger, Role.AUDIT) as book:
+                    return await self._audit(book)
+
+            return await _shown(made, shown, audit)
+
+    async def _audit(self, book: Ledger) -> Mapping[str, Any]:
+        """Audit the ledger after a drain. If this fails, the text says why: the drain itself has succeeded."""
+        from twinbus.ledger import list_segments  # noqa: PLC0415 - slow
+
+        try:
+            size = sum(segment.path.stat().st_size for segment in list_segments(book.directory))
+            if size > _MOST_AUDITED_BYTES:
+                mib = _MOST_AUDITED_BYTES // 2**20
+                text = f"not made, the ledger is larger than {mib} MiB: run `twinbus ledger audit`"
+                return {"lost": [], "text": text}
+            return drain_audit(await audited(book, self.secondary, self.name, 0.0, self.seconds, announce))
+        except (TwinbusError, OSError) as error:
+            return {"lost": [], "text": f"could not be made: {error}"}
 
     async def dry_run(self) -> DryRunResult:
         from twinbus.syphon import count_backlog  # noqa: PLC0415 - slow

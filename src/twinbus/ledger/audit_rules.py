@@ -143,6 +143,8 @@ class BacklogLook:
     messages: int = 0
     dead_letters: int = 0
     peeks: int = 0
+    is_partial: bool = False
+    """Whether the look may not have shown every message."""
 
 
 class AuditMove(NamedTuple):
@@ -174,7 +176,7 @@ class AuditFindings:
     moving: Counter[MessageKey] = field(default_factory=Counter)
     """Copies that were not seen, but a program works on the message now. The next audit decides."""
     not_looked_at: Counter[MessageKey] = field(default_factory=Counter)
-    """Copies that were not seen and may be on a namespace at which the audit did not look."""
+    """Copies that were not seen and may be at a place that the looks did not show, such as another namespace."""
     moves: list[AuditMove] = field(default_factory=list)
 
     @property
@@ -203,6 +205,10 @@ def compare_with_backlog(
     for message in seen_by_any.union(before.believed(), after.believed()):
         copies = [look.seen[message] for look in looks]
         _compare_message(result, message, before, after, max(copies), min(copies), namespace)
+    if any(look.is_partial for look in looks):
+        result.not_looked_at += result.absent
+        result.absent.clear()
+        result.moves = [one for one in result.moves if one.move is not Move.LOST]
     if second is None:
         result.moves = [one for one in result.moves if one.reason in _CERTAIN_AT_ONCE]
     elif missing:  # the word is "not proven", not "lost" (L3)

@@ -193,6 +193,11 @@ class SparkSyphon:
 
     # --- running -----------------------------------------------------------------------------------------------------
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether a drain that has ended did so by itself, not by `stop`."""
+        return not self._stopping
+
     async def run(self) -> Progress:
         """Run until `stop`. A drain also ends when every backlog queue was found empty, or when `patience` is over."""
         self.state = SyphonState.RUNNING
