@@ -1,6 +1,7 @@
 """A really full disk: a small file system or, where the test may not mount one, a limit on file sizes."""
 
 import logging
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.ledger import Ledger, LedgerOptions, LedgerUnavailableError, Stage, balance, read_ledger
+from twinbus.ledger import (
+    Ledger,
+    LedgerOptions,
+    LedgerUnavailableError,
+    Stage,
+    balance,
+    dead_writers,
+    read_ledger,
+)
 from twinbus.ledger.entries import Gap, Operation
 
 BALLAST = "ballast"
@@ -142,3 +151,61 @@ def test_a_directory_that_cannot_be_made_raises_or_is_logged(tmp_path: Path, cap
         assert ledger.flush() is False
     with pytest.raises(LedgerUnavailableError, match="Not a directory"):
         Ledger(tmp_path / "file" / "ledger", options=LedgerOptions(on_error="stop"))
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from twinbus.ledger import Ledger, LedgerOptions, Stage
+disk, durability, room = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+if not room:
+    with (disk / "more").open("ab", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(512))
+        except OSError:
+            pass
+ledger = Ledger(disk / "ledger", options=LedgerOptions(durability=durability))
+for number in range(10_000):
+    ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", [number], 10).end()
+    if number % 20 == 0 and not ledger.flush():
+        break
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("room", [1, 0], ids=["room at first", "never any room"])
+@pytest.mark.parametrize("durability", ["process", "lazy"])
+def test_l1_a_writer_that_was_killed_while_it_could_not_write_leaves_a_ledger_that_is_not_whole(
+    small_disk: Path, durability: str, room: int
+) -> None:
+    """Its last entries were in memory, and it could not write how many. Its segment was sealed when a write failed."""
+    directory = small_disk / "ledger"
+    command = [sys.executable, "-c", KILLED, str(small_disk), durability, str(room)]
+    killed = subprocess.run(command, check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    (dead,) = dead_writers(directory)
+    before = balance(read_ledger(directory), {dead})
+    assert any("could not write" in reason for reason in before.incomplete)
+    # The next writer reports it in a segment, and removes the mark.
+    for file in small_disk.iterdir():
+        if file.is_file():
+            file.unlink()
+    with Ledger(directory) as ledger:
+        send(ledger, 1)
+    assert {path.suffix for path in directory.iterdir()} == {".jsonl"}
+    after = balance(read_ledger(directory), dead_writers(directory))
+    assert any("could not write" in reason for reason in after.incomplete)
+
+
+def test_l1_a_writer_that_could_write_again_has_no_mark(small_disk: Path) -> None:
+    directory = small_disk / "ledger"
+    with Ledger(directory) as ledger:
+        fill(ledger)
+        assert dead_writers(directory) == set()
+        assert [entry for entry in read_ledger(directory) if isinstance(entry, Gap)] != []
+        (small_disk / BALLAST).unlink()
+        assert ledger.flush()
+        assert [entry for entry in read_ledger(directory) if isinstance(entry, Gap)] == []
+    assert {path.suffix for path in directory.iterdir()} == {".jsonl"}
+    assert balance(read_ledger(directory)).incomplete == []

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from twinbus.ledger.entries import Closed, Ended
+from twinbus.ledger.failing_marks import failing_writers, is_abandoned
 from twinbus.ledger.json_lines import EntryError, decode_entry, encode_entry
 from twinbus.ledger.segments import Segment, list_segments, sync_folder, write_all
 
@@ -46,10 +47,10 @@ def dead_writers(
 ) -> frozenset[str]:
     """Returns the names of the writers in a directory that will not write again. Changes nothing.
 
-    A writer is dead if its last line is `closed` or `ended`, or if it left an open segment on this host that no process
-    locks. Of other writers nothing is known: a writer on another host, a shipped segment, a writer that has sealed a
-    segment and has not begun the next. Such a writer counts as dead if it wrote nothing for `silence` before `now`
-    (seconds since the epoch; the default is the current time).
+    A writer is dead if its last line is `closed` or `ended`. A writer of this host is also dead if no process locks its
+    open segment, or its mark of a writer that cannot write. Of others nothing is known: a writer on another host,
+    a shipped segment, a writer that has sealed a segment and has not begun the next. Such a writer counts as dead if it
+    wrote nothing for `silence` before `now` (seconds since the epoch; the default is the current time).
     """
     newest: dict[str, Segment] = {}
     for segment in list_segments(Path(directory)):
@@ -58,7 +59,13 @@ def dead_writers(
             newest[segment.writer] = segment
     silent_since = (time.time() if now is None else now) - silence.total_seconds()
     host = own_host()
-    return frozenset(writer for writer, segment in newest.items() if _is_dead(segment, host, silent_since))
+    dead = {writer for writer, segment in newest.items() if _is_dead(segment, host, silent_since)}
+    failing = [writer for writer in failing_writers(Path(directory)) if _host_of(writer) == host]
+    return frozenset(dead).union(writer for writer in failing if is_abandoned(Path(directory), writer))
+
+
+def _host_of(writer: str) -> str:
+    return writer.partition("-")[2].rsplit("-", 2)[0]
 
 
 def _is_dead(segment: Segment, host: str, silent_since: float) -> bool:

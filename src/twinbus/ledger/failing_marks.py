@@ -4,11 +4,15 @@ A writer that cannot write keeps its entries in memory. If its process is killed
 line of the ledger could say so. So a writer makes an empty file beside its segments when a write fails; a full disk has
 room for this. It removes the file when all entries are written. Readers take such a file for a `gap` entry. If the
 writer is dead, the next writer that opens a segment writes this entry, and removes the file.
+
+The writer locks its mark. A writer that cannot write seals its segment and may have no other, so the lock of the mark
+is all that shows whether the writer lives.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +24,60 @@ _SUFFIX: Final = ".failing"
 _REASON: Final = "at least one, and how many is not known: its writer could not write to the disk"
 
 
-def mark_failing(directory: Path, writer: str) -> None:
-    """Makes the mark of a writer. If this fails too, nothing happens: the log has the reason of the first failure."""
-    with contextlib.suppress(OSError):
-        os.close(os.open(directory / (writer + _SUFFIX), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+class FailingMark:
+    """The mark of one writer, from `make` to `remove`."""
+
+    def __init__(self, directory: Path, writer: str) -> None:
+        self._path = directory / (writer + _SUFFIX)
+        self._file: int | None = None
+
+    def make(self) -> None:
+        """Makes and locks the mark. If this fails too, nothing happens: the log has the reason of the first failure."""
+        if self._file is not None:
+            return
+        hidden = self._path.with_name(f".{self._path.name}")
+        with contextlib.suppress(OSError):
+            file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                # The rename comes after the lock, so that other processes never see a mark without it.
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                hidden.rename(self._path)
+            except OSError:
+                os.close(file)
+                raise
+            self._file = file
+
+    def remove(self) -> None:
+        """Removes the mark, if there is one."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Closes the file, and leaves the mark. For the child process of a fork, and for a writer that ends."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def is_abandoned(directory: Path, writer: str) -> bool:
+    """Returns whether a writer of this host has a mark that no process locks: then the writer is dead."""
+    try:
+        file = os.open(directory / (writer + _SUFFIX), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
 
 
 def unmark_failing(directory: Path, writer: str) -> None:
-    """Removes the mark of a writer, if there is one."""
+    """Removes the mark of a dead writer, if there is one."""
     with contextlib.suppress(OSError):
         (directory / (writer + _SUFFIX)).unlink()
 

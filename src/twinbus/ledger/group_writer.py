@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Final
 
 from twinbus.ledger.entries import Closed, Gap
-from twinbus.ledger.failing_marks import mark_failing, unmark_failing
+from twinbus.ledger.failing_marks import FailingMark
 from twinbus.ledger.json_lines import encode_entry
 from twinbus.ledger.running_operation import QueueItem, RunningOperation
 from twinbus.ledger.segments import SegmentGoneError, SegmentWriter
@@ -96,8 +96,8 @@ class GroupWriter:
         """Whether the last line was written. Changes with the lock of the segments."""
         self._is_blocked = False
         """Whether the last write failed. Then only the thread and `write` try again, not every entry."""
-        self._is_marked = False
-        """Whether readers are told that this writer cannot write (`failing_marks`)."""
+        self._mark = FailingMark(directory, name)
+        """Tells readers that this writer cannot write."""
         self.open_intents = 0
         """How many intents were written whose outcomes were not."""
         self._unwritten = b""
@@ -222,6 +222,7 @@ class GroupWriter:
         self.is_asleep = False  # nothing wakes the thread any more, which does not exist in this process
         self.queue.clear()
         self._segments.abandon()
+        self._mark.abandon()
         _writers.discard(self)
 
     def _wake(self) -> None:
@@ -296,8 +297,8 @@ class GroupWriter:
         is_synced = self._sync()
         if is_written and is_synced and self.failure is not None:
             _log.warning("ledger: %s can be written again; %d entries are missing", self.directory, self.missing)
-            self.failure, self._reminded, self._is_marked = None, -math.inf, False
-            unmark_failing(self.directory, self.name)
+            self.failure, self._reminded = None, -math.inf
+            self._mark.remove()
         reason = None if is_written and is_synced else self.failure
         if flushes:
             # A flush also fails if entries are lost that an earlier flush had reported as written.
@@ -406,9 +407,7 @@ class GroupWriter:
     def _record_failure(self, error: OSError) -> None:
         if isinstance(error, SegmentGoneError):
             self._record_loss(error)
-        if not self._is_marked:
-            self._is_marked = True
-            mark_failing(self.directory, self.name)
+        self._mark.make()
         reason = str(error.strerror or error)
         self.failure = f"{reason} ({error.filename})" if error.filename else reason
         if time.monotonic() - self._reminded >= _REMIND_SECONDS:
@@ -432,6 +431,7 @@ class GroupWriter:
             self._ended = True
             self._segments.retire()
         self._sync()
+        self._mark.abandon()
 
     def _seal(self) -> None:
         """Seals the segment at its age.

@@ -73,7 +73,6 @@ class SegmentOpening:
         if not (failing := failing_writers(self._directory)):
             return ""
         dead = dead_writers(self._directory)
-        # A writer that never could write has no segment: nothing shows whether it lives.
         self._reported = [writer for writer in failing if writer in dead]
         return "".join(encode_entry(failing_gap(self._directory, writer)) for writer in self._reported)
 
