@@ -129,8 +129,8 @@ def test_m3_a_copy_of_the_table_is_written_changed_and_used(tmp_path: Path) -> N
 def result(units: int = 614, *, prices: Prices | None = None, **asked: Any) -> CostResult:
     used = StageSpending(stage="send_backlog", units=units, large_units=14, failed={"server_busy": units - 614})
     bill = actual_bill({"2026-11": [used]}, 24, prices, Scenario(), ["a note"])
-    outages = tuple(ObservedOutage(seconds=seconds, diverted=300, failovers=1) for seconds in (5, 9))
-    observed = Observed(outages=outages, diverted=MessageMix(600, 614, 1_000_000, 600))
+    outages = tuple(ObservedOutage(seconds=seconds, diverted=300) for seconds in (5, 9))
+    observed = Observed(outages=outages, diverted=MessageMix(600, 614, 1_000_000, 600, 614, 1_000_000))
     seen = {"period": timedelta(seconds=24), "outage": timedelta(seconds=7), "observed": observed}
     return cost_result(bill, LedgerFacts(diverted=600), seen, asked, prices)
 

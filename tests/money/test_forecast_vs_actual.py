@@ -20,6 +20,7 @@ from twinbus.money import (
     LedgerFacts,
     MessageMix,
     Observed,
+    ObservedFailover,
     ObservedOutage,
     OutageKind,
     Prices,
@@ -46,6 +47,7 @@ SCENARIO = Scenario(
     diverted=600,
 )
 FORECAST = forecast(SCENARIO, PRICES)
+ONE = (ObservedFailover(seconds=5),)
 HOME = LedgerFacts(sent=1000, diverted=600, returned=600, deliverable=1600)
 
 
@@ -239,8 +241,8 @@ def seen(seconds: float, **observed: Any) -> Mapping[str, Any]:
 
 def test_l4_a_ledger_of_24_s_with_an_outage_has_a_bill_and_a_forecast() -> None:
     """`cost actual` refused: outages is 1, and must be fewer."""
-    mix = MessageMix(600, 614, 1_000_000, 600)
-    outage = ObservedOutage(seconds=9, drain_seconds=2, diverted=600, failovers=1)
+    mix = MessageMix(600, 614, 1_000_000, 600, 614, 1_000_000)
+    outage = ObservedOutage(seconds=9, drain_seconds=2, diverted=600, failovers=ONE)
     bill = billed(spent(Stage.SEND_BACKLOG, 614, large_units=14, bytes=1_000_000))
     found = cost_result(bill, HOME, seen(24, outages=(outage,), diverted=mix), {}, PRICES)
     assert found.comparison is not None
@@ -285,8 +287,8 @@ def test_l4_a_ledger_without_operations_has_an_empty_bill() -> None:
 
 
 def test_l4_options_of_a_user_replace_what_the_ledger_shows() -> None:
-    mix = MessageMix(600, 614, 1_000_000, 1200)
-    outage = ObservedOutage(seconds=9, diverted=600, failovers=1)
+    mix = MessageMix(600, 614, 1_000_000, 1200, 1228, 2_000_000)
+    outage = ObservedOutage(seconds=9, diverted=600, failovers=ONE)
     given = seen(24, outages=(outage,), diverted=mix)
     bill = billed(spent(Stage.SEND_BACKLOG, 614, large_units=14))
     sized = cost_result(bill, HOME, given, {"message_size": 1000, "subscriptions": 1}, PRICES)
@@ -326,13 +328,18 @@ FACTS = st.builds(
     deliverable=NUMBERS, subscriptions=st.integers(0, 9), settled=NUMBERS,
 )  # fmt: skip
 MIXES = st.builds(
-    lambda messages, large, size, copies: MessageMix(messages, messages + large, size, messages * copies),
+    lambda messages, large, size, copies: MessageMix(
+        messages, messages + large, size, messages * copies, (messages + large) * copies, size * copies
+    ),
     st.integers(1, 10**6), NUMBERS, NUMBERS, st.integers(1, 4),
 )  # fmt: skip
 OUTAGES = st.builds(
     ObservedOutage,
     seconds=st.floats(0, 1e5), drain_seconds=st.floats(0, 1e4), diverted=st.integers(0, 10**5),
-    failovers=st.integers(0, 9), restored=st.booleans(),
+    failovers=st.lists(
+        st.builds(ObservedFailover, seconds=st.floats(0, 1e5), processes=st.integers(1, 5), restored=st.booleans()),
+        max_size=3,
+    ).map(tuple),
 )  # fmt: skip
 OBSERVED = st.builds(
     Observed,
@@ -380,7 +387,7 @@ def test_l4_a_forecast_of_what_happened_has_exactly_the_messages_and_units_of_th
 ) -> None:
     each, rest = divmod(diverted.messages, len(lengths))
     outages = tuple(
-        ObservedOutage(seconds=length, diverted=each + (rest if not n else 0), failovers=1)
+        ObservedOutage(seconds=length, diverted=each + (rest if not n else 0), failovers=ONE)
         for n, length in enumerate(lengths)
     )
     scenario = Scenario(syphon=syphon, observed=Observed(outages=outages, sent=sent, diverted=diverted))
@@ -394,4 +401,19 @@ def test_l4_a_forecast_of_what_happened_has_exactly_the_messages_and_units_of_th
     for stage in (Stage.SEND_BACKLOG, Stage.RECEIVE_BACKLOG, Stage.RETURN_PRIMARY):
         assert sums(stage) == (diverted.messages, diverted.units)
     assert sums(Stage.COMPLETE_BACKLOG) == (diverted.messages, diverted.messages)
-    assert sums(Stage.RECEIVE_PRIMARY)[0] == sent.copies + diverted.copies
+    received = (sent.copies + diverted.copies, sent.copy_units + diverted.copy_units)
+    assert sums(Stage.RECEIVE_PRIMARY) == received
+
+
+def test_l4_each_failover_is_pinged_for_its_own_length() -> None:
+    failovers = (
+        ObservedFailover(seconds=10, processes=2),
+        ObservedFailover(seconds=0.5),
+        ObservedFailover(seconds=10, processes=2),
+        ObservedFailover(seconds=5, restored=False),
+    )
+    outage = ObservedOutage(seconds=10, diverted=5, failovers=failovers)
+    second = timedelta(seconds=1)
+    scenario = Scenario(observed=Observed(outages=(outage,)), ping_interval=second, ping_jitter=0)
+    lines = [line.usage for line in forecast(scenario, PRICES).bill.of(stage=Stage.PING).lines]
+    assert {one.fails: one.operations for one in lines} == {False: 5, True: 4 * 9 + 5}

@@ -15,7 +15,7 @@ from twinbus.money.forecast_vs_actual import (
     compare,
     cost_result,
 )
-from twinbus.money.observed import MessageMix, Observed, ObservedOutage
+from twinbus.money.observed import MessageMix, Observed, ObservedFailover, ObservedOutage
 from twinbus.money.outage_model import OutageModel
 from twinbus.money.prices import Prices, PriceScale, PricesError, Tier, default_price_text
 from twinbus.money.scenario import OutageKind, PingKind, Scenario, ScenarioError, SyphonRuns
@@ -38,6 +38,7 @@ __all__ = [
     "LedgerFacts",
     "MessageMix",
     "Observed",
+    "ObservedFailover",
     "ObservedOutage",
     "OutageKind",
     "OutageModel",

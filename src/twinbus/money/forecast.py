@@ -171,7 +171,7 @@ class _Mixes(NamedTuple):
         sent = usual if seen is None or seen.sent is None else seen.sent
         if seen is None or seen.diverted is None:
             return cls(sent, MessageMix.uniform(size + ALIAS_BYTES, subscriptions), usual)
-        return cls(sent, seen.diverted, seen.diverted.with_more_bytes(-ALIAS_BYTES))
+        return cls(sent, seen.diverted, seen.home or seen.diverted.with_more_bytes(-ALIAS_BYTES))
 
 
 def _sent(scenario: Scenario, seconds: float) -> float:
@@ -257,9 +257,9 @@ def _traffic(phase: CostPhase, messages: float, mix: MessageMix) -> Iterator[_Ne
 
 
 def _received(phase: CostPhase, messages: float, mix: MessageMix) -> Iterator[_Need]:
-    copies, received = messages * mix.copies / mix.messages, mix.with_more_bytes(RECEIVED_BYTES)
+    copies, copied = messages * mix.copies / mix.messages, mix.as_copies().with_more_bytes(RECEIVED_BYTES)
     yield _Need(
-        phase, Stage.RECEIVE_PRIMARY, copies, received, anyway=True, why="each message once per queue or subscription"
+        phase, Stage.RECEIVE_PRIMARY, copies, copied, anyway=True, why="each message once per queue or subscription"
     )
     yield _Need(phase, Stage.COMPLETE_PRIMARY, copies, anyway=True, why="completion of a peek-lock receive (M2)")
 
@@ -297,12 +297,12 @@ def _outage(scenario: Scenario, outage: OutageModel, times: int, mixes: _Mixes) 
     yield _Need(
         phase, Stage.SEND_PRIMARY, failed, mixes.sent, fails=True, why="sends that fail before the failover, each try"
     )
-    if scenario.ping is PingKind.MESSAGE and outage.pings:
-        ping, good = MessageMix.uniform(PING_BYTES), times * outage.failovers if outage.restored else 0
-        yield _Need(phase, Stage.PING, good, ping, why="pings that succeed: each client per entity (G2)")
+    if scenario.ping is PingKind.MESSAGE:
+        ping = MessageMix.uniform(PING_BYTES)
+        why = "pings that succeed: each client per entity (G2)"
+        yield _Need(phase, Stage.PING, times * outage.good_pings, ping, why=why)
         if scenario.outage_kind is OutageKind.ANSWERING:
-            bad = times * outage.failovers * outage.pings - good
-            yield _Need(phase, Stage.PING, bad, ping, fails=True, why="pings that fail")
+            yield _Need(phase, Stage.PING, times * outage.bad_pings, ping, fails=True, why="pings that fail")
     yield _Need(phase, Stage.SEND_BACKLOG, times * outage.diverted, mixes.stored, why="every diverted message")
     watched = scenario.clients * queues_used(scenario.backlog_queues, scenario.entities)
     checks = watched * backlog_checks(scenario, outage.seconds + outage.drain_seconds if outage.diverted else 0)

@@ -46,10 +46,10 @@ class OutageModel:
     """Number of pings per entity and client. The last ping succeeds."""
     probes: int
     """Number of probes of a syphon that fail, per entity."""
-    failovers: int
-    """Number of failovers: each entity in each client."""
-    restored: bool = True
-    """Whether the last ping of each failover succeeds."""
+    good_pings: int
+    """Number of pings that succeed, of all entities and clients."""
+    bad_pings: int
+    """Number of pings that fail, of all entities and clients."""
 
 
 def model_outage(scenario: Scenario) -> OutageModel:
@@ -59,7 +59,7 @@ def model_outage(scenario: Scenario) -> OutageModel:
     failed_sends = _failed_sends(scenario, length, failovers)
     if length <= interval or not scenario.rate:
         # The outage ends before the failover timer fires, or nobody sends (S3): nothing is diverted.
-        return OutageModel(length, 0.0, failed_sends, 0.0, 0.0, 0, 0, failovers)
+        return OutageModel(length, 0.0, failed_sends, 0.0, 0.0, 0, 0, 0, 0)
     every = scenario.ping_interval.total_seconds()
     # Jitter delays the first ping; half of the largest delay is the mean.
     late = every * scenario.ping_jitter / 2
@@ -74,13 +74,20 @@ def model_outage(scenario: Scenario) -> OutageModel:
         put_aside = diverted * min(noticed / (seconds - interval), 1)
     drained = put_aside if scenario.syphon is SyphonRuns.STANDING else diverted
     drain_seconds = drained / scenario.drain_rate if scenario.syphons else 0.0
-    return OutageModel(seconds, drain_seconds, failed_sends, diverted, put_aside, pings, probes, failovers)
+    bad_pings = failovers * (pings - 1)
+    return OutageModel(seconds, drain_seconds, failed_sends, diverted, put_aside, pings, probes, failovers, bad_pings)
 
 
 def model_observed(scenario: Scenario, seen: ObservedOutage) -> OutageModel:
     """Returns the model of an outage whose failover, restore and diverted messages a ledger shows."""
     interval, every = scenario.failover_interval.total_seconds(), scenario.ping_interval.total_seconds()
-    pings = floor(seen.seconds / (every * (1 + scenario.ping_jitter / 2)))
+    pings = [floor(one.seconds / (every * (1 + scenario.ping_jitter / 2))) for one in seen.failovers]
+    good = sum(one.processes for one in seen.failovers if one.restored)
+    # The last ping of a failover that was restored is the good one.
+    bad = sum(
+        one.processes * (max(count, 1) - 1 if one.restored else count)
+        for one, count in zip(seen.failovers, pings, strict=True)
+    )
     put_aside, probes = 0.0, 0
     if scenario.syphon is SyphonRuns.STANDING and scenario.syphons and seen.failovers:
         # On average the primary is back half a ping interval before the ping that finds it.
@@ -90,13 +97,13 @@ def model_observed(scenario: Scenario, seen: ObservedOutage) -> OutageModel:
     return OutageModel(
         seen.seconds,
         seen.drain_seconds,
-        _failed_sends(scenario, interval, seen.failovers),
+        _failed_sends(scenario, interval, seen.processes),
         seen.diverted,
         put_aside,
-        max(pings, 1) if seen.restored else pings,
+        max(pings, default=0),
         probes,
-        seen.failovers,
-        seen.restored,
+        good,
+        bad,
     )
 
 

@@ -18,6 +18,7 @@ from twinbus.money import (
     LedgerFacts,
     MessageMix,
     Observed,
+    ObservedFailover,
     ObservedOutage,
     OutageKind,
     PingKind,
@@ -151,7 +152,8 @@ class ActualCost:
             short_polls=self._overview.short_polls,
             manage=self._management(),
             deliverable=sum(
-                (row.sent + row.returned) * self._subscriptions(row.destination) for row in self._destinations
+                (row.sent + row.scheduled + row.returned) * self._subscriptions(row.destination)
+                for row in self._destinations
             ),
             subscriptions=self._topics.total(),
             settled=max(self._messages(Stage.SETTLE_PRIMARY), sum_of(settled, "count")),
@@ -202,12 +204,11 @@ class ActualCost:
             seen["backlog_queues"] = max(found.queues, seen.get("backlog_queues", 1))
         if outages:
             seen["outage"] = timedelta(seconds=sum(one.seconds for one in outages) / len(outages))
-        mixes = self._mixes()
-        if sent + diverted:
-            known = [mix for mix in mixes.values() if mix is not None]
+        mixes = (self._mix("sent"), self._mix("diverted"))
+        if known := [mix for mix in mixes if mix is not None]:
             seen["message_size"] = sum(mix.bytes for mix in known) // sum(mix.messages for mix in known)
             seen["subscriptions"] = max(self._topics.values(), default=0)
-        seen["observed"] = self._observed(outages, mixes)
+        seen["observed"] = self._observed(outages, *mixes)
         return seen, self._assumed()
 
     def _assumed(self) -> list[str]:
@@ -248,24 +249,38 @@ class ActualCost:
         busy = sum(row.ended - row.began for row in self._runs) / 1000
         return {"syphons": max(1, round(busy / max(self.seconds, 1.0))), "syphon": SyphonRuns.STANDING}
 
-    def _mixes(self) -> dict[str, MessageMix | None]:
-        """Returns the messages of successful sends: number, units, bytes and receives."""
-        found: dict[str, MessageMix | None] = {}
-        for name, stage in (("sent", Stage.SEND_PRIMARY), ("diverted", Stage.SEND_BACKLOG)):
-            rows = [row for row in self._stages if row.stage == stage and row.messages]
-            messages = sum_of(rows, "messages")
-            units = messages + sum_of(rows, "large")
-            copies = sum(row[name] * self._subscriptions(row.destination) for row in self._destinations)
-            size = sum_of((row for row in rows if row.failure is None), "bytes")
-            found[name] = MessageMix(messages, units, size, copies) if messages else None
-        return found
+    def _mix(self, name: str) -> MessageMix | None:
+        """Returns the messages `sent` or `diverted`: number, units and bytes, of messages and of their copies."""
+        sums = [0] * 6
+        for row in self._destinations:
+            figures = (row[name], row[f"{name}_units"], row[f"{name}_bytes"])
+            copies = self._subscriptions(row.destination)
+            sums = [
+                total + more for total, more in zip(sums, (*figures, *(copies * one for one in figures)), strict=True)
+            ]
+        return MessageMix(*sums) if sums[0] else None
 
-    def _observed(self, outages: Sequence[ObservedOutage], mixes: Mapping[str, MessageMix | None]) -> Observed:
+    def _home_mix(self) -> MessageMix | None:
+        """Returns the diverted messages with the sizes that the returned messages of the same entity have."""
+        sums = [0] * 6
+        for row in self._destinations:
+            source, share = ("returned", row.diverted / row.returned) if row.returned else ("diverted", 1.0)
+            sizes = (round(row[f"{source}_{kind}"] * share) for kind in ("units", "bytes"))
+            figures, copies = (row.diverted, *sizes), self._subscriptions(row.destination)
+            sums = [
+                total + more for total, more in zip(sums, (*figures, *(copies * one for one in figures)), strict=True)
+            ]
+        return MessageMix(*sums) if sums[0] else None
+
+    def _observed(
+        self, outages: Sequence[ObservedOutage], sent: MessageMix | None, diverted: MessageMix | None
+    ) -> Observed:
         runs = sum(row.ended - row.began for row in self._runs) / 1000
         return Observed(
             outages=tuple(outages),
-            sent=mixes["sent"],
-            diverted=mixes["diverted"],
+            sent=sent,
+            diverted=diverted,
+            home=self._home_mix(),
             syphon_seconds=runs if self._runs else None,
             drains=sum(map(_drains, self._options.syphons)) if self._options.syphons else None,
         )
@@ -287,7 +302,7 @@ class ActualCost:
         found = [_outage(group, newest) for group in groups]
         others = self._messages(Stage.SEND_BACKLOG) - sum(one.diverted for one in found)
         if others > 0:
-            found.append(ObservedOutage(seconds=0.0, diverted=others, failovers=0, restored=False))
+            found.append(ObservedOutage(seconds=0.0, diverted=others))
         return found
 
 
@@ -301,15 +316,21 @@ def _incidents(tables: Tables, window: TimeWindow) -> list[Row]:
     return rows.select("began", "restored", "drained", "processes", "diverted").collect()
 
 
-def _outage(failovers: Sequence[Row], newest: int) -> ObservedOutage:
-    began, ended = min(row.began for row in failovers), max(row.restored or newest for row in failovers)
-    drained = max((row.drained or ended for row in failovers), default=ended)
+def _outage(incidents: Sequence[Row], newest: int) -> ObservedOutage:
+    began, ended = min(row.began for row in incidents), max(row.restored or newest for row in incidents)
+    drained = max((row.drained or ended for row in incidents), default=ended)
     return ObservedOutage(
         seconds=max(ended - began, 0) / 1000,
         drain_seconds=max(drained - ended, 0) / 1000,
-        diverted=sum_of(failovers, "diverted"),
-        failovers=sum_of(failovers, "processes"),
-        restored=all(row.restored is not None for row in failovers),
+        diverted=sum_of(incidents, "diverted"),
+        failovers=tuple(
+            ObservedFailover(
+                seconds=max((row.restored or newest) - row.began, 0) / 1000,
+                processes=row.processes,
+                restored=row.restored is not None,
+            )
+            for row in incidents
+        ),
     )
 
 

@@ -185,20 +185,26 @@ def _copy_columns(passed: str) -> dict[str, Column]:
 
 
 def by_destination(operations: DataFrame) -> list[Row]:
-    """Returns, by entity of the primary: messages sent or scheduled, returned and diverted."""
+    """Returns, by entity of the primary: messages, units and bytes that were sent, scheduled, returned and diverted.
+
+    The columns are `sent`, `sent_units`, `sent_bytes` and so on.
+    """
     result, partly = F.col("result"), _failed_ids()
     good = F.when(result == OK, F.size("ids")).when(partly > 0, F.size("ids") - partly).otherwise(0)
+    units = F.when(result == OK, F.col("units")).when(partly > 0, F.col("units") - partly).otherwise(0)
+    size = F.when((result == OK) | (partly > 0), F.col("bytes")).otherwise(0)
     stages = {
-        "sent": (Stage.SEND_PRIMARY, Stage.SCHEDULE_PRIMARY),
-        "returned": (Stage.RETURN_PRIMARY,),
-        "diverted": (Stage.SEND_BACKLOG,),
+        "sent": Stage.SEND_PRIMARY,
+        "scheduled": Stage.SCHEDULE_PRIMARY,
+        "returned": Stage.RETURN_PRIMARY,
+        "diverted": Stage.SEND_BACKLOG,
     }
     sums = [
-        F.sum(F.when(F.col("stage").isin(*map(str, wanted)), good).otherwise(0)).alias(name)
+        F.sum(F.when(F.col("stage") == str(wanted), column).otherwise(0)).alias(name + suffix)
         for name, wanted in stages.items()
+        for suffix, column in (("", good), ("_units", units), ("_bytes", size))
     ]
-    wanted = operations.where(F.col("stage").isin(*(str(one) for wanted in stages.values() for one in wanted)))
-    return wanted.groupBy("destination").agg(*sums).collect()
+    return operations.where(F.col("stage").isin(*map(str, stages.values()))).groupBy("destination").agg(*sums).collect()
 
 
 def receivers(operations: DataFrame) -> set[str]:
