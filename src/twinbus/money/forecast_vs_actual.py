@@ -393,7 +393,9 @@ class _Explanations:
 
 def _more(what: str, actual: int, foreseen: int) -> Explanation:
     more = actual - foreseen
-    return f"{abs(more):,} messages {'more' if more > 0 else 'fewer'} were {what} than in the forecast", more
+    messages = "1 message" if abs(more) == 1 else f"{abs(more):,} messages"
+    verb = "was" if abs(more) == 1 else "were"
+    return f"{messages} {'more' if more > 0 else 'fewer'} {verb} {what} than in the forecast", more
 
 
 def _both(actual: int, foreseen: int, named: str = "") -> str:

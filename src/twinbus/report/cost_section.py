@@ -39,6 +39,8 @@ _STAGES: Final[Mapping[str, tuple[str, str]]] = {
     Stage.MANAGE: ("doubt", "Management"),
 }
 
+_CENT: Final = Decimal("0.01")
+
 
 def cost_section(data: ReportData, prices: Prices) -> Markup:
     """Returns the section. It is there also for a ledger without operations: then it says so."""
@@ -113,9 +115,9 @@ def _price(amount: Decimal, currency: str | None) -> str:
 
 def _differences(found: Comparison) -> Markup:
     """Returns the parts of all differences, folded away."""
-    difference, left = found.actual - found.forecast, found.unexplained
-    said = f"{difference:+,} units and {_signed(found.actual_cost - found.forecast_cost)} from the forecast"
-    summary = element("summary", f"{said}; {number(left)} units unexplained")
+    cost = found.actual_cost - found.forecast_cost
+    said = f"{_more(found.actual - found.forecast)} units and {money(abs(cost))} {'less' if cost < 0 else 'more'}"
+    summary = element("summary", f"{said} than in the forecast; {number(found.unexplained)} units unexplained")
     columns = [
         TableColumn("Stage", lambda row: row["stage"], css="class"),
         TableColumn("Units", lambda row: row["units"], css="number"),
@@ -124,6 +126,10 @@ def _differences(found: Comparison) -> Markup:
     ]
     about = "The forecast is for the traffic, outages, sizes, subscriptions and intervals that this ledger shows."
     return element("details", summary, element("p", about), table(columns, list(_parts(found)), class_="cards"))
+
+
+def _more(units: int) -> str:
+    return f"{number(abs(units))} {'fewer' if units < 0 else 'more'}"
 
 
 def _parts(found: Comparison) -> Iterator[Mapping[str, str]]:
@@ -140,4 +146,5 @@ def _part_row(stage: str, part: DifferencePart) -> Mapping[str, str]:
 
 
 def _signed(amount: Decimal) -> str:
-    return f"{'-' if amount < 0 else '+'}{money(abs(amount))}"
+    """Returns a difference in money; with six decimals if it is below a cent."""
+    return f"{amount:+,.2f}" if abs(amount) >= _CENT else f"{amount:+.6f}"
