@@ -86,7 +86,7 @@ class Run:
                 await self._send(sender, self.story.diverted)
                 if standing is not None:
                     await until(lambda: standing.progress().aside == self.story.diverted)
-            await until(lambda: pair.entities()[0].state == "healthy")
+            await until(lambda: pair.entities()[0].state in ("healthy", "on_trial"))
             await self._send(sender, SENT)
             if standing is None:
                 async with self._syphon(drain=True) as syphon:
