@@ -74,6 +74,7 @@ async def test_y2_queues_beyond_the_count_are_found_by_listing_and_by_searching(
     listed = ListedDiscovery(name, administration)
     assert await listed.queues() == wanted
     assert await listed.remaining() == 0
+    assert [listed.lock_seconds(path) for path in (*wanted, "other")] == [60.0] * len(wanted) + [None]
     await listed.close()
     transport = NativeTransport(ground.primary, ground.secondary)
     assert await SearchedDiscovery(name, transport).queues() == wanted

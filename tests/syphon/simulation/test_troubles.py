@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,7 +37,7 @@ from twinbus.syphon.plan.deferred import RESCAN_AFTER_FAILURE, RESCAN_AFTER_MISS
 from twinbus.syphon.progress import ProgressCounter
 from twinbus.syphon.syphon import Syphon
 from twinbus.syphon.syphon_ledger import SyphonLedger
-from twinbus.syphon.transport import BacklogFailedError, HeldMessage
+from twinbus.syphon.transport import BacklogFailedError, HeldMessage, OutgoingMessage
 
 from .loop import run
 
@@ -58,15 +59,18 @@ class Place:
         self.breaks: str | None = None
 
     @asynccontextmanager
-    async def syphon(self, on_step: Any = None, **options: Any) -> AsyncIterator[Syphon]:
+    async def syphon(
+        self, on_step: Any = None, *, ahead: timedelta = timedelta(0), lock: float | None = None, **options: Any
+    ) -> AsyncIterator[Syphon]:
+        """`ahead`: how far the clock of the machine is ahead. `lock`: the lock duration, if the syphon may know it."""
         made = Syphon(
             _Transport(self),
-            FixedQueues(["b"]),
+            FixedQueues(["b"], lock),
             primary="p",
             secondary="s",
             options=SyphonOptions(**options),
             on_step=on_step,
-            wall=wall,
+            wall=lambda: wall() + ahead,
             chance=lambda: 0.5,
         )
         running = asyncio.create_task(made.run())
@@ -182,6 +186,32 @@ def test_y4_a_batch_whose_first_message_is_settled_is_renewed_no_more_often() ->
         assert load.renew_at == now() + LOCK / 2
 
     run(live())
+
+
+@pytest.mark.parametrize("minutes", [-20, 0, 20])
+@pytest.mark.parametrize("where", [MessagePlace.ACTIVE, MessagePlace.DEFERRED])
+def test_l5_y4_locks_are_renewed_neither_late_nor_often_whatever_the_clock_shows(
+    where: MessagePlace, minutes: int
+) -> None:
+    async def live() -> None:
+        place = Place(1, where=where)
+        place.entities["orders"] = _SlowEntity("orders", Random(1))
+        async with place.syphon(ahead=timedelta(minutes=minutes), lock=LOCK) as syphon:
+            await asyncio.sleep(2 * _SlowEntity.seconds)
+            operations = syphon.progress().operations
+        assert place.count(MessagePlace.GONE) == 1
+        assert [letter.arrivals for letter in place.letters] == [1]
+        assert operations[Stage.RENEW_BACKLOG] == _SlowEntity.seconds // (LOCK / 2)
+
+    run(live())
+
+
+class _SlowEntity(SimulatedEntity):
+    seconds = 100.0
+
+    async def take(self, messages: Sequence[OutgoingMessage]) -> None:
+        await asyncio.sleep(self.seconds)
+        self._arrive(messages)
 
 
 @pytest.mark.parametrize("where", [MessagePlace.ACTIVE, MessagePlace.DEFERRED])
