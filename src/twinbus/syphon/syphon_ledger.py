@@ -124,11 +124,7 @@ class SyphonLedger:
             return None
         ids = [message.message_id for message in messages]
         sizes = [message.size for message in messages]
-        waited: Sequence[int] = ()
-        if broker_at is not None:
-            # A message that arrived within the last milliseconds may seem to arrive later than now.
-            waited = [max(0, broker_at - one.enqueued) for one in messages if one.enqueued is not None]
-            waited = waited if len(waited) == len(messages) else ()
+        waited = () if broker_at is None else _waited(messages, broker_at)
         return self._ledger.begin(
             Stage.RETURN_PRIMARY, self._primary, path, ids, sizes, broker_at=broker_at, waited=waited
         )
@@ -385,6 +381,15 @@ class MeteredBacklog:
     def _record_failure(self, stage: Stage, size: int | Sequence[int], began: float, error: BacklogFailedError) -> None:
         result, cause = result_of_failure(error.kind, refused=error.refused)
         self._ledger.record(stage, self._queue, size, self._now() - began, result, cause)
+
+
+def _waited(messages: Sequence[OutgoingMessage], broker_at: int) -> Sequence[int]:
+    """Return how long each message was in the backlog, in ms; nothing if one arrival is not known."""
+    waited = [broker_at - one.enqueued for one in messages if one.enqueued is not None]
+    if len(waited) != len(messages):
+        return ()
+    # A message that arrived within the last milliseconds may seem to arrive later than now.
+    return waited if min(waited, default=0) >= 0 else [max(0, one) for one in waited]
 
 
 def _is_gone(peeked: PeekedMessage | None) -> bool:
