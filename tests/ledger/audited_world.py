@@ -312,7 +312,7 @@ def operation(writer: Writer, stage: Stage, name: str, result: str = "ok") -> Op
     return Operation(
         at=next(writer.clock), id=writer.new_id(), stage=stage, namespace="contoso" if home else SECONDARY,
         entity="orders" if home else QUEUE, destination=None if home else DESTINATION, ids=(name,), bytes=1, units=1,
-        seconds=0.1, result=result,
+        seconds=0.0, result=result,
     )  # fmt: skip
 
 
@@ -322,7 +322,7 @@ def intent(whole: Operation) -> Intent:
 
 
 def outcome(whole: Operation, result: str) -> Outcome:
-    return Outcome(at=whole.at, id=whole.id, seconds=0.1, result=result)
+    return Outcome(at=whole.at, id=whole.id, seconds=0.0, result=result)
 
 
 def movement(writer: Writer, move: Move, name: str) -> Movement:
