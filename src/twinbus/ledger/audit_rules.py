@@ -76,10 +76,8 @@ class LedgerReading:
         return {place.removeprefix(start) for place in found if place.startswith(start)}
 
 
-def read_for_audit(
-    entries: Iterable[Entry], dead: Collection[str] = (), alive: Collection[str] | None = None
-) -> LedgerReading:
-    """Returns the reading of all entries of a ledger. `dead` and `alive` are names of writers, as for `balance`."""
+def read_for_audit(entries: Iterable[Entry], dead: Collection[str] = ()) -> LedgerReading:
+    """Returns the reading of all entries of a ledger. `dead` are the names of the writers that have ended."""
     reading = LedgerReading(Balance())
     digits = frozenset(name.rpartition("-")[2] for name in dead)
     begun: dict[str, Intent] = {}
@@ -100,7 +98,7 @@ def read_for_audit(
                     pass
             yield entry
 
-    reading.balance = balance(observed(), dead, alive)
+    reading.balance = balance(observed(), dead)
     for id_ in begun.keys() - ended:
         reading.in_flight.update(_keys(begun[id_]))
     return reading

@@ -27,6 +27,7 @@ from twinbus.ledger import (
     LedgerReading,
     LineProblem,
     MessageKey,
+    Role,
     Stage,
     compare_with_backlog,
     dead_writers,
@@ -156,12 +157,12 @@ class Audit:
         not exist is empty.
         """
         began = time.monotonic()
-        before, _ = await self._read()
+        before, _, _ = await self._read()
         audited = await self._find_queues(self._primaries(before))
         queues = self._all_queues(audited, before)
         look = first = await self._look(queues)
-        after, missing = await self._read()
-        findings = compare_with_backlog(before, first, after, None, namespace=self._secondary, missing=missing)
+        after, missing, unshipped = await self._read()
+        findings = compare_with_backlog(before, first, after, None, namespace=self._secondary)
         looks, peeks = 1, first.peeks
         if findings.needs_second_look:
             seconds = audited.lock_duration.total_seconds()
@@ -170,25 +171,29 @@ class Audit:
             await self._pause(seconds)
             queues = self._all_queues(audited, after)
             look = await self._look(queues)
-            after, missing = await self._read()
-            findings = compare_with_backlog(before, first, after, look, namespace=self._secondary, missing=missing)
+            after, missing, unshipped = await self._read()
+            findings = compare_with_backlog(
+                before, first, after, look, namespace=self._secondary, missing=[*missing, *unshipped]
+            )
             looks, peeks = 2, peeks + look.peeks
         self._record(findings, queues, look, looks)
         if findings.moves:
-            after, missing = await self._read()
+            after, missing, unshipped = await self._read()
+        # Without an absent message, it does not matter that a writer may have more entries elsewhere.
+        missing += unshipped if findings.absent else ()
         return AuditResult(
             findings, after.balance, tuple(missing), queues, look, looks, peeks, time.monotonic() - began
         )
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    async def _read(self) -> tuple[LedgerReading, list[str]]:
+    async def _read(self) -> tuple[LedgerReading, list[str], list[str]]:
         is_written = await self._ledger.flushed()
-        reading, missing = await asyncio.to_thread(read_with_problems, self._ledger.directory, self._silence)
+        reading, missing, unshipped = await asyncio.to_thread(read_with_problems, self._ledger.directory, self._silence)
         if not is_written:
             # The own entries are missing: after a drain, these are the deliveries of the syphon.
             missing.append(f"{self._ledger.directory} cannot be written: {self._ledger.failure or 'the disk is slow'}")
-        return reading, missing
+        return reading, missing, unshipped
 
     def _primaries(self, reading: LedgerReading) -> set[str]:
         queues = reading.queues(self._secondary)
@@ -274,16 +279,21 @@ class Audit:
         )
 
 
-def read_with_problems(directory: Path, silence: timedelta = SILENCE) -> tuple[LedgerReading, list[str]]:
-    """Return a reading of a ledger, and the reasons why entries are missing from it.
+def read_with_problems(directory: Path, silence: timedelta = SILENCE) -> tuple[LedgerReading, list[str], list[str]]:
+    """Return a reading of a ledger, the reasons why entries are missing, and the writers with entries elsewhere.
 
-    A writer that has an open segment here is no reason: it writes an entry before a message is completed (L1). A writer
-    that neither ended nor has an open segment here may have entries elsewhere that are not shipped yet. It counts as
-    ended after `silence`.
+    A writer that has an open segment here has no entries elsewhere: it writes an entry before a message is completed
+    (L1). A writer that neither ended nor has an open segment here may have entries that are not shipped yet. It counts
+    as ended after `silence`.
     """
     # Both before the entries are read: a writer may begin a segment, or close, meanwhile.
     dead = dead_writers(directory, silence=silence)
     alive = {segment.writer for segment in list_segments(directory) if segment.is_open} - dead
     problems: list[LineProblem] = []
-    reading = read_for_audit(read_ledger(directory, problems.append), dead, alive)
-    return reading, [*reading.balance.incomplete, *map(str, problems)]
+    reading = read_for_audit(read_ledger(directory, problems.append), dead)
+    unshipped = [
+        f"{writer} has no open segment here: its last entries may not be shipped yet"
+        for writer in reading.balance.at_work
+        if writer not in alive and not writer.startswith(f"{Role.NAMESPACE}-")  # a namespace writes meter readings only
+    ]
+    return reading, [*reading.balance.incomplete, *map(str, problems)], unshipped
