@@ -2,7 +2,7 @@
 
 They are forked from a server that has imported everything, so that a process starts within milliseconds. A process
 tells its parent through a pipe when it has begun to move or to send; then the parent kills it at a random instant,
-unless the process kills itself at the place that its `Death` names.
+unless the process kills itself at the place that its `KillPlan` names.
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ WINDOW: Final = 20
 SYNC, AIO = "sync", "asyncio"
 PRIMARY_NAME, SECONDARY_NAME = "contoso", "contoso-away"
 _BEGIN_SECONDS: Final = 60.0
-_LIFE_SECONDS: Final = 3.0
+_PLACE_SECONDS: Final = 3.0
 # A small segment is full after some dozen entries: many kills hit a writer that seals a segment and opens the next.
 _SEGMENT_BYTES: Final = 8192
 _QUICK: Final = RetryPolicy(first_pause=0.05, longest_pause=0.2)
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
-    """How a process ends: at a place that it reached `times` times, or `seconds` after it has begun, by its parent."""
+class KillPlan:
+    """How a process ends: by itself, at a place that it reaches for the `times`-th time; or by its parent, `seconds`
+    after the process has begun."""
 
     place: str | None = None
     times: int = 1
@@ -73,27 +74,27 @@ def kill_self() -> None:
 class KilledProcess:
     """A process that runs `program(work, begun)`."""
 
-    def __init__(self, program: Callable[[Any, Connection], None], work: Any, death: Death) -> None:
+    def __init__(self, program: Callable[[Any, Connection], None], work: Any, plan: KillPlan) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tests.crash.killed_clients"])
         self._begun, given = context.Pipe(duplex=False)
-        self._death = death
+        self._plan = plan
         self._process: ForkServerProcess = context.Process(target=program, args=(work, given), daemon=True)
         self._process.start()
         given.close()
 
-    def die(self) -> str | None:
-        """Waits for the end of the process, which is certain. Returns the place of its death, or None if random."""
+    def until_killed(self) -> str | None:
+        """Kills the process, unless it ends itself at its place. Returns that place, or None after a random kill."""
         if self._begun.poll(_BEGIN_SECONDS):
-            if self._death.place is None:
-                time.sleep(self._death.seconds)  # the instant of the kill: nothing waits for anything here
+            if self._plan.place is None:
+                time.sleep(self._plan.seconds)  # chooses the instant of the kill; nothing is waited for
             else:
-                # The process kills itself, unless there was too little to move to reach the place.
-                self._process.join(_LIFE_SECONDS)
-        fell = self._process.exitcode is not None
+                # The process kills itself, unless it does not come to the place.
+                self._process.join(_PLACE_SECONDS)
+        has_ended = self._process.exitcode is not None
         code = self.join(0.0)
         assert code in (-signal.SIGKILL, 0), f"a process ended with {code} before it was killed"
-        return self._death.place if fell else None
+        return self._plan.place if has_ended else None
 
     def join(self, seconds: float) -> int | None:
         """Returns the exit code of the process. Kills the process if it does not end within so many seconds."""
@@ -114,17 +115,17 @@ class SyphonWork:
     ledger: Path
     transport: str = NATIVE
     durability: Durability = "process"
-    death: Death = Death()
+    plan: KillPlan = KillPlan()
     drain: bool = False
     window: int = WINDOW
 
 
-class Executioner:
+class PlannedKill:
     """Kills its process at a place. `WatchedTransport` and the syphon report the places."""
 
-    def __init__(self, death: Death, begun: Connection) -> None:
-        self._place = death.place
-        self._left = death.times
+    def __init__(self, plan: KillPlan, begun: Connection) -> None:
+        self._place = plan.place
+        self._left = plan.times
         self._begun: Connection | None = begun
 
     def tell(self, event: str, held: Sequence[HeldMessage] | Sequence[OutgoingMessage]) -> None:
@@ -153,7 +154,7 @@ def run_syphon(work: SyphonWork, begun: Connection) -> None:
 
 
 async def _syphon(work: SyphonWork, begun: Connection) -> None:
-    watch = Executioner(work.death, begun)
+    watch = PlannedKill(work.plan, begun)
     options = SyphonOptions(drain=work.drain, window=work.window, retry_policy=_QUICK)
     ledger_options = LedgerOptions(segment_bytes=_SEGMENT_BYTES, durability=work.durability)
     async with AsyncExitStack() as stack:
@@ -202,7 +203,7 @@ class Application:
     driver: str
     is_diverted: bool
     has_syphon: bool
-    death: Death
+    plan: KillPlan
 
     @property
     def options(self) -> SendAvailabilityOptions:
@@ -239,7 +240,7 @@ class Reports:
     def __init__(self, work: Application, begun: Connection) -> None:
         self._work = work
         self._begun: Connection | None = begun
-        self._left = work.death.times
+        self._left = work.plan.times
         self._file = os.open(work.told, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def messages(self, sender: int, number: int) -> list[ServiceBusMessage]:
@@ -250,9 +251,9 @@ class Reports:
     def returned(self, messages: Sequence[ServiceBusMessage]) -> None:
         os.write(self._file, "".join(f"{one.message_id}\n" for one in messages).encode())
         self._left -= 1
-        if not self._left and self._work.death.place == AFTER_RETURN:
+        if not self._left and self._work.plan.place == AFTER_RETURN:
             kill_self()
-        if not self._left and self._work.death.place == AT_EXIT:
+        if not self._left and self._work.plan.place == AT_EXIT:
             os._exit(0)
         if self._begun is not None:
             begun, self._begun = self._begun, None

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.crash.killed_clients import PRIMARY_NAME, SECONDARY_NAME, Death, KilledProcess, SyphonWork, run_syphon
+from tests.crash.killed_clients import PRIMARY_NAME, SECONDARY_NAME, KilledProcess, KillPlan, SyphonWork, run_syphon
 from tests.crash.ledger_oracle import contradictions, refused_returns
 from tests.crash.stored_ids import StoredIds, marked_body
 from twinbus.connect import connect
@@ -74,7 +74,7 @@ class KilledPair:
 
     def drain(self) -> None:
         """Brings everything home, by a syphon that nothing happens to."""
-        process = KilledProcess(run_syphon, self.syphon(drain=True, window=_DRAIN_WINDOW), Death())
+        process = KilledProcess(run_syphon, self.syphon(drain=True, window=_DRAIN_WINDOW), KillPlan())
         code = process.join(_DRAIN_SECONDS)
         assert code == 0, f"the last syphon ended with {code}"
 

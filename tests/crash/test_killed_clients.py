@@ -30,9 +30,9 @@ from tests.crash.killed_clients import (
     TRANSPORTS,
     WINDOW,
     Application,
-    Death,
     Durability,
     KilledProcess,
+    KillPlan,
     later,
     reported_safe,
     run_application,
@@ -67,24 +67,24 @@ def pair(namespaces: LocalNamespaces, tmp_path: Path) -> KilledPair:
     return KilledPair(namespaces, tmp_path)
 
 
-def syphon_deaths(chance: Random, count: int) -> list[Death]:
+def syphon_kills(chance: Random, count: int) -> list[KillPlan]:
     """Every place in turn, and as many random instants."""
-    places = [Death(place, chance.choice((1, 1, 2))) for place in PLACES]
+    places = [KillPlan(place, chance.choice((1, 1, 2))) for place in PLACES]
     chance.shuffle(places)
     return [
-        Death(seconds=chance.uniform(0, RANDOM_SECONDS)) if number % 2 else places[number // 2 % len(places)]
+        KillPlan(seconds=chance.uniform(0, RANDOM_SECONDS)) if number % 2 else places[number // 2 % len(places)]
         for number in range(count)
     ]
 
 
-def application_deaths(chance: Random, count: int) -> list[Death]:
+def application_kills(chance: Random, count: int) -> list[KillPlan]:
     times = (1, 1, 5, 20)
     return [
         (
-            Death(AT_EXIT, chance.choice(times)),
-            Death(AFTER_RETURN, chance.choice(times)),
-            Death(seconds=chance.uniform(0, RANDOM_SECONDS)),
-            Death(seconds=chance.uniform(0, RANDOM_SECONDS)),
+            KillPlan(AT_EXIT, chance.choice(times)),
+            KillPlan(AFTER_RETURN, chance.choice(times)),
+            KillPlan(seconds=chance.uniform(0, RANDOM_SECONDS)),
+            KillPlan(seconds=chance.uniform(0, RANDOM_SECONDS)),
         )[number % 4]
         for number in range(count)
     ]
@@ -111,13 +111,13 @@ def kill_syphons(
     figures: Counter[str] = Counter()
     # Some sends are refused, so that syphons put messages aside and recall them.
     fault = namespaces["primary"].faults.set("server-busy", points=["send"], probability=0.25, seed=seed)
-    for number, death in enumerate(syphon_deaths(Random(seed), count)):
+    for number, plan in enumerate(syphon_kills(Random(seed), count)):
         pair.fill([f"{number}-{part}" for part in range(FILL)])
         for transport in TRANSPORTS:
-            work = pair.syphon(transport=transport, durability=durability, death=death)
-            place = KilledProcess(run_syphon, work, death).die()
+            work = pair.syphon(transport=transport, durability=durability, plan=plan)
+            place = KilledProcess(run_syphon, work, plan).until_killed()
             figures[f"{transport} killed: {place or 'at random'}"] += 1
-            pair.check(f"kill {number} of {transport}: {death}")
+            pair.check(f"kill {number} of {transport}: {plan}")
     namespaces["primary"].faults.clear(fault["id"])
     return figures
 
@@ -148,11 +148,11 @@ def test_l1_a_syphon_with_a_lazy_ledger_records_each_delivery_before_its_complet
 def test_l2_after_each_kill_of_an_application_every_message_it_reported_safe_is_in_the_ledger(
     pair: KilledPair, seed: int
 ) -> None:
-    """Four applications die in each round: one of each kind, at the same time, on the same ledger."""
+    """In each round four applications are killed: one of each kind, at the same time, with the same ledger."""
     figures: Counter[str] = Counter()
-    deaths = application_deaths(Random(seed), min(KILLS, KILLS_PER_RUN))
-    for number, death in enumerate(deaths):
-        lives: list[tuple[Application, KilledProcess]] = []
+    plans = application_kills(Random(seed), min(KILLS, KILLS_PER_RUN))
+    for number, plan in enumerate(plans):
+        running: list[tuple[Application, KilledProcess]] = []
         for driver, is_diverted in APPLICATIONS:
             name = f"{driver}-{'diverted' if is_diverted else 'healthy'}-{number}"
             work = Application(
@@ -164,20 +164,20 @@ def test_l2_after_each_kill_of_an_application_every_message_it_reported_safe_is_
                 name=name,
                 driver=driver,
                 is_diverted=is_diverted,
-                # Every other application also brings home what the diverted ones sent.
-                has_syphon=not is_diverted and number % 2 == 1,
-                death=death,
+                # Some applications also bring home what the diverted ones sent.
+                has_syphon=not is_diverted and number % 5 == 4,
+                plan=plan,
             )
-            lives.append((work, KilledProcess(run_application, work, death)))
-        for work, process in lives:
-            figures[f"{work.driver} killed: {process.die() or 'at random'}"] += 1
+            running.append((work, KilledProcess(run_application, work, plan)))
+        for work, process in running:
+            figures[f"{work.driver} killed: {process.until_killed() or 'at random'}"] += 1
             safe = reported_safe(work.told)
             figures[f"reported safe: {work.driver}, {'diverted' if work.is_diverted else 'healthy'}"] += len(safe)
             pair.safe |= safe
-        pair.check(f"round {number}: {death}")
+        pair.check(f"round {number}: {plan}")
     judge(pair, figures)
-    # Each life has reported something as safe, in every kind.
-    assert min(figures[name] for name in figures if name.startswith("reported safe")) >= len(deaths)
+    # Each application has reported something as safe.
+    assert min(figures[name] for name in figures if name.startswith("reported safe")) >= len(plans)
 
 
 @pytest.mark.thorough
