@@ -258,3 +258,14 @@ def test_p2_a_line_that_is_no_option_is_refused_by_name(line: str, option: str) 
     with pytest.raises(OptionError) as caught:
         Options.from_file(f"[pairing]\n{line}")
     assert caught.value.option == option
+
+
+def test_s16_options_for_short_lived_processes_divert_with_the_failing_call_and_can_be_changed() -> None:
+    options = SendAvailabilityOptions.for_short_lived_processes()
+    assert (options.failover_interval, options.try_timeout) == (timedelta(0), timedelta(seconds=3))
+    assert options.backlog_check_interval == timedelta(0)
+    changed = SendAvailabilityOptions.for_short_lived_processes(try_timeout=timedelta(seconds=1), provision="assume")
+    assert (changed.failover_interval, changed.try_timeout) == (timedelta(0), timedelta(seconds=1))
+    assert changed.provision == "assume"
+    with pytest.raises(OptionError):
+        SendAvailabilityOptions.for_short_lived_processes(ping_interval=timedelta(0))

@@ -142,6 +142,20 @@ class SendAvailabilityOptions:
         )
 
     @classmethod
+    def for_short_lived_processes(cls, **given: Any) -> Self:
+        """Return options for a job or a function that lives for seconds; `given` options replace them.
+
+        Such a process ends before a failover interval is over. So the failing call itself diverts (S4), attempts are
+        short, and the process does not look after the backlog.
+        """
+        usual: dict[str, Any] = {
+            "failover_interval": timedelta(0),
+            "try_timeout": 3 * _SECOND,
+            "backlog_check_interval": timedelta(0),
+        }
+        return cls(**{**usual, **given})
+
+    @classmethod
     def from_environment(
         cls, environment: Mapping[str, str], prefix: str = "TWINBUS_", *, defaults: Self | None = None
     ) -> Self:
