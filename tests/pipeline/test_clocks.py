@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from tests.pipeline.books import HOUR, MIDNIGHT, halves, movement, operation, state, write_segments, writer
+from tests.report.documents import Document, made
 from twinbus.ledger import Entry, Move, Operation, Role, SegmentHeader, Stage
 from twinbus.money import Prices, Scenario
 from twinbus.pipeline import WriterClock, collect_report_data, off_clocks
@@ -129,6 +130,9 @@ def test_l5_the_report_names_the_clock_and_its_timeline_is_right(
     assert expected.timeline is not None
     assert (found.timeline.start, found.timeline.waiting) == (expected.timeline.start, expected.timeline.waiting)
     assert found.spread == expected.spread
+    said = Document(made(found)).said
+    assert "The clock of writer client-host-1-0000000000000001 is 20 min ahead. Its times are corrected." in said
+    assert not any("The clock of writer" in one for one in Document(made(expected)).said)
 
 
 @pytest.fixture(scope="module")

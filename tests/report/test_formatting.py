@@ -9,8 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report.documents import Document
+from twinbus.pipeline import WriterClock
 from twinbus.report.charts import area
-from twinbus.report.formatting import axis_label, axis_top, duration, money, number, rate_unit, time_marks, time_text
+from twinbus.report.formatting import (
+    axis_label,
+    axis_top,
+    clock_text,
+    duration,
+    money,
+    number,
+    rate_unit,
+    time_marks,
+    time_text,
+)
 from twinbus.report.markup import Markup, element
 
 
@@ -23,6 +34,22 @@ from twinbus.report.markup import Markup, element
 )  # fmt: skip
 def test_a_duration_has_at_most_two_units(seconds: float | None, said: str) -> None:
     assert duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("clock", "said"),
+    [
+        (WriterClock("w", 1200.0), "The clock of writer w is 20 min ahead. Its times are corrected."),
+        (WriterClock("w", -61.0), "The clock of writer w is 1 min 1 s behind. Its times are corrected."),
+        (
+            WriterClock("w", -1200.0, 0.0),
+            "The clock of writer w was set while it ran: it was between 20 min behind and 0 ms ahead. "
+            "Its times are not corrected; latencies do not depend on them.",
+        ),
+    ],
+)
+def test_l5_a_wrong_clock_is_named_with_its_writer(clock: WriterClock, said: str) -> None:
+    assert clock_text(clock) == said
 
 
 def test_numbers_and_money_are_short_and_keep_their_size() -> None:
