@@ -44,7 +44,7 @@ from tests.tiers import budget
 from twinbus.ledger import Verdict, judge_ledger
 from twinbus.testing import LocalNamespaces
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 KILLS = budget(3, 60, 300)
 """Kills of each kind of process."""

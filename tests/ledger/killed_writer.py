@@ -81,6 +81,8 @@ def live(directory: Path, told: Path, durability: str, mode: str, number: int) -
 
 def main(directory: Path, told: Path, durability: str, mode: str, first: int, step: int) -> None:
     logging.disable(logging.CRITICAL)
+    # Every writer and its child have `alive` open until they end.
+    all_ended, alive = os.pipe()
     number = first
     while True:
         process = os.fork()
@@ -89,6 +91,9 @@ def main(directory: Path, told: Path, durability: str, mode: str, first: int, st
         _, status = os.waitpid(process, 0)
         code = os.waitstatus_to_exitcode(status)
         if not code:
+            # A writer that was killed while it waited for its child has left the child behind.
+            os.close(alive)
+            os.read(all_ended, 1)
             print(number)
             return
         assert code == -signal.SIGKILL, f"writer {number} ended with {code}"
