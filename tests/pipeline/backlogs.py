@@ -28,7 +28,7 @@ from twinbus.pipeline.syphon_job.lane import SyphonSource
 from twinbus.syphon import HeldMessage, MoveStep
 from twinbus.testing import LocalNamespace
 
-ENOUGH = 20
+ENOUGH = 60
 # The steps from the receipt of a message to its removal. A process is killed between two of them.
 MOVES = (MoveStep.RECEIVED, MoveStep.INTENDED, MoveStep.SENDING, MoveStep.CONFIRMED, MoveStep.COMPLETED)
 WINDOW = 500
