@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +23,7 @@ from twinbus.backlog import Endpoint, primary_name
 from twinbus.connect import connect
 from twinbus.ledger import OK, Intent, Ledger, Metered, Operation, Outcome, Role, Stage, read_ledger
 from twinbus.pairing import AioAdministration, OperationRecorder
+from twinbus.syphon import Audit, AuditedQueues, AuditResult
 from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.dead_letters import DeadLetters
 from twinbus.syphon.discovery import Discovery, ListedDiscovery, ListedOrSearchedDiscovery, SearchedDiscovery
@@ -240,6 +241,8 @@ async def test_m1_n5_of_a_whole_outage_the_ledger_holds_what_the_meters_counted(
             await enable(sides, "closed")
             ended = await running
         assert (ended.total.returned, ended.total.dead_lettered) == (24, 3)
+        audit = await audited(sides)
+        assert (audit.findings.there.total(), audit.look.dead_letters, audit.looks) == (3, 3, 1)
         await resubmitted(sides)
         async with syphon(sides, drain=True) as syphoning:
             assert (await syphoning.run()).total.returned == 3
@@ -252,6 +255,15 @@ async def test_m1_n5_of_a_whole_outage_the_ledger_holds_what_the_meters_counted(
     assert {one.stage for one in sides.operations() if one.result == "unknown"} <= {Stage.SEND_PRIMARY}
     # Found missing and created by the pair, and listed once by each syphon.
     assert sides.requests() == 2 * 2 + 2
+
+
+async def audited(sides: Sides) -> AuditResult:
+    async def find_queues(names: Collection[str]) -> AuditedQueues:
+        return AuditedQueues(tuple(f"{name}/x-servicebus-transfer/{index}" for name in names for index in range(2)))
+
+    with Ledger(sides.ledger, Role.AUDIT) as ledger:
+        async with connect(sides.secondary.text, timeout=10) as bus:
+            return await Audit(bus, ledger, find_queues, secondary=sides.secondary.name).run()
 
 
 async def resubmitted(sides: Sides) -> None:
