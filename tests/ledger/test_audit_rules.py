@@ -169,6 +169,23 @@ def test_l3_while_entries_are_missing_an_absent_message_is_not_called_lost() -> 
     assert recorded(found) == [(REAPPEARED, 1), (FOUND, 1)]
 
 
+@pytest.mark.parametrize("completion_is_recorded", [False, True])
+def test_l3_a_redirect_that_was_killed_before_it_was_recorded_is_no_loss(completion_is_recorded: bool) -> None:
+    elsewhere = "contoso/elsewhere"
+    before: list[Entry] = [divert(), moved(Move.DEAD_LETTERED)]
+    killed = [replace(op(stage), destination=elsewhere) for stage in (Stage.RESUBMIT_BACKLOG, Stage.COMPLETE_BACKLOG)]
+    last = killed[1] if completion_is_recorded else intent(killed[1])
+    reading = read_for_audit([*before, killed[0], last], [f"deadletter-host-1-{WRITER.digits}"])
+    shown = BacklogLook(Counter({MessageKey(elsewhere, "a"): 1}))
+    found = compare_with_backlog(reading, shown, reading, shown, namespace=SECONDARY)
+    assert found.moving == Counter({MESSAGE: 1})
+    assert LOST not in [one.move for one in found.moves]
+    recorded_at_last = replace(moved(Move.REDIRECTED), source=DESTINATION, destination=elsewhere)
+    reading = read_for_audit([*before, *killed, recorded_at_last])
+    found = compare_with_backlog(reading, BacklogLook(), reading, BacklogLook(), namespace=SECONDARY)
+    assert found.absent == Counter({MessageKey(elsewhere, "a"): 1}), "the redirected message itself can be lost"
+
+
 def test_l3_a_look_that_may_not_show_everything_makes_no_loss() -> None:
     reading = read_for_audit([divert()])
     partial = BacklogLook(is_partial=True)

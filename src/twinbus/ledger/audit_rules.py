@@ -60,6 +60,9 @@ class LedgerReading:
     places: dict[MessageKey, frozenset[str]] = field(default_factory=dict)
     """The backlog queues to which copies were sent, as `namespace/entity`, in lower case."""
 
+    resubmitted: dict[str, Counter[str]] = field(default_factory=dict)
+    """By message id and destination: resubmitted copies, less those whose move is recorded."""
+
     def there(self, message: MessageKey) -> int:
         """Returns the number of copies that the ledger has in the backlog, dead letters included."""
         return self.balance.in_backlog[message] + self.balance.dead_lettered[message]
@@ -110,6 +113,8 @@ def _note_operation(reading: LedgerReading, entry: Intent | Operation) -> None:
     if entry.stage in _STORES:
         place = f"{entry.namespace}/{entry.entity}".lower()
         for key in keys:
+            if entry.stage is Stage.RESUBMIT_BACKLOG:
+                reading.resubmitted.setdefault(key.id, Counter())[key.destination] += 1
             reading.places[key] = _with(reading.places.get(key, frozenset()), place)
 
 
@@ -117,6 +122,9 @@ def _note_movement(reading: LedgerReading, entry: Movement) -> None:
     destinations = (entry.destination, entry.source) if entry.move is Move.REDIRECTED else (entry.destination,)
     for destination in destinations:
         reading.entries.update(MessageKey(destination.lower(), name) for name in entry.ids)
+    if entry.move in (Move.RESUBMITTED, Move.REDIRECTED):
+        for name in entry.ids:
+            reading.resubmitted.setdefault(name, Counter())[entry.destination.lower()] -= 1
 
 
 def _keys(entry: Intent | Operation) -> list[MessageKey]:
@@ -172,7 +180,8 @@ class AuditFindings:
     found: Counter[MessageKey] = field(default_factory=Counter)
     """Copies that were seen, and whose place was unknown, or which the ledger called lost."""
     moving: Counter[MessageKey] = field(default_factory=Counter)
-    """Copies that were not seen, but a program works on the message now. The next audit decides."""
+    """Copies that were not seen, but a program works on the message now, or a dead program redirected the message and
+    could not record that. The next audit decides."""
     not_looked_at: Counter[MessageKey] = field(default_factory=Counter)
     """Copies that were not seen and may be at a place that the looks did not show, such as another namespace."""
     moves: list[AuditMove] = field(default_factory=list)
@@ -269,7 +278,7 @@ def _judge_missing(
     changed: bool,
 ) -> None:
     start = f"{namespace.lower()}/"
-    if changed:
+    if changed or _is_redirected(after, message):
         result.moving[message] = missing
     elif not all(place.startswith(start) for place in after.places.get(message, ())):
         result.not_looked_at[message] = missing
@@ -278,6 +287,16 @@ def _judge_missing(
         # All copies that the ledger has left, also copies of unknown outcome: none of them was seen.
         copies = max(missing, after.balance.copies[message] - seen)
         result.moves.append(AuditMove(Move.LOST, message, copies, _source(after, message, namespace), NOT_SEEN))
+
+
+def _is_redirected(reading: LedgerReading, message: MessageKey) -> bool:
+    """Returns whether a copy was resubmitted for another destination, and the move is not recorded.
+
+    A redirect is recorded after the dead letter is completed. If its program is killed in between, the message seems to
+    be absent at its old destination, and not accepted at the new one.
+    """
+    resubmitted = reading.resubmitted.get(message.id, Counter())
+    return any(copies > 0 for destination, copies in resubmitted.items() if destination != message.destination)
 
 
 def _source(reading: LedgerReading, message: MessageKey, namespace: str) -> str:
