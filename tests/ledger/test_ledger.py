@@ -477,6 +477,36 @@ def test_l1_a_failed_sync_removes_nothing_and_its_entries_are_written_again(
     assert balance(read_ledger(tmp_path)).incomplete == []
 
 
+def test_l1_a_write_that_fails_during_a_sync_is_not_forgotten_when_the_sync_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(group_writer, "RETRY_SECONDS", 3600.0)
+    fdatasync = os.fdatasync
+    with Ledger(tmp_path, options=LedgerOptions(group_interval=timedelta(minutes=1))) as ledger:
+        send(ledger, "a")
+        assert ledger.flush()
+
+        def sync(file: int) -> None:
+            monkeypatch.setattr(os, "fdatasync", fdatasync)
+            with monkeypatch.context() as disk:
+                disk.setattr(os, "write", full)
+                send(ledger, "c")
+            fdatasync(file)
+
+        monkeypatch.setattr(os, "fdatasync", sync)
+        send(ledger, "b")
+        assert ledger.flush(), "what was recorded before the flush is on the disk"
+        assert ledger.failure is not None
+        assert [entry for entry in read_ledger(tmp_path) if isinstance(entry, Gap)]
+        assert ledger.flush()
+        assert ledger.failure is None
+    assert balance(read_ledger(tmp_path)).delivered.total() == 3
+    assert balance(read_ledger(tmp_path)).incomplete == []
+
+
 def test_l1_a_writer_with_an_operation_in_flight_always_has_an_open_segment(tmp_path: Path) -> None:
     with Ledger(tmp_path, options=LedgerOptions(segment_age=timedelta(seconds=1))) as ledger:
         running = ledger.begin(Stage.RETURN_PRIMARY, "contoso", "orders", ["a"], 10)

@@ -172,10 +172,10 @@ class GroupWriter:
             if self._ended:
                 return self.failure or "it was closed"
             self._take_queue()
-            written = self._try_write()
+            reason = None if self._try_write() else self.failure
         if self.is_asleep:
             self._wake()
-        return None if written else self.failure
+        return reason
 
     def _drop_newest(self) -> None:
         with self._lock:
@@ -235,7 +235,7 @@ class GroupWriter:
                         thread.start()
                     except RuntimeError as error:
                         # The process cannot start more threads. The entries stay queued; the next `_wake` tries again.
-                        self._record_failure(OSError(str(error)))
+                        self._record_failure(OSError(str(error)), is_disk=False)
                         while self._flushes:
                             _resolve(self._flushes.popleft(), self.failure)
                         return
@@ -286,7 +286,7 @@ class GroupWriter:
             self._flush_now.wait(self._group_seconds)
 
     def _has_work(self) -> bool:
-        return bool(self.queue or self._flushes or self._segments.needs_sync)
+        return bool(self.queue or self._flushes or self._unwritten or self._segments.needs_sync)
 
     def _write_group(self) -> None:
         self._flush_now.clear()
@@ -295,11 +295,13 @@ class GroupWriter:
             self._take_queue()
             is_written = self._try_write()
         is_synced = self._sync()
-        if is_written and is_synced and self.failure is not None:
-            _log.warning("ledger: %s can be written again; %d entries are missing", self.directory, self.missing)
-            self.failure, self._reminded = None, -math.inf
-            self._mark.remove()
-        reason = None if is_written and is_synced else self.failure
+        with self._segments.lock:
+            reason = None if is_written and is_synced else self.failure
+            # A write of another thread may have failed during the sync: then the failure is a new one.
+            if reason is None and self.failure is not None and not self._unwritten:
+                _log.warning("ledger: %s can be written again; %d entries are missing", self.directory, self.missing)
+                self.failure, self._reminded = None, -math.inf
+                self._mark.remove()
         if flushes:
             # A flush also fails if entries are lost that an earlier flush had reported as written.
             reason, self._loss = reason or self._loss, None
@@ -404,10 +406,11 @@ class GroupWriter:
         self._loss = f"{error.strerror} ({error.filename})"
         self._count_missing(error.lines + again, self._loss)
 
-    def _record_failure(self, error: OSError) -> None:
+    def _record_failure(self, error: OSError, *, is_disk: bool = True) -> None:
         if isinstance(error, SegmentGoneError):
             self._record_loss(error)
-        self._mark.make()
+        if is_disk:
+            self._mark.make()
         reason = str(error.strerror or error)
         self.failure = f"{reason} ({error.filename})" if error.filename else reason
         if time.monotonic() - self._reminded >= _REMIND_SECONDS:
