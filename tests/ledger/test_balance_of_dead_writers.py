@@ -98,6 +98,17 @@ def test_l1_a_message_that_a_dead_writer_was_about_to_deliver_is_unknown_until_i
         assert counts(balance(order, {f"syphon-h-1-{DEAD}"})) == expected
 
 
+@pytest.mark.parametrize("ahead", [-1_200_000, 1_200_000])
+def test_l1_l5_the_brokers_clock_decides_which_delivery_was_the_last(ahead: int) -> None:
+    """The clock of the dead syphon is 20 minutes wrong. The other syphon had the message before it."""
+    died = replace(intent("a", 5_000_000 + ahead), broker_at=5_000_000)
+    refused = replace(intent("a", 4_000_000, ALIVE), broker_at=4_000_000)
+    entries: list[Entry] = [operation(DIVERT, "a"), died, *ended(refused, "server_busy")]
+    assert counts(balance(entries, {f"syphon-h-1-{DEAD}"})) == UNKNOWN
+    later = replace(intent("a", 6_000_000 - ahead, ALIVE), broker_at=6_000_000)
+    assert counts(balance([*entries, *ended(later, "server_busy")], {f"syphon-h-1-{DEAD}"})) == IN_BACKLOG
+
+
 @pytest.mark.parametrize(
     ("booked", "dead", "expected"),
     [

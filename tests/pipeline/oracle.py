@@ -19,8 +19,9 @@ _TYPES: Final = {
 
 _RECONCILE: Final = """
 with each as (
-    select destination, stage, "at", ended, unnest(ids) as id, unnest(range(1, len(ids) + 1)) as place, ids, failed,
-        result, orphaned and stage = 'return_primary' as orphaned
+    select destination, stage, coalesce(if(stage = 'return_primary', broker_at, null), "at") as "at",
+        if(stage = 'return_primary', null, ended) as ended, unnest(ids) as id,
+        unnest(range(1, len(ids) + 1)) as place, ids, failed, result, orphaned and stage = 'return_primary' as orphaned
     from operations
     where stage in ('send_primary', 'schedule_primary', 'send_backlog', 'resubmit_backlog', 'return_primary',
                     'complete_backlog')
@@ -230,12 +231,12 @@ def connect(root: Path, version: TablesVersion, dead: Collection[str] = ()) -> d
     database.execute(f"""
         create view operations as
         select destination, id, stage, namespace, entity, ids, bytes, units, failed, result, "at", ended, day,
-            false as orphaned
+            broker_at, false as orphaned
         from settled
         union all
         select lower(coalesce(nullif(destination, ''), namespace || '/' || entity)), id, stage, namespace, entity, ids,
             bytes, units, null, 'unknown', "at", null, cast(make_timestamp("at" * 1000) as date),
-            list_contains({digits}::varchar[], id[1:16])
+            broker_at, list_contains({digits}::varchar[], id[1:16])
         from pending where kind = 'intent'
     """)  # noqa: S608  # the test's own writers
     return database

@@ -19,6 +19,7 @@ from tests.pipeline import oracle
 from tests.pipeline.books import (
     HOUR,
     MIDNIGHT,
+    halves,
     history,
     movement,
     operation,
@@ -145,6 +146,27 @@ def test_d3_l1_reconcile_agrees_with_the_balance_by_id_and_with_duckdb(books: In
     assert (expected.unknown != books.balance().unknown) == bool(dead), "what dead writers began is unknown"
     sums = {name: sum(row[name] for row in rows) for name in ("messages", *JUDGED) if name != "in_flight"}
     assert sums == oracle.named(oracle.connect(books.tables.root, books.tables.version(), dead), oracle.RECONCILE)
+
+
+@pytest.mark.thorough
+def test_l1_l5_reconcile_orders_deliveries_by_the_brokers_clock_as_the_balance_does(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Two messages that a dead syphon was about to deliver. Only the second was seen after that."""
+    died, lives = MIDNIGHT + HOUR, {"seen-before": MIDNIGHT, "seen-after": MIDNIGHT + 2 * HOUR}
+    entries: list[Entry] = [operation(Stage.SEND_BACKLOG, *lives)]
+    entries += [halves(operation(Stage.RETURN_PRIMARY, *lives, at=MIDNIGHT, by=1, broker_at=died))[0]]
+    for id_, seen in lives.items():
+        # By its own clock, this syphon was always later.
+        refused = operation(Stage.RETURN_PRIMARY, id_, at=MIDNIGHT + 3 * HOUR, result="server_busy", broker_at=seen)
+        entries.append(refused)
+    write(tmp_path / "ledger", 1, entries)
+    made = Ingested(tmp_path / "ledger", Tables(spark, tmp_path / "tables"))
+    ingest_ledger(spark, made.ledger, made.tables.root).awaitTermination()
+    found, expected = made.found("reconcile", dead=DEAD), made.balance(DEAD)
+    assert [message.id for message in expected.unknown] == ["seen-before"]
+    assert [message.id for message in expected.in_backlog] == ["seen-after"]
+    assert found_in(found) == expected_of(expected)
 
 
 def test_l1_a_writer_of_tables_is_dead_if_it_ended_or_is_silent_and_not_known_to_live(books: Ingested) -> None:

@@ -215,10 +215,12 @@ def _add(
         sum_ = sums.setdefault(MessageKey(destination, name), _MessageSums())
         sum_.add(effect, result if concerned else OK)
         if effect.sees:
-            sum_.seen_at = max(sum_.seen_at, intent.at)
+            # By the broker's clock, if it is known: the clocks of two syphons may differ (L5).
+            at = intent.at if intent.broker_at is None else intent.broker_at
+            sum_.seen_at = max(sum_.seen_at, at)
             if is_orphaned:
                 sum_.maybe_removed += 1
-                sum_.doubted_at = max(sum_.doubted_at, intent.at)
+                sum_.doubted_at = max(sum_.doubted_at, at)
         elif effect.removed and concerned and result == UNKNOWN:
             sum_.doubted_at = max(sum_.doubted_at, _ended_at(intent, outcome))
 

@@ -117,9 +117,11 @@ def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
 
 def _of_operations(operations: DataFrame) -> DataFrame:
     rows = operations.where(F.col("stage").isin([*_DONE]))
-    # A completion of unknown outcome has perhaps removed a copy until its end.
+    # A completion of unknown outcome has perhaps removed a copy until its end. Deliveries are ordered by the broker's
+    # clock, if it is known: the clocks of two syphons may differ (L5).
     ends = (F.col("result") == UNKNOWN) & F.col("stage").isin(_REMOVING)
-    at = F.when(ends, F.coalesce("ended", "at")).otherwise(F.col("at")).alias("at")
+    at = F.when(ends, F.coalesce("ended", "at")).when(F.col("stage").isin(_SEEING), F.coalesce("broker_at", "at"))
+    at = at.otherwise(F.col("at")).alias("at")
     names = ("destination", "stage", "result", "cause", "ids", "failed")
     ids = rows.select(*names, at, F.posexplode("ids").alias("place", "id"))
     surely, perhaps = (F.col("result") == OK) | ~concerned(), F.col("result") == UNKNOWN
