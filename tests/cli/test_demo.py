@@ -124,7 +124,10 @@ def test_a_message_that_vanishes_from_the_backlog_fails_the_demo_by_its_id(tmp_p
     assert code == NOT_PROVEN
     places = PLACES[id_.rpartition("-")[0]]
     assert any(f"{place} never received {id_}\n" in stdout for place in places)
-    assert "the ledger has 1 still in the backlog\n" in stdout
+    # The audit after the drain misses it. If a send of it had no answer when the primary died, it may have arrived.
+    verdicts = {"the ledger has 1 lost\n": "lost", "the ledger has 1 of unknown fate\n": "not proven"}
+    (verdict,) = [word for text, word in verdicts.items() if text in stdout]
+    assert f"  The ledger: {verdict}: 1 of " in stdout
     assert "✓" not in stdout
 
 
