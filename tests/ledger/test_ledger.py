@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -505,6 +506,30 @@ def test_l1_a_write_that_fails_during_a_sync_is_not_forgotten_when_the_sync_succ
         assert [*failures, ledger.failure] == ["No space left on device", None]
     assert balance(read_ledger(tmp_path)).delivered.total() == 3
     assert balance(read_ledger(tmp_path)).incomplete == []
+
+
+def test_while_the_disk_is_full_an_entry_does_not_copy_those_that_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(group_writer, "RETRY_SECONDS", 3600.0)
+    with Ledger(tmp_path) as ledger:
+        with monkeypatch.context() as disk:
+            disk.setattr(os, "write", full)
+            for _ in range(10):
+                send(ledger, "x" * 100_000)
+            assert not ledger.flush()
+            tracemalloc.start()
+            try:
+                for _ in range(10):
+                    send(ledger, "a")
+                assert tracemalloc.get_traced_memory()[1] < 500_000
+            finally:
+                tracemalloc.stop()
+        assert ledger.flush()
+    assert balance(read_ledger(tmp_path)).delivered.total() == 20
 
 
 def test_l1_a_writer_with_an_operation_in_flight_always_has_an_open_segment(tmp_path: Path) -> None:

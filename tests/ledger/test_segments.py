@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from twinbus.ledger.dead_writers import own_host
 from twinbus.ledger.entries import Dropped, Ended, Role, SegmentHeader
 from twinbus.ledger.json_lines import decode_entry
 from twinbus.ledger.options import LedgerOptions
@@ -100,6 +101,28 @@ def test_a_sync_returns_when_the_lines_and_the_name_of_the_file_are_on_the_disk(
     assert path in names
     one.seal()
     assert only(tmp_path).path in names
+
+
+def test_a_sync_includes_a_segment_that_becomes_full_while_older_segments_are_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, full = writer(tmp_path), b"x" * 4095 + b"\n"
+    synced: set[str] = set()
+
+    def noted(sync: Callable[[int], None], file: int) -> None:
+        if not synced:  # another thread fills the open segment during the first sync
+            write(one, full)
+            write(one, full)
+        synced.add(Path(f"/proc/self/fd/{file}").readlink().name)
+        sync(file)
+
+    write(one, full)
+    write(one, GROUP)
+    promised = next(segment.path for segment in list_segments(tmp_path) if segment.number == 1)
+    monkeypatch.setattr(os, "fsync", partial(noted, os.fsync))
+    one.sync()
+    assert promised.name in synced
+    one.seal()
 
 
 def test_a_segment_is_sealed_at_its_size_and_at_its_age(tmp_path: Path) -> None:
@@ -350,3 +373,24 @@ def test_other_files_are_not_segments(tmp_path: Path) -> None:
     for name in ("notes.jsonl", ".client-here-1-0123456789abcdef-0.jsonl.open", "client-here-1-0123456789abcdef-0.csv"):
         (tmp_path / name).touch()
     assert list(list_segments(tmp_path)) == []
+
+
+def test_l1_a_mark_that_another_writer_has_just_reported_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / f"client-{own_host()}-1-00000000000000aa.failing"
+    mark.touch()
+    flock = fcntl.flock
+
+    def meanwhile(file: int, operation: int) -> None:
+        flock(file, operation)
+        if operation & fcntl.LOCK_SH:
+            mark.unlink()
+
+    one = writer(tmp_path)
+    write(one, GROUP)
+    monkeypatch.setattr(fcntl, "flock", meanwhile)
+    one.sync()
+    assert not mark.exists()
+    assert body(only(tmp_path)) == GROUP
+    one.seal()

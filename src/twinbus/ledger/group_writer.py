@@ -100,8 +100,11 @@ class GroupWriter:
         """Tells readers that this writer cannot write."""
         self.open_intents = 0
         """How many intents were written whose outcomes were not."""
-        self._unwritten = b""
-        """Lines that could not be written yet, or that must be written again. Changes with the lock of the segments."""
+        self._unwritten: list[bytes] = []
+        """Lines that could not be written yet, or that must be written again. Changes with the lock of the segments.
+
+        A list, because every entry adds to it while the disk cannot be written, and it may have many MB."""
+        self._unwritten_bytes = 0
         self._unreported = _MissingEntries()
         """Missing entries that no gap entry reports yet."""
         self._gap_numbers = itertools.count()
@@ -321,7 +324,9 @@ class GroupWriter:
             with self._segments.lock:
                 repeated, forgotten = self._segments.take_repeated()
                 # First the older lines, so that an intent stays before its outcome.
-                self._unwritten = repeated + self._unwritten if repeated else self._unwritten
+                if repeated:
+                    self._unwritten.insert(0, repeated)
+                    self._unwritten_bytes += len(repeated)
                 if forgotten:
                     self._count_missing(forgotten, "a sync failed")
                 if error is not None:
@@ -360,27 +365,29 @@ class GroupWriter:
 
     def _store(self, lines: bytes, count: int) -> None:
         """Adds lines to `_unwritten`. If the ledger cannot be written and the buffer is full, drops them."""
-        if self.failure is not None and len(self._unwritten) + len(lines) > self._buffer_bytes:
+        if self.failure is not None and self._unwritten_bytes + len(lines) > self._buffer_bytes:
             self._count_missing(count, self.failure)
         else:
-            # If `_unwritten` is empty, `lines` is used without a copy: a copy would need new memory pages.
-            self._unwritten = self._unwritten + lines if self._unwritten else lines
+            self._unwritten.append(lines)
+            self._unwritten_bytes += len(lines)
 
     def _try_write(self) -> bool:
         """Writes the unwritten lines, and a gap entry if entries are missing. Returns False if this fails."""
         with self._lock:
             gap = self._unreported.copy()
-        lines = self._unwritten
+        chunks = self._unwritten
         if gap.count:
-            lines += encode_entry(gap.entry(_milliseconds(), self.writer_id, next(self._gap_numbers))).encode()
-        if lines:
+            entry = gap.entry(_milliseconds(), self.writer_id, next(self._gap_numbers))
+            chunks = [*chunks, encode_entry(entry).encode()]
+        # `join` does not copy a single chunk: a copy would need new memory pages.
+        if lines := b"".join(chunks):
             try:
                 self._segments.write(lines, lines.count(b"\n"))
             except OSError as error:
                 self._is_blocked = True
                 self._record_failure(error)
                 return False
-            self._unwritten = b""
+            self._unwritten, self._unwritten_bytes = [], 0
             with self._lock:
                 self._unreported.subtract(gap)
             self.missing += gap.count
@@ -420,7 +427,7 @@ class GroupWriter:
                 " Make room, or put the directory back",
                 self.directory,
                 self.failure,
-                len(self._unwritten),
+                self._unwritten_bytes,
                 self._unreported.count,
             )
 
@@ -429,7 +436,9 @@ class GroupWriter:
             self._take_queue()
             if self._segments.opened and self.failure is None:
                 closed = Closed(at=_milliseconds(), id=f"{self.writer_id}-closed", writer=self.name)
-                self._unwritten += encode_entry(closed).encode()
+                line = encode_entry(closed).encode()
+                self._unwritten.append(line)
+                self._unwritten_bytes += len(line)
                 self._try_write()
             self._ended = True
             self._segments.retire()

@@ -9,6 +9,7 @@ missing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -73,8 +74,13 @@ class SegmentOpening:
         if not (failing := failing_writers(self._directory)):
             return ""
         dead = dead_writers(self._directory)
-        self._reported = [writer for writer in failing if writer in dead]
-        return "".join(encode_entry(failing_gap(self._directory, writer)) for writer in self._reported)
+        self._reported, lines = [], []
+        for writer in failing:
+            if writer in dead:
+                with contextlib.suppress(FileNotFoundError):  # another writer has just reported it and removed its mark
+                    lines.append(encode_entry(failing_gap(self._directory, writer)))
+                    self._reported.append(writer)
+        return "".join(lines)
 
     def _id(self, number: int) -> str:
         return f"{self._writer.rpartition('-')[2]}-segment-{number}"

@@ -264,9 +264,9 @@ class SegmentWriter:
         lines are lost that an earlier sync brought to the disk (L7).
         """
         with self.lock:
-            retired = list(self._retired)
+            # Both at once: a segment that becomes full while the older ones are sealed has lines from before the call.
+            retired, current = list(self._retired), self._current
         problems = [error for segment in retired if (error := self._finish(segment)) is not None]
-        current = self._current
         if current is not None:
             for step in (self._prepare, self._sync_segment):
                 try:
