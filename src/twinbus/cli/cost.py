@@ -112,9 +112,13 @@ def actual(
 ) -> None:
     """Show what a period cost, and beside it the forecast for what really happened.
 
-    There is always a bill: in units if the prices are not known. Period, outages, sizes, subscriptions, intervals and
-    syphons come from the ledger. Options replace them: give --rate, --outage and --outages of an earlier forecast to
-    compare with that forecast.
+    There is always a bill. It is in units if the prices are not known.
+
+    The forecast takes period, outages, sizes, subscriptions, intervals and syphons from the ledger.
+
+    Options replace these values. For example, give --rate, --outage and --outages of an earlier forecast.
+
+    A ledger has no tier, messaging units, bandwidth or other operations. Their defaults are those of cost forecast.
 
     Each difference is divided into parts that entries of the ledger show. The rest is called unexplained.
 
@@ -143,7 +147,7 @@ def actual(
 
 
 def _prices_or_note(file: Path | None) -> tuple[Prices | None, list[str]]:
-    """Return the price table. A table that cannot be read is a note: the bill is then in units."""
+    """Return the price table. If it cannot be read, return None and a note: the bill is then in units."""
     try:
         return Prices.load(file), []
     except PricesError as error:

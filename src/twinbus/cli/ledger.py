@@ -81,7 +81,7 @@ def check(
 
     The first line is the verdict: proven, proven with possible duplicates, not proven, or lost.
 
-    Exit code: 0 if proven, 3 if not proven, 1 if a message is lost or the ledger cannot be read.
+    Exit code: 0 if proven, also with possible duplicates; 3 if not proven; 1 if a message is lost or on an error.
 
     Examples:
       twinbus ledger check ./ledger
@@ -93,7 +93,7 @@ def check(
         if not directory.is_dir() or next(list_segments(directory), None) is None:
             raise OperatorError(f"{directory} is not a ledger", "Give the directory that the option `ledger` names.")
         problems: list[LineProblem] = []
-        # Before the entries are read: then everything that these writers wrote is read.
+        # Called before the entries are read, so that everything that these writers wrote is read.
         dead = dead_writers(directory, silence=timedelta(seconds=dead_after))
         entries = read_ledger(directory, problems.append)
         first = next(entries, None)

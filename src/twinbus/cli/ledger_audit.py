@@ -70,13 +70,17 @@ def audit(
 ) -> None:
     """Compare the ledger with the backlog queues. Peeks at every message there, and moves none.
 
-    Senders and syphons may go on. A message is lost if the ledger has it in the backlog and two looks do not show it.
+    Senders and syphons may go on meanwhile.
 
-    The looks are one lock duration apart. There is no second look if the first one agrees with the ledger.
+    A message is lost if the ledger has it in the backlog and two looks do not show it.
+
+    The looks are one lock duration apart. There is no second look if the first look agrees with the ledger.
 
     Records in the ledger what it saw. For ledgers that fit in memory.
 
-    Exit code: 0 if proven, 3 if not proven, 1 if a message is lost or the audit could not be made.
+    The first line is the verdict: proven, proven with possible duplicates, not proven, or lost.
+
+    Exit code: 0 if proven, also with possible duplicates; 3 if not proven; 1 if a message is lost or on an error.
 
     Examples:
       twinbus ledger audit ./ledger
@@ -199,7 +203,7 @@ def audit_json(found: AuditResult) -> dict[str, Any]:
 def drain_audit(found: AuditResult) -> dict[str, Any]:
     """Return what the audit after a drain found: the counts, the lost messages, and a text for the summary.
 
-    The text and the list have only what this audit missed: a loss that the ledger had before is not repeated.
+    The text and the list have only messages that this audit did not see. They do not repeat an earlier loss.
     """
     findings = found.findings
     lost = Counter({message: min(count, findings.absent[message]) for message, count in found.balance.lost.items()})

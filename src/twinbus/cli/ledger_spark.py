@@ -172,7 +172,7 @@ def reconcile(
 
     The first line is the verdict: proven, proven with possible duplicates, not proven, or lost.
 
-    Exit code: 0 if proven, 3 if not proven, 1 if a message is lost.
+    Exit code: 0 if proven, also with possible duplicates; 3 if not proven; 1 if a message is lost or on an error.
 
     Examples:
       twinbus ledger reconcile ./tables --ledger ./ledger
@@ -214,6 +214,8 @@ def incidents(options: LedgerJobOptions) -> None:
 @job_verb
 def latency(options: LedgerJobOptions) -> None:
     """Show how long diverted messages took to reach the primary: seconds, by entity and day.
+
+    Times are by the broker's clock. Names writers whose clocks differ from it by more than 1 s.
 
     Examples:
       twinbus ledger latency ./tables --ledger ./ledger
@@ -324,7 +326,7 @@ def _results(name: str, options: LedgerJobOptions) -> Iterator[tuple[Tables, Wri
                 write_to_database(job, rows, options.jdbc)
             yield tables, writers, rows
         if options.ledger is not None:
-            # For the next result of --follow. Whatever a dead writer has written is there when that result is computed.
+            # For the next result of --follow: all entries of these dead writers are ingested before that result.
             writers = WriterStates.in_ledger(options.ledger)
 
 

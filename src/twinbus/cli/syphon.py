@@ -100,13 +100,13 @@ def syphon(
 ) -> None:
     """Move the backlog to the entities it was meant for.
 
-    Runs until it is stopped. Several may run at the same time, on one machine or many.
+    Runs until it is stopped. Several syphons may run at the same time, on one machine or many.
 
     SIGUSR1 pauses, SIGUSR2 resumes.
 
     SIGTERM and Ctrl-C finish what is in flight; a second signal ends the process immediately.
 
-    With --drain and --ledger, an audit follows: it compares the ledger with the backlog queues.
+    With --drain and --ledger, an audit follows the drain: it compares the ledger with the backlog queues.
 
     Exit code: 0 if stopped or all was moved, 1 if it could not work, 128 + signal after a second signal.
 

@@ -7,10 +7,10 @@ look shows one instant. The rules stay right because of three facts:
 - A syphon writes the outcome of a delivery before it completes the message (L1). So if a syphon removed a message
   before a look, every later reading has an entry about this.
 - A look visits each queue before the queue's dead-letter queue, and each of them by rising sequence numbers. A message
-  that the broker moves on during the look is met again. Only a resubmit moves a message back, and a resubmit writes
-  its intent first.
-- A message that was accepted is in the backlog until an entry says otherwise, or something removed it that is not in
-  the ledger.
+  that the broker moves during the look is seen at its new place. Only a resubmit moves a message back, and a resubmit
+  writes its intent first.
+- A message that was accepted is in the backlog, unless an entry says otherwise, or something removed it that writes no
+  entry.
 
 So a copy is *absent* if the readings before and after the look both have it in the backlog, no entry about it was added
 between them, no operation on it is in flight, and the look does not show it. A copy that is still absent in a second
@@ -150,7 +150,7 @@ class BacklogLook:
     dead_letters: int = 0
     peeks: int = 0
     is_partial: bool = False
-    """Whether the look may not have shown every message."""
+    """Whether there may be messages that the look did not show."""
 
 
 class AuditMove(NamedTuple):
@@ -204,7 +204,7 @@ def compare_with_backlog(
 
     `namespace` is the secondary's name in the ledger. `missing` has the reasons why entries are missing: with a reason,
     an absent copy is not recorded as lost. Without a second look, `absent`, `come_again` and `unconfirmed` are
-    suspicions that a second look has to confirm, and the moves have only what was found again.
+    suspicions that a second look has to confirm, and `moves` has only copies that were found.
     """
     result = AuditFindings()
     looks = (first,) if second is None else (first, second)
@@ -232,7 +232,7 @@ def _compare_message(
     surely_seen: int,
     namespace: str,
 ) -> None:
-    """Compares one message. `seen`: copies in the better look; `surely_seen`: copies in every look."""
+    """Compares one message. `seen`: copies in the look that shows most; `surely_seen`: copies in every look."""
     sums, there = after.balance, after.there(message)
     if explained := min(there, seen):
         result.there[message] = explained

@@ -4,10 +4,11 @@ For each message the entries are only added up to sums and latest times, so the 
 not matter. An operation whose outcome is unknown may or may not have happened. Such operations are counted in separate
 sums (`maybe_…`), and the verdict on a message is true in both cases.
 
-An intent without an outcome is in flight while its writer lives. If its writer is dead (L1), nobody will ever book the
-outcome: the message may have been delivered, and its copy in the backlog may have been completed. So a dead writer's
-intent to deliver counts as perhaps delivered and perhaps removed, and the message is `unknown`, until a later entry
-shows that the copy was in the backlog after that: another delivery, a dead letter, a message that was kept or found.
+An intent without an outcome is in flight while its writer lives. If its writer is dead (L1), nobody will ever record
+the outcome: the message may have been delivered, and its copy in the backlog may have been completed. So a dead
+writer's intent to deliver counts as perhaps delivered and perhaps removed, and the message is `unknown`, until a later
+entry shows that the copy was in the backlog after that: another delivery, a dead letter, a message that was kept or
+found.
 
 This module is pure.
 """
@@ -142,10 +143,10 @@ def balance(
     """Returns the balance of a whole ledger. With only a part of the entries, `lost` and `in_backlog` may be wrong.
 
     `dead` has the names of the writers that will not write again (`dead_writers`). Determine these before the entries
-    are read: otherwise a writer could book an outcome and end in between. Writers whose entries say that they closed or
-    ended are dead in any case. All other writers are alive if `dead` is given and `alive` is not. If neither is given,
-    or if `alive` does not have a writer, nothing is known of that writer: its intents are in flight, and its last
-    entries may be missing.
+    are read: otherwise a writer could record an outcome and end in between. Writers whose entries say that they closed
+    or ended are dead in any case. All other writers are alive if `dead` is given and `alive` is not. If neither is
+    given, or if `alive` does not have a writer, nothing is known of that writer: its intents are in flight, and its
+    last entries may be missing.
     """
     sums: dict[MessageKey, _MessageSums] = {}
     seen: set[tuple[str, str]] = set()
@@ -298,7 +299,7 @@ def _judge(result: Balance, message: MessageKey, sums: _MessageSums) -> None:
     expected = max(accepted, 1)
     duplicated = max(0, sums.delivered - expected)
     possibly = max(0, sums.delivered + sums.maybe_delivered - expected) - duplicated
-    # Delivered, and the completion of the copy in the backlog is not booked: that copy may be delivered, too.
+    # Delivered, and the completion of the copy in the backlog is not recorded: that copy may be delivered, too.
     comes_again = sums.delivered > 0 and held - max(0, sums.dead_lettered) > accepted - delivered
     doubt = 0 if duplicated else int(sums.doubted > 0 or comes_again)
     counts = (

@@ -48,9 +48,9 @@ def dead_writers(
     """Returns the names of the writers in a directory that will not write again. Changes nothing.
 
     A writer is dead if its last line is `closed` or `ended`. A writer of this host is also dead if no process locks its
-    open segment, or its mark of a writer that cannot write. Of others nothing is known: a writer on another host,
-    a shipped segment, a writer that has sealed a segment and has not begun the next. Such a writer counts as dead if it
-    wrote nothing for `silence` before `now` (seconds since the epoch; the default is the current time).
+    open segment, or the mark that it cannot write (`failing_marks`). No lock shows the state of a writer on another
+    host, of a shipped segment, or of a writer between two segments. Such a writer counts as dead if it wrote nothing
+    for `silence` before `now` (seconds since the epoch; the default is the current time).
     """
     newest: dict[str, Segment] = {}
     for segment in list_segments(Path(directory)):

@@ -1,4 +1,4 @@
-"""Writes the entries of one ledger to its segments, and the thread that syncs them.
+"""Writes the entries of one ledger to its segments. A thread syncs the segments.
 
 Theory of operation. There are two steps: an entry is *written* to the segment (it survives the end of the process), and
 *synced* to the disk (it survives a power loss).
@@ -93,26 +93,27 @@ class GroupWriter:
         self._flush_now = threading.Event()
         self._closing = False
         self._ended = False
-        """Whether the last line was written. Changes with the lock of the segments."""
+        """Whether the last line was written. Changed only under the lock of the segments."""
         self._is_blocked = False
         """Whether the last write failed. Then only the thread and `write` try again, not every entry."""
         self._mark = FailingMark(directory, name)
-        """Tells readers that this writer cannot write."""
+        """The mark that shows readers that this writer cannot write."""
         self.open_intents = 0
-        """How many intents were written whose outcomes were not."""
+        """Number of written intents whose outcomes are not written."""
         self._unwritten: list[bytes] = []
-        """Lines that could not be written yet, or that must be written again. Changes with the lock of the segments.
+        """Lines that are not written yet, or must be written again. Changed only under the lock of the segments.
 
-        A list, because every entry adds to it while the disk cannot be written, and it may have many MB."""
+        This is a list, because it may have many MB, and every entry adds to it while the disk cannot be written.
+        """
         self._unwritten_bytes = 0
         self._unreported = _MissingEntries()
         """Missing entries that no gap entry reports yet."""
         self._gap_numbers = itertools.count()
         self._reported_in_segment = 0
         self._reporting_segment = 0
-        """How many missing entries the synced gaps in the open segment report, and the number of that segment."""
+        """Number of missing entries in the synced gap entries of the open segment, and the number of this segment."""
         self._unsynced_reports = 0
-        """How many missing entries the gaps report that were written since the last sync."""
+        """Number of missing entries in the gap entries that were written since the last sync."""
         self._loss: str | None = None
         """Why entries that were on the disk are lost. A flush returns this reason and then sets it to None."""
         self._reminded = -math.inf
@@ -132,7 +133,7 @@ class GroupWriter:
         """Wakes the thread if it sleeps or if a group is full, and drops the newest entries if the queue is full."""
         length = len(self.queue)
         if length >= _GROUP_LIMIT and self.writes_through:
-            # Operations that have ended and are written stay in the queue until then: they must not fill it.
+            # `write` empties the queue. Operations that are already written stay until then: they must not fill it.
             self.write()
         elif length > _QUEUE_LIMIT:
             self._drop_newest()
@@ -222,7 +223,7 @@ class GroupWriter:
         """Closes the file without writing. For the child process of a fork: the parent process writes the entries."""
         self._lock = threading.RLock()  # a thread of the parent may have had the lock
         self._closing = self._ended = True
-        self.is_asleep = False  # nothing wakes the thread any more, which does not exist in this process
+        self.is_asleep = False  # the thread does not exist in this process, so nothing must wake it
         self.queue.clear()
         self._segments.abandon()
         self._mark.abandon()
@@ -446,7 +447,7 @@ class GroupWriter:
         self._mark.abandon()
 
     def _seal(self) -> None:
-        """Seals the segment at its age.
+        """Seals the segment when it has reached its maximum age.
 
         While operations are in flight, the next segment is opened at once: as long as this process locks a segment,
         nobody takes the writer for dead and its operations for interrupted.

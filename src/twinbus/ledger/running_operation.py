@@ -56,7 +56,7 @@ class OperationQueue(Protocol):
     queue: list[QueueItem]
     is_asleep: bool
     open_intents: int
-    """How many intents were written whose outcomes were not. Changes with the lock of the segments."""
+    """Number of written intents whose outcomes are not written. Changed only under the lock of the segments."""
     writes_through: bool
     """Whether `end` must call `write_through`: durability "process"."""
 

@@ -113,7 +113,7 @@ class _WrittenSegment:
     is_durable: bool = False
     """Whether the file name and the header were synced."""
     unsynced: list[bytes] = field(default_factory=list)
-    """Lines since the last sync, in case that the next sync fails."""
+    """Lines since the last sync, in case the next sync fails."""
     unsynced_bytes: int = 0
     unsynced_lines: int = 0
     """The number of lines since the last sync, also of those that `unsynced` has no room for."""
@@ -258,7 +258,7 @@ class SegmentWriter:
     # --- without the lock, one thread --------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Returns when the lines that were written before the call are on the disk, except those in `take_repeated`.
+        """Waits until the lines that were written before the call are on the disk, except those in `take_repeated`.
 
         Seals the segments that are not written any more. Raises OSError if a sync failed. Raises SegmentGoneError if
         lines are lost that an earlier sync brought to the disk (L7).

@@ -64,7 +64,7 @@ def judge_ledger(sums: Mapping[str, int], missing: Iterable[str] = (), more_miss
     `sums` has a number of messages for the names of `Balance`: accepted, delivered, in_backlog, dead_lettered, unknown,
     lost, duplicated, possibly_duplicated, unconfirmed. A name that is absent counts as 0. `missing` has the reasons
     why entries are missing from the ledger (`Balance.incomplete`, and lines that cannot be read), in any order.
-    `more_missing` is the number of further reasons that the caller left out: those that are last in the order of text.
+    `more_missing` is the number of further reasons that the caller left out: the last ones in alphabetical order.
     """
     reasons = sorted(missing)
     count = {name: sums.get(name, 0) for name in ("lost", "unknown", "duplicated", "possibly_duplicated")}

@@ -34,7 +34,7 @@ class CopyFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerFacts:
-    """Counts of a ledger. All of them are messages of successful calls, if nothing else is said."""
+    """Counts of a ledger. A field counts messages of successful calls, unless its description says otherwise."""
 
     sent: int = 0
     """Sent to the primary directly."""

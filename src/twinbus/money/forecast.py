@@ -2,8 +2,9 @@
 
 `outage_model` describes an outage; this module counts the operations of the outage and computes their cost. Pure.
 
-Counts are fractions until all needs of a stage are added up, and only then rounded: the sum over the phases of a stage
-is exact, and so a forecast for what a ledger shows (`Scenario.observed`) has exactly the ledger's messages and units.
+Counts are fractions until all needs of a stage are added up, and only then rounded. So the sum over the phases of a
+stage is exact, and a forecast for what a ledger shows (`Scenario.observed`) has exactly the ledger's messages and
+units.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def _busy(outages: Iterable[tuple[OutageModel, int]]) -> float:
 
 
 class _Mixes(NamedTuple):
-    """Sizes and copies of the messages: sent directly, and diverted (in the backlog, and at home again)."""
+    """Sizes and copies of the messages: sent directly, and diverted (in the backlog, and after the return)."""
 
     sent: MessageMix
     stored: MessageMix

@@ -1,10 +1,10 @@
 """Compares a forecast with the bill of a ledger (L4, M4), and takes each difference apart, in units and in money.
 
-Theory of operation. The units of a stage are one for each message or call that succeeded, further units of messages
-above 64 KB, and units of failed calls; in a forecast and in a ledger (`StageSpending`). So a difference has three
-parts. The first one, the messages and calls, is divided further with the counts of `LedgerFacts`: messages that came
-again, that were dead-lettered, and so on. A part is named only if entries of the ledger show its number. What is left
-of a stage is called `unexplained`, so that the parts always add up to the difference.
+Theory of operation. In a forecast and in a ledger (`StageSpending`), a stage has three kinds of units: one for each
+message or call that succeeded, further units of messages above 64 KB, and units of failed calls. So a difference has
+three parts. The first one, the messages and calls, is divided further with the counts of `LedgerFacts`: messages that
+came again, that were dead-lettered, and so on. A part is named only if entries of the ledger show its number. What is
+left of a stage is called `unexplained`, so that the parts always add up to the difference.
 
 In money, a part in units has the mean price of a unit in the bill. A difference in bytes is a part of its own, and so
 is what is left: a unit in the forecast had another mean price, because it fell into other price bands. The base cost
@@ -86,7 +86,7 @@ class Comparison:
     forecast_base: Decimal
     actual_base: Decimal
     base_why: str
-    """What the difference of the base costs is made of."""
+    """The parts of the difference between the base costs."""
 
     @property
     def compared(self) -> tuple[StageDifference, ...]:
@@ -109,7 +109,7 @@ class Comparison:
 
     @property
     def forecast_cost(self) -> Decimal:
-        """Forecast cost of the stages that are compared, and the base. Without connections: no ledger has them."""
+        """Forecast cost of the compared stages and the base. Without connections: a ledger has no entries for them."""
         return sum((one.forecast_cost for one in self.compared), self.forecast_base)
 
     @property
@@ -118,7 +118,7 @@ class Comparison:
 
     @property
     def unexplained(self) -> int:
-        """The units of all differences that no entry explains, more and fewer added up without their signs."""
+        """Sum of the unexplained units of all stages, each without its sign."""
         return sum(abs(part.units) for one in self.differences for part in one.parts if not part.explained)
 
 

@@ -83,7 +83,7 @@ def model_observed(scenario: Scenario, seen: ObservedOutage) -> OutageModel:
     interval, every = scenario.failover_interval.total_seconds(), scenario.ping_interval.total_seconds()
     pings = [floor(one.seconds / (every * (1 + scenario.ping_jitter / 2))) for one in seen.failovers]
     good = sum(one.processes for one in seen.failovers if one.restored)
-    # The last ping of a failover that was restored is the good one.
+    # The last ping of a failover that was restored is the one that succeeded.
     bad = sum(
         one.processes * (max(count, 1) - 1 if one.restored else count)
         for one, count in zip(seen.failovers, pings, strict=True)

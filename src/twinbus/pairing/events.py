@@ -94,7 +94,7 @@ class BacklogQueueGone:
 
 @dataclass(frozen=True, slots=True)
 class BacklogQueueUnsafe:
-    """A backlog queue would lose messages, or takes none: `property` is `found` (P6)."""
+    """A backlog queue would lose messages, or takes none (P6). `found` is the value of its `property`."""
 
     name: ClassVar[str] = "backlog_queue_unsafe"
     queue: str

@@ -146,7 +146,7 @@ class SendAvailabilityOptions:
         """Return options for a job or a function that lives for seconds; `given` options replace them.
 
         Such a process ends before a failover interval is over. So the failing call itself diverts (S4), attempts are
-        short, and the process does not look after the backlog.
+        short, and the process does not check the backlog.
         """
         usual: dict[str, Any] = {
             "failover_interval": timedelta(0),

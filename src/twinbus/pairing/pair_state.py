@@ -282,7 +282,7 @@ class PairState:
         for queue in result.found:
             self.rotation.advance(rotation.QueueFound(queue))
         if self._is_acting:
-            # Another pair has found the queues before, which serves this pair too (P3).
+            # A pair that does not act uses the queues that another pair has found (P3).
             self.rotation.missing(result.failed)
         for queue, losing in result.losing:
             self.events.emit(BacklogQueueUnsafe(queue, time.monotonic(), *losing))
@@ -478,11 +478,11 @@ class PairState:
         self._on_side_left(side)
 
     def _closed_copy(self, shared: SharedEntity) -> SharedEntity:
-        """Return an entity of this pair alone, which is closed next. Other pairs go on with `shared` (P3)."""
+        """Return a copy of an entity for this pair alone. The caller closes the copy; other pairs use `shared` (P3)."""
         return SharedEntity(shared.entity.path, self.options.policy, self.driver)
 
     def own_entity(self, shared: SharedEntity) -> SharedEntity:
-        """Return the state that a sender of this pair must use: another one after the pair stopped sharing."""
+        """Return the entity that a sender of this pair must use: a copy after the pair stopped sharing."""
         return self._entities.get(_key(shared.entity.path), shared)
 
     def _stop_syphon(self, at: float) -> None:

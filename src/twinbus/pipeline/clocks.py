@@ -2,7 +2,7 @@
 
 The time of an entry is that of its writer's clock. The returns of messages also have times of the broker's clock, so
 the difference of both clocks is known for a syphon. For a client it follows from its diversions: a message arrived, by
-the broker's clock, between the begin and the end of the send that diverted it. Many messages narrow the difference
+the broker's clock, between the beginning and the end of the send that diverted it. Many messages narrow the difference
 down. A few samples may be wrong, as when the first try of a send arrived although it seemed to fail: so the outermost
 tenth of the samples is left out.
 
@@ -32,7 +32,7 @@ def off_clocks(tallies: DataFrame) -> DataFrame:
     ran, `ahead` is null: then `least` and `most` are the smallest and the largest difference.
     """
     samples = _of_syphons(tallies).unionAll(_of_clients(tallies))
-    # The clock is ahead by at least `most` and at most `least`; the other way round if it was set in between.
+    # The clock is ahead by at least `most` and at most `least`. If it was set meanwhile, `most` is larger than `least`.
     bounds = samples.groupBy("writer").agg(
         F.percentile_approx("low", 1 - _OUTERMOST).alias("most"), F.percentile_approx("high", _OUTERMOST).alias("least")
     )

@@ -1,8 +1,9 @@
 """The job `latency`: the time from the arrival of a message in the backlog to its return to the primary.
 
 Both times are by the broker's clock, which the syphon writes with each return (L5). The returns that an older Twinbus
-wrote, and messages that were resubmitted meanwhile, are measured by the clocks of two writers, corrected as far as it
-is known how far they are ahead. If such a return seems to be earlier than its diversion, its latency is unknown.
+wrote, and messages that were resubmitted meanwhile, are measured by the clocks of two writers. These are corrected if
+their differences from the broker's clock are known. If such a return seems to be earlier than its diversion, its
+latency is unknown.
 
 If a message id was diverted several times, the first diversion is paired with the first return, the second diversion
 with the second return, and so on. A redirect counts as a return for the old entity and as a diversion for the new
@@ -37,8 +38,8 @@ RESULT: Final = (
 def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
     """Returns one row per diversion, return and resubmission of a message, with its time in milliseconds.
 
-    `diverted` and `home` are the ends, and `sent` the begin of an operation, by the clock of the writer. `arrived` and
-    `returned` are by the broker's clock: the arrival in the backlog, and the end of the return.
+    `diverted` and `home` are the end of an operation, and `sent` its beginning, by the clock of the writer. `arrived`
+    and `returned` are by the broker's clock: the arrival in the backlog, and the end of the return.
     """
     diverted, home = F.col("stage") == str(Stage.SEND_BACKLOG), F.col("stage") == str(Stage.RETURN_PRIMARY)
     resubmitted = F.col("stage") == str(Stage.RESUBMIT_BACKLOG)

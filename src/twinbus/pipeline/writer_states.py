@@ -1,8 +1,8 @@
 """Which writers of a ledger are dead, for the jobs on its tables (L1).
 
-The entries name the writers that closed, and those that another writer sealed. Whether another writer is alive is known
-where the folder of the ledger can be seen: there a lock shows it (`WriterStates.in_ledger`). A writer of which neither
-is known counts as dead after a time of silence: no entry of the writer in the tables is younger.
+The entries name the writers that closed, and those that another writer sealed. For the other writers, the locks in the
+ledger's folder show which are alive, if this machine can read the folder (`WriterStates.in_ledger`). If neither
+entries nor locks show the state of a writer, it counts as dead if it has no entry in the tables for some time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WriterStates:
     def in_ledger(cls, directory: Path, silence: timedelta = SILENCE) -> WriterStates:
         """Looks at the folder of a ledger. Call this before the entries are ingested.
 
-        Otherwise a writer could book an outcome and end after the ingest, and its outcome would seem to be missing.
+        Otherwise a writer could record an outcome and end after the ingest, and its outcome would seem to be missing.
         """
         dead = dead_writers(directory, silence=silence)
         return cls(dead, frozenset(segment.writer for segment in list_segments(directory)) - dead)

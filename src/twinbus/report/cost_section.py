@@ -43,7 +43,7 @@ _CENT: Final = Decimal("0.01")
 
 
 def cost_section(data: ReportData, prices: Prices) -> Markup:
-    """Returns the section. It is there also for a ledger without operations: then it says so."""
+    """Returns the section. For a ledger without operations, the section says that there are none."""
     found = data.cost
     heading = element("h2", "What was charged for", id="cost")
     lead = "A unit is 64 KB or a part of it of each message. A call without a message is one unit. Whole days (UTC)."

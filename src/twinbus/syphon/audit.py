@@ -191,7 +191,7 @@ class Audit:
         is_written = await self._ledger.flushed()
         reading, missing, unshipped = await asyncio.to_thread(read_with_problems, self._ledger.directory, self._silence)
         if not is_written:
-            # The own entries are missing: after a drain, these are the deliveries of the syphon.
+            # Entries of this process are missing: after a drain, these are the deliveries of the syphon.
             missing.append(f"{self._ledger.directory} cannot be written: {self._ledger.failure or 'the disk is slow'}")
         return reading, missing, unshipped
 
@@ -286,7 +286,7 @@ def read_with_problems(directory: Path, silence: timedelta = SILENCE) -> tuple[L
     (L1). A writer that neither ended nor has an open segment here may have entries that are not shipped yet. It counts
     as ended after `silence`.
     """
-    # Both before the entries are read: a writer may begin a segment, or close, meanwhile.
+    # Both are read before the entries: a writer may begin a segment, or close, meanwhile.
     dead = dead_writers(directory, silence=silence)
     alive = {segment.writer for segment in list_segments(directory) if segment.is_open} - dead
     problems: list[LineProblem] = []

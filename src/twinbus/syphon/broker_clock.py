@@ -2,8 +2,8 @@
 
 The clock of this machine may differ from the broker's by minutes. So the time that a message spent in the backlog is
 computed by the broker's clock alone. A message has the time of its arrival (`enqueued`) and the end of its lock. The
-end of the lock minus the lock duration of the queue is the broker's time at the delivery. From there on the monotonic
-clock of this machine counts.
+end of the lock minus the lock duration of the queue is the broker's time at the delivery. The
+monotonic clock of this machine measures the time after that.
 
     broker's time now = locked until - lock duration + monotonic time since the delivery
 
@@ -13,8 +13,8 @@ the computed time is too low, never too high. Of all messages of the last minute
 The lock duration comes from the properties of the queue. A syphon without the Manage right cannot read them. It then
 assumes the minute of P5. No message has a lock that ends earlier than its arrival plus the lock duration, so that
 "locked until - enqueued" of any message is an upper limit: a message that arrives while a pump waits shows the lock
-duration exactly. While the lock duration is only assumed, `earliest` is the time that is surely reached: an expired
-message is not dead-lettered before.
+duration exactly. While the lock duration is only assumed, `earliest` is never later than the broker's time: so no
+message is dead-lettered before it expires.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ASSUMED_LOCK: Final = 60.0
 """Seconds: the lock duration of a backlog queue that pairing created (P5)."""
 LONGEST_LOCK: Final = 300.0
 """Seconds: the longest lock duration that the service permits."""
-# A lock has at least this time left when a message is received. If it has less by this machine's clock, that is wrong.
+# A lock has at least this time left when a message is received. If it has less, this machine's clock is wrong.
 _SHORTEST_LOCK: Final = 4.0
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NO_END: Final = datetime(9999, 1, 1, tzinfo=UTC)
@@ -105,8 +105,8 @@ class BrokerClock:
         """Return the broker's time at `now`, or a later time while the lock duration is only assumed.
 
         Locks are renewed by this time. While the lock duration is only assumed, the clock of this machine may show a
-        shorter lock. This counts unless the lock would be over by then: in this case the clock of this machine is
-        wrong. Before any message, returns `wall`.
+        shorter lock. Then this method returns the time of that clock, unless the lock would have ended by then: in
+        this case that clock is wrong. Before any message, returns `wall`.
         """
         if not self.is_known:
             return wall

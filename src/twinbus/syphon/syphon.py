@@ -132,7 +132,7 @@ class Syphon:
         self._wake()
 
     def destination_restored(self, path: str) -> None:
-        """Send at once to a destination that was put aside, because it is said to work again (Y12)."""
+        """Send at once to a destination that was put aside, because the caller reports that it works again (Y12)."""
         self._context.destinations.retry_now(path, self._context.now())
         self._context.notify_listeners()
 

@@ -87,8 +87,8 @@ class SyphonLedger:
         """Record how far the clock of this machine (`wall`) is ahead of the broker's, as a queue shows it (L5).
 
         Records the first difference. Records a later difference if it is more than 1 s from the last one of the same
-        queue, or, for a further queue, from the last ones of all queues. While lock durations are only assumed, queues
-        may show different times: then each queue is recorded once, not each batch.
+        queue. For a queue without a record, it must be more than 1 s from the last ones of all queues. While lock
+        durations are only assumed, queues may show different times: then each queue is recorded once, not each batch.
         """
         time = clock.time(now)
         if time is None:

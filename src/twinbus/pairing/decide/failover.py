@@ -128,7 +128,7 @@ _ENGAGE: Final = (_A.PUBLISH_ENGAGED, _A.ARM_PING)
 _ENGAGE_HELD: Final = (_A.PUBLISH_ENGAGED, _A.PUBLISH_HELD)
 
 # The cells that failed_over, unusable and held share. Failed_over and unusable differ only in what a refused ping does.
-# A held entity has no pings: their cells are never met.
+# A held entity has no pings: its cells for pings are never used.
 _DIVERTING: Final = {
     _T.FAILED_COUNTING: (_A.DIVERT,),
     _T.FAILED_AT_ONCE: (_A.DIVERT,),
@@ -199,7 +199,7 @@ def _stay(mode: EntityMode, trigger: Trigger) -> Transition:
     if mode is _HELD:
         return Transition(mode, _DIVERTING.get(trigger, ()) if trigger in FAILED else ())
     if trigger is _T.FAILED_STALE and mode is not _CLOSED:
-        # The call failed after a failover engaged, so it diverts (S5). It says nothing about the primary of today.
+        # The call failed after a failover engaged, so it diverts (S5). It shows nothing about the primary now.
         return Transition(mode, (_A.DIVERT,))
     return Transition(mode, (_A.RAISE,) if trigger in FAILED else ())
 
@@ -471,7 +471,7 @@ Effect = (
 # --- state and decisions ---------------------------------------------------------------------------------------------
 
 MAX_PING_INTERVAL: Final = 1800.0
-"""Seconds. A ping interval that failed trials doubled grows no further (S14)."""
+"""Seconds. Failed trials double the ping interval up to this limit (S14)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

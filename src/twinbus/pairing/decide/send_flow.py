@@ -456,7 +456,7 @@ def _transfer(
             if failed_probes is None:
                 failed_probes = rotation.failed_probes
             if rotation.usable or rotation.failed_probes > failed_probes or left <= 0:
-                # Every queue in the rotation failed in this call, or the probe did that this call waited for.
+                # Every queue in the rotation failed in this call, or the probe that this call waited for failed.
                 raise context.unavailable(failed)
             match context.pair.rotation.ask_probe(frozenset(failed)):
                 case ProbeQueue(probed):

@@ -180,7 +180,7 @@ class PairedSender:
                     self._succeeded_late(entity.restores, with_message)
                 return result
         elif entity.route is SendRoute.CLOSED:
-            # Threads that send again and again would keep the interpreter from the thread that closes the pair.
+            # Without this wait, threads that send again and again would slow down the thread that closes the pair.
             self._timeouts.closed.wait(_CLOSING_SECONDS if until is None else max(until - time.monotonic(), 0.0))
         origin = CallOrigin(entity.restores, with_message)
         return self._carry_out(send_flow.call(self._context, origin, backlog, failed, until), call, until)
@@ -287,5 +287,5 @@ def retired_link(sender: PairedSender) -> RetiredLink | None:
 
 
 def detach(sender: PairedSender, own: Callable[[SharedEntity], SharedEntity]) -> None:
-    """Let a sender use the entity that `own` returns for its present one: the pair no longer shares that one (P3)."""
+    """Give a sender the entity that `own` returns for its old one, which the pair no longer shares (P3)."""
     sender._entity = sender._context.shared = own(sender._entity)

@@ -66,7 +66,7 @@ _MIN_TIMEOUT_SECONDS: Final = 0.001
 
 
 class RetiredLink(NamedTuple):
-    """A link to close. `current` returns its handler, `turn` is held by the call that uses it."""
+    """A link to close. `current` returns its handler. A call that uses the link holds `turn`."""
 
     current: Callable[[], Any]
     turn: threading.Lock

@@ -223,9 +223,9 @@ class Destinations:
         return destination.until if destination.readiness is Readiness.ASIDE else -inf
 
     def retry_now(self, path: str, now: float) -> None:
-        """Probe a destination that was put aside now, because it is said to work again (Y12).
+        """Probe now a destination that was put aside, because the caller reports that it works again (Y12).
 
-        If a probe runs, it began before. If it fails, another one follows at once.
+        A probe in flight began before this report. If that probe fails, another one follows at once.
         """
         destination = self._found.get(destination_key(path))
         if destination is not None and destination.readiness is not Readiness.READY:
