@@ -36,7 +36,7 @@ from twinbus.sdk import empty_batch, interrupt, is_open, keep_alive_of, open_syn
 
 T = TypeVar("T")
 
-# The longest time that a refused call waits for a pair that is closing.
+# The longest time that a refused call without a timeout waits for a pair that is closing.
 _CLOSING_SECONDS: Final = 1.0
 
 
