@@ -361,7 +361,7 @@ class PairState:
         return 0 if shared is None else shared.entity.restores
 
     def delivery_ended(self, path: str, restores: int, failure: FailureKind | None) -> None:
-        """Report a delivery of the pair's syphon, which ends or fails a trial like a send (S14). May be any thread."""
+        """Report a delivery of the pair's syphon, which passes or fails a trial like a send (S14). For any thread."""
         shared = self._entities.get(_key(path))
         if shared is None or shared.entity.mode is not EntityMode.ON_TRIAL:
             return

@@ -1,7 +1,7 @@
 """The transport of the syphon inside a pair: it reports to the pair what the syphon learns.
 
 A receive or a settlement shows that a backlog queue works: the queue returns to the pair's rotation (S6). A delivery to
-an entity on trial ends or fails the trial, as a send of the application does (S14).
+an entity on trial passes or fails the trial, as a send of the application does (S14).
 """
 
 from __future__ import annotations
