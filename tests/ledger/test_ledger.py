@@ -5,6 +5,7 @@ import errno
 import gc
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -506,6 +508,72 @@ def test_l1_a_write_that_fails_during_a_sync_is_not_forgotten_when_the_sync_succ
         assert [*failures, ledger.failure] == ["No space left on device", None]
     assert balance(read_ledger(tmp_path)).delivered.total() == 3
     assert balance(read_ledger(tmp_path)).incomplete == []
+
+
+class RecordingHandler(logging.Handler):
+    """Records an entry for each log record, as a handler does that sends through a pair."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self.ledger = ledger
+        self.is_called = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self.is_called.is_set():
+            self.is_called.set()
+            until(lambda: self.ledger.failure is not None)
+        self.ledger.state("logged", {})
+
+
+def test_a_log_handler_that_records_entries_and_a_failing_write_do_not_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(group_writer, "RETRY_SECONDS", 3600.0)
+    with Ledger(tmp_path) as ledger:
+        assert ledger.flush()
+        handler = RecordingHandler(ledger)
+        monkeypatch.setattr(logging.getLogger("twinbus"), "handlers", [handler])
+        with monkeypatch.context() as disk:
+            disk.setattr(os, "write", full)
+            log = logging.getLogger("twinbus.application").warning
+            threads = [
+                threading.Thread(target=call, daemon=True) for call in (partial(log, "x"), partial(send, ledger, "a"))
+            ]
+            threads[0].start()
+            assert handler.is_called.wait(60)
+            threads[1].start()
+            for thread in threads:
+                thread.join(10)
+            assert not any(thread.is_alive() for thread in threads)
+        assert ledger.flush()
+
+
+def test_a_signal_handler_may_record_an_entry_while_a_segment_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.rename
+
+    def interrupted(*names: Path) -> None:
+        rename(*names)
+        monkeypatch.setattr(os, "rename", rename)
+        signal.raise_signal(signal.SIGUSR1)
+
+    with Ledger(tmp_path) as ledger:
+        before = signal.signal(signal.SIGUSR1, lambda *_: send(ledger, "inner"))
+        try:
+            monkeypatch.setattr(os, "rename", interrupted)
+            send(ledger, "outer")
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert ledger.flush()
+        assert ledger.failure is None
+        assert [segment.number for segment in list_segments(tmp_path) if segment.is_open] == [1]
+    found = balance(read_ledger(tmp_path))
+    assert {message.id for message in found.delivered} == {"inner", "outer"}
+    assert found.incomplete == []
 
 
 def test_while_the_disk_is_full_an_entry_does_not_copy_those_that_wait(

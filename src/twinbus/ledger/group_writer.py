@@ -10,7 +10,8 @@ Then it writes the queue and syncs the segment. `flush` and a full group end the
 queue in the thread of its caller, and does not wait for a sync (L1).
 
 An entry is turned into a line and written under one lock, `SegmentWriter.lock`: so an intent is always written before
-its outcome. No sync happens under this lock.
+its outcome. No sync happens under this lock. Nothing is logged under it: a handler of the application's logging has a
+lock of its own, and may send through a pair and so record an entry.
 
 While the disk cannot be written, the lines are stored in memory, up to `buffer_bytes`, and the thread tries again every
 RETRY_SECONDS. Further lines are dropped and counted as missing; as soon as the disk can be written, a `gap` entry
@@ -117,6 +118,8 @@ class GroupWriter:
         self._loss: str | None = None
         """Why entries that were on the disk are lost. A flush returns this reason and then sets it to None."""
         self._reminded = -math.inf
+        self._unlogged: deque[tuple[int, str, tuple[object, ...], Exception | None]] = deque()
+        """What is to be logged after the lock is released: level, text, arguments and exception."""
         _writers.add(self)
 
     # --- from any thread ---------------------------------------------------------------------------------------------
@@ -151,6 +154,8 @@ class GroupWriter:
                 line = self._line(item, time.time() - self.now()).encode()
                 if line:
                     self._write_line(line)
+        if self._unlogged:
+            self._log_now()
         if self.is_asleep:
             self._wake()
 
@@ -177,6 +182,7 @@ class GroupWriter:
                 return self.failure or "it was closed"
             self._take_queue()
             reason = None if self._try_write() else self.failure
+        self._log_now()
         if self.is_asleep:
             self._wake()
         return reason
@@ -232,23 +238,28 @@ class GroupWriter:
     def _wake(self) -> None:
         """Starts the thread if it does not run, and wakes the thread. If the writer is closed, drops the queue."""
         with self._lock:
-            if not self._closing:
-                if self._thread is None or not self._thread.is_alive():
-                    thread = threading.Thread(target=self._run, name=f"twinbus-ledger-{self.writer_id}", daemon=True)
-                    try:
-                        thread.start()
-                    except RuntimeError as error:
-                        # The process cannot start more threads. The entries stay queued; the next `_wake` tries again.
-                        self._record_failure(OSError(str(error)), is_disk=False)
-                        while self._flushes:
-                            _resolve(self._flushes.popleft(), self.failure)
-                        return
-                    self._thread = thread
+            is_closing = self._closing
+            if not is_closing and self._is_started():
                 self.is_asleep = False
                 self._work_queued.set()
-                return
-        if self._thread is None or not self._thread.is_alive():
+        self._log_now()
+        if is_closing and (self._thread is None or not self._thread.is_alive()):
             self._refuse()
+
+    def _is_started(self) -> bool:
+        """Starts the thread if it does not run. Returns False if this fails; the next `_wake` tries again."""
+        if self._thread is not None and self._thread.is_alive():
+            return True
+        thread = threading.Thread(target=self._run, name=f"twinbus-ledger-{self.writer_id}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the process cannot start more threads; the entries stay queued
+            self._record_failure(OSError(str(error)), is_disk=False)
+            while self._flushes:
+                _resolve(self._flushes.popleft(), self.failure)
+            return False
+        self._thread = thread
+        return True
 
     def _refuse(self) -> None:
         """Logs and drops entries that were queued after closing."""
@@ -257,6 +268,18 @@ class GroupWriter:
             self.queue.clear()
         while self._flushes:
             _resolve(self._flushes.popleft(), self.failure or "it was closed")
+
+    def _log_later(self, level: int, text: str, *arguments: object, error: Exception | None = None) -> None:
+        self._unlogged.append((level, text, arguments, error))
+
+    def _log_now(self) -> None:
+        """Logs what was noted under a lock. The caller has released the lock."""
+        while self._unlogged:
+            try:
+                level, text, arguments, error = self._unlogged.popleft()
+            except IndexError:  # another thread logs the last one
+                return
+            _log.log(level, text, *arguments, exc_info=error)
 
     def _count_missing(self, count: int, reason: str) -> None:
         with self._lock:
@@ -303,9 +326,11 @@ class GroupWriter:
             reason = None if is_written and is_synced else self.failure
             # A write of another thread may have failed during the sync: then the failure is a new one.
             if reason is None and self.failure is not None and not self._unwritten:
-                _log.warning("ledger: %s can be written again; %d entries are missing", self.directory, self.missing)
+                text = "ledger: %s can be written again; %d entries are missing"
+                self._log_later(logging.WARNING, text, self.directory, self.missing)
                 self.failure, self._reminded = None, -math.inf
                 self._mark.remove()
+        self._log_now()
         if flushes:
             # A flush also fails if entries are lost that an earlier flush had reported as written.
             reason, self._loss = reason or self._loss, None
@@ -358,7 +383,7 @@ class GroupWriter:
         try:
             return item.next_line(clock_offset) if isinstance(item, RunningOperation) else encode_entry(item)
         except Exception as error:  # the id or size of a caller may raise any exception
-            _log.error("ledger: an entry cannot be encoded", exc_info=error)
+            self._log_later(logging.ERROR, "ledger: an entry cannot be encoded", error=error)
             if isinstance(item, RunningOperation):
                 item.give_up()
             self._count_missing(1, f"it cannot be encoded: {error}")
@@ -423,7 +448,8 @@ class GroupWriter:
         self.failure = f"{reason} ({error.filename})" if error.filename else reason
         if time.monotonic() - self._reminded >= _REMIND_SECONDS:
             self._reminded = time.monotonic()
-            _log.error(
+            self._log_later(
+                logging.ERROR,
                 "ledger: %s cannot be written: %s. %d bytes wait in memory, %d entries are lost."
                 " Make room, or put the directory back",
                 self.directory,
@@ -444,6 +470,7 @@ class GroupWriter:
             self._ended = True
             self._segments.retire()
         self._sync()
+        self._log_now()
         self._mark.abandon()
 
     def _seal(self) -> None:
@@ -461,6 +488,7 @@ class GroupWriter:
             else:
                 self._segments.retire()
         self._sync()
+        self._log_now()
 
 
 class _MissingEntries:

@@ -232,27 +232,35 @@ class SegmentWriter:
 
     def _open(self) -> _WrittenSegment:
         """Opens the next segment, without a sync: `sync` does that."""
-        if not self._number:
-            self._directory.mkdir(parents=True, exist_ok=True)
-        header = self._opener.header(self._number).encode()
-        path = self._directory / f"{self._writer}-{self._number}{OPEN_SUFFIX}"
+        # Taken at once: a signal handler that records an entry meanwhile opens a segment, too.
+        number, self._number = self._number, self._number + 1
+        path = self._directory / f"{self._writer}-{number}{OPEN_SUFFIX}"
         hidden = path.with_name(f".{path.name}")
-        file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        file = -1
         try:
+            if not number:
+                self._directory.mkdir(parents=True, exist_ok=True)
+            header = self._opener.header(number).encode()
+            file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             # The rename comes after the lock and the header, so that other processes never see a segment without both.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_all(file, header)
             hidden.rename(path)
             found = os.fstat(file)
-        except OSError:
-            os.close(file)
+        except BaseException:  # also KeyboardInterrupt
+            if self._number == number + 1:
+                self._number = number
+            if file >= 0:
+                os.close(file)
             for left in (hidden, path):
                 with contextlib.suppress(OSError):
                     left.unlink()
             raise
-        segment = _WrittenSegment(file, path, self._number, (found.st_dev, found.st_ino), time.monotonic(), len(header))
+        segment = _WrittenSegment(file, path, number, (found.st_dev, found.st_ino), time.monotonic(), len(header))
+        if self._current is not None:  # a signal handler has opened a later segment
+            self._retired.append(segment)
+            return self._current
         self._current = segment
-        self._number += 1
         return segment
 
     # --- without the lock, one thread --------------------------------------------------------------------------------
