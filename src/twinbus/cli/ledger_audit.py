@@ -229,19 +229,20 @@ def show_audit(found: AuditResult) -> None:
     """Print what the audit saw as text."""
     looks = "one look" if found.looks == 1 else f"{found.looks} looks"
     total = found.look.messages + found.look.dead_letters
-    typer.echo(f"\naudit: {total:,} messages in {len(found.queues)} backlog queues, {looks}, {found.peeks:,} peeks")
+    messages = "1 message" if total == 1 else f"{total:,} messages"
+    typer.echo(f"\naudit: {messages} in {len(found.queues)} backlog queues, {looks}, {found.peeks:,} peeks")
     for name, label in AUDITED.items():
         counted: Counter[MessageKey] = getattr(found.findings, name)
         if not counted and name != "there":
             continue
         typer.echo(f"{counted.total():>12,}  {label}")
-        messages = _sorted(counted) if name in _LISTED else []
+        listed = _sorted(counted) if name in _LISTED else []
         # The balance lists every lost message. Here all absent ones are listed too if they are not called lost.
-        shown = messages if name == "absent" and found.missing else messages[:_SHOWN]
+        shown = listed if name == "absent" and found.missing else listed[:_SHOWN]
         for (destination, id_), count in shown:
             typer.echo(printable(f"{'':14}{destination}  {id_}{f'  × {count}' if count > 1 else ''}"))
-        if len(messages) > len(shown):
-            typer.echo(f"{'':14}… and {len(messages) - len(shown):,} more; --json lists them all")
+        if len(listed) > len(shown):
+            typer.echo(f"{'':14}… and {len(listed) - len(shown):,} more; --json lists them all")
 
 
 def _rows(counted: Counter[MessageKey]) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ from twinbus.sdk import empty_batch, interrupt, is_open, keep_alive_of, open_syn
 
 T = TypeVar("T")
 
-# The longest time that a refused call without a timeout waits for a pair that is closing.
+# The longest time that a refused call waits for a pair that is closing.
 _CLOSING_SECONDS: Final = 1.0
 
 
@@ -181,7 +181,8 @@ class PairedSender:
                 return result
         elif entity.route is SendRoute.CLOSED:
             # Without this wait, threads that send again and again would slow down the thread that closes the pair.
-            self._timeouts.closed.wait(_CLOSING_SECONDS if until is None else max(until - time.monotonic(), 0.0))
+            left = _CLOSING_SECONDS if until is None else until - time.monotonic()
+            self._timeouts.closed.wait(max(min(left, _CLOSING_SECONDS), 0.0))
         origin = CallOrigin(entity.restores, with_message)
         return self._carry_out(send_flow.call(self._context, origin, backlog, failed, until), call, until)
 
