@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from random import Random
 
-from twinbus.ledger import Ledger, balance, read_ledger
+from twinbus.ledger import Ledger, balance, dead_writers, read_ledger
 from twinbus.ledger.entries import Gap, Intent, Operation, SegmentHeader
 from twinbus.ledger.segments import list_segments
 
@@ -152,6 +152,26 @@ for number in range(10):
     ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", f"m{number}").end()
 os.kill(os.getpid(), 9)
 """
+
+
+# Cannot open any file, also no segment, and ends with its entries in memory.
+WITHOUT_FILES = """
+import os, resource, sys
+from twinbus.ledger import Ledger, Stage
+ledger = Ledger(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+for number in range(10):
+    ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", f"m{number}").end()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_l1_after_a_kill_of_a_process_without_file_descriptors_the_ledger_is_known_to_be_incomplete(
+    tmp_path: Path,
+) -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_FILES, str(tmp_path)], check=False, stderr=subprocess.DEVNULL)
+    (reason,) = balance(read_ledger(tmp_path), dead_writers(tmp_path)).incomplete
+    assert "could not write" in reason
 
 
 def test_l1_after_a_kill_while_the_disk_failed_the_ledger_is_known_to_be_incomplete(tmp_path: Path) -> None:

@@ -6,14 +6,17 @@ room for this. It removes the file when all entries are written. Readers take su
 writer is dead, the next writer that opens a segment writes this entry, and removes the file.
 
 The writer locks its mark. A writer that cannot write seals its segment and may have no other, so the lock of the mark
-is all that shows whether the writer lives.
+is all that shows whether the writer lives. Only a process that cannot open any more files makes its mark without a
+lock. Such a writer counts as dead, and its operations in flight as unknown; the gap entry says "not proven" anyway.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -30,28 +33,38 @@ class FailingMark:
     def __init__(self, directory: Path, writer: str) -> None:
         self._path = directory / (writer + _SUFFIX)
         self._file: int | None = None
+        self._is_made = False
 
     def make(self) -> None:
         """Makes and locks the mark. If this fails too, nothing happens: the log has the reason of the first failure."""
-        if self._file is not None:
-            return
+        if self._file is None:
+            with contextlib.suppress(OSError):
+                try:
+                    self._file = self._make_locked()
+                except OSError as error:
+                    if error.errno not in (errno.EMFILE, errno.ENFILE) or self._is_made:
+                        raise
+                    os.mknod(self._path, stat.S_IFREG | 0o644)
+                self._is_made = True
+
+    def _make_locked(self) -> int:
         hidden = self._path.with_name(f".{self._path.name}")
-        with contextlib.suppress(OSError):
-            file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                # The rename comes after the lock, so that other processes never see a mark without it.
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                hidden.rename(self._path)
-            except OSError:
-                os.close(file)
-                raise
-            self._file = file
+        file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # The rename comes after the lock, so that other processes never see a mark without it.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            hidden.rename(self._path)
+        except OSError:
+            os.close(file)
+            raise
+        return file
 
     def remove(self) -> None:
         """Removes the mark, if there is one."""
-        if self._file is not None:
+        if self._is_made:
             with contextlib.suppress(OSError):
                 self._path.unlink()
+            self._is_made = False
             self.abandon()
 
     def abandon(self) -> None:

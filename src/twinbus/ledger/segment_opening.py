@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import time
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -35,6 +36,7 @@ class SegmentOpening:
         self._role = role
         self._host = host
         self._options = options
+        self._version = _version()
         self._reported: list[str] = []
         """Dead writers whose marks the lines of `make_room` report."""
 
@@ -48,7 +50,7 @@ class SegmentOpening:
                 role=self._role,
                 host=self._host,
                 pid=os.getpid(),
-                version=_version(),
+                version=self._version,
                 segment=number,
                 durability=self._options.durability,
             )
@@ -86,7 +88,9 @@ class SegmentOpening:
         return f"{self._writer.rpartition('-')[2]}-segment-{number}"
 
 
+@cache
 def _version() -> str:
+    """Returns the version of Twinbus. Reads it from the disk, so the header of a segment must not call this."""
     try:
         return metadata.version("twinbus")
     except metadata.PackageNotFoundError:
