@@ -158,8 +158,8 @@ os.kill(os.getpid(), 9)
 WITHOUT_FILES = """
 import os, resource, sys
 from twinbus.ledger import Ledger, Stage
-ledger = Ledger(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+ledger = Ledger(sys.argv[1])
 for number in range(10):
     ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", f"m{number}").end()
 os.kill(os.getpid(), 9)

@@ -93,7 +93,7 @@ def _version() -> str:
     """Returns the version of Twinbus. Reads it from the disk, so the header of a segment must not call this."""
     try:
         return metadata.version("twinbus")
-    except metadata.PackageNotFoundError:
+    except (ImportError, OSError):  # not installed, or this process cannot read it, or cannot open any more files
         return "unknown"
 
 
