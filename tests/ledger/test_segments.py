@@ -394,3 +394,24 @@ def test_l1_a_mark_that_another_writer_has_just_reported_is_no_failure(
     assert not mark.exists()
     assert body(only(tmp_path)) == GROUP
     one.seal()
+
+
+def test_a_segment_that_this_user_may_not_remove_is_left_and_the_next_one_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [tmp_path / f"client-here-1-000000000000000{number}-0.jsonl" for number in range(6)]
+    for age, path in enumerate(others):
+        path.write_bytes(b"x" * 4096)
+        os.utime(path, (age, age))
+    unlink = os.unlink
+
+    def of_another_user(path: Path) -> None:
+        if Path(path) == others[0]:
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", of_another_user)
+    one = writer(tmp_path)
+    append(one, GROUP)
+    assert [path.exists() for path in others] == [True, False, False, False, True, True]
+    one.seal()

@@ -107,7 +107,11 @@ def keep_to_budget(directory: Path, group: str, budget: int, wanted: int, at: in
     removed: list[os.stat_result] = []
     for segment, status in found:
         if excess > 0 and not segment.is_open:
-            segment.path.unlink(missing_ok=True)
+            try:
+                segment.path.unlink(missing_ok=True)
+            except OSError as error:  # such as a segment of another user: no reason to stop writing
+                _log.warning("ledger: %s cannot be removed for the disk budget: %s", segment.path, error)
+                continue
             excess -= status.st_size
             removed.append(status)
     if not removed:
