@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.namespace import AuthorizationRule, Claim, NamespaceRequestError, find_free_port
+from twinbus.namespace import AuthorizationRule, Claim, NamespaceRequestError, find_free_port, find_free_ports
 from twinbus.testing import LocalNamespace, LocalNamespaceError, LocalNamespaces
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -177,6 +177,13 @@ def test_importing_the_package_does_not_import_pytest() -> None:
 def test_a_port_is_below_those_of_outgoing_connections() -> None:
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(find_free_port() < first for _ in range(20))
+
+
+def test_free_ports_that_are_chosen_together_are_different() -> None:
+    # If they were drawn one by one, two of so many ports would almost certainly be the same.
+    ports = find_free_ports(2000)
+    assert len(set(ports)) == 2000
+    assert not set(find_free_ports(20, ports)) & set(ports)
 
 
 def test_a_pair_is_one_process_with_two_namespaces() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         SubscriptionDescription,
         TopicDescription,
     )
-    from twinbus.namespace.free_port import find_free_port
+    from twinbus.namespace.free_port import find_free_port, find_free_ports
     from twinbus.namespace.front import DEFAULT_KEY
     from twinbus.namespace.http_client import FaultClient, NamespaceHttpClient, NamespaceRequestError
     from twinbus.namespace.logs import LogFormat, configure_logging
@@ -54,6 +54,7 @@ __all__ = [
     "TopicDescription",
     "configure_logging",
     "find_free_port",
+    "find_free_ports",
     "make_serve_plan",
     "parse_config",
     "print_ready_json",
@@ -63,7 +64,7 @@ __all__ = [
 _NAMES_BY_MODULE: Final = {
     "config": "parse_config",
     "engine.descriptions": "AuthorizationRule Claim QueueDescription SubscriptionDescription TopicDescription",
-    "free_port": "find_free_port",
+    "free_port": "find_free_port find_free_ports",
     "front": "DEFAULT_KEY",
     "http_client": "FaultClient NamespaceHttpClient NamespaceRequestError",
     "logs": "LogFormat configure_logging",

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from twinbus.namespace import find_free_port
+from twinbus.namespace import find_free_ports
 from twinbus.testing.server_process import LocalNamespaceError, ServedNamespace, ServerProcess
 
 if TYPE_CHECKING:
@@ -61,11 +61,12 @@ class LocalNamespaces:
     def start(self, timeout: float = _START_SECONDS) -> Self:
         """Start the server and wait until it is ready. Raises LocalNamespaceError with the server's stderr."""
         for left in reversed(range(_TRIES)):
-            ports = {name: self._ports.get(name) or find_free_port() for name in self.names}
+            free = iter(find_free_ports(len(self.names), set(self._ports.values())))
+            ports = {name: self._ports.get(name) or next(free) for name in self.names}
             try:
                 found = self._process.start(self._request(ports), timeout)
             except LocalNamespaceError as error:
-                # Another process took a port after `find_free_port` had found it free.
+                # Another process took a port after `find_free_ports` had found it free.
                 if "cannot listen" in str(error) and not set(self.names) <= set(self._ports) and left:
                     continue
                 raise

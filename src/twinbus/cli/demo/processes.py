@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 
 from twinbus.cli.demo.application import BACKLOG_QUEUES, QUEUES, REGION, SUBSCRIPTIONS, TOPIC
 from twinbus.errors import OperatorError
-from twinbus.namespace import find_free_port
+from twinbus.namespace import find_free_ports
 
 # Lines that `spark_runner` prints: when Spark is ready, and before the exit code of a command that has ended.
 READY: Final = "\x1eready"
@@ -76,7 +76,7 @@ class DemoProcesses:
     async def __aenter__(self) -> Self:
         self._scratch.mkdir(parents=True)
         (self.folder / "primary.json").write_text(json.dumps(_CONFIG, indent=1), encoding="utf-8")
-        self.ports = {name: find_free_port() for name in NAMES}
+        self.ports = dict(zip(NAMES, find_free_ports(len(NAMES)), strict=True))
         return self
 
     async def __aexit__(
