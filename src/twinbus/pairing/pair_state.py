@@ -486,7 +486,7 @@ class PairState:
         return self._entities.get(_key(shared.entity.path), shared)
 
     def _stop_syphon(self, at: float) -> None:
-        """Stop the syphon if neither side is open. If one is and the syphon runs, fault this side after 5 s (C2)."""
+        """Stop the syphon if neither side is open. If only one side is open, fault that side after 5 s (C2)."""
         if self.syphon is None:
             return
         try:
