@@ -71,6 +71,13 @@ def test_every_verb_has_examples_that_its_parser_takes(name: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize("name", VERBS, ids=" ".join)
+def test_the_examples_of_every_verb_are_indented_in_its_help(name: tuple[str, ...]) -> None:
+    # Typer removes the indent of examples after a help of one paragraph, unless two empty lines are between them.
+    shown = CliRunner().invoke(app, [*name, "--help"], env={"COLUMNS": "80", "NO_COLOR": "1"}).stdout
+    assert re.search(r"^ Examples: *\n   twinbus ", shown, re.MULTILINE), shown
+
+
+@pytest.mark.parametrize("name", VERBS, ids=" ".join)
 def test_every_verb_can_show_the_trace_of_an_error(name: tuple[str, ...]) -> None:
     assert "--debug" in {option for one in VERBS[name].params for option in one.opts}
 
@@ -82,6 +89,13 @@ def test_the_table_of_contents_fits_a_terminal_and_says_each_verb_in_a_line() ->
     # The second line of a description starts with spaces in the column of the verb.
     contents = shown[shown.index("A namespace of your own") :]
     assert not re.search(r"^│ {4,}\S", contents, re.MULTILINE), contents
+
+
+def test_the_help_of_cost_actual_names_the_defaults_that_a_ledger_does_not_have() -> None:
+    shown = {option.name: option.show_default for option in VERBS["cost", "actual"].params}
+    assert [shown[name] for name in ("rate", "outage", "syphons")] == ["from the ledger"] * 3
+    assert (shown["tier"], shown["messaging_units"], shown["drain_rate"]) == ("standard", "1", "1000")
+    assert (shown["other_operations"], shown["bandwidth"]) == ("0", "inter_region")
 
 
 # --- twinbus.toml ----------------------------------------------------------------------------------------------------

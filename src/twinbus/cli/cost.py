@@ -45,6 +45,7 @@ def prices(
 ) -> None:
     """Show the price table with its date, origin and notes.
 
+
     Examples:
       twinbus cost prices
       twinbus cost prices --write mine.toml
@@ -74,6 +75,7 @@ def forecast(
 ) -> None:
     """Forecast what a pair will cost: idle, during outages and while draining, by stage.
 
+
     Examples:
       twinbus cost forecast --backlog-queues 10 --rate 50 --outage 1h
       twinbus cost forecast --rate 50 --compare backlog-queues=2,5,10,20
@@ -98,7 +100,7 @@ def forecast(
 
 
 @app.command()
-@with_scenario(default="from the ledger")
+@with_scenario(from_ledger=True)
 def actual(
     tables: TablesFolder,
     ledger: IngestFirst = None,
@@ -118,7 +120,7 @@ def actual(
 
     Options replace these values. For example, give --rate, --outage and --outages of an earlier forecast.
 
-    A ledger has no tier, messaging units, bandwidth or other operations. Their defaults are those of cost forecast.
+    A ledger has no tier, messaging units, drain rate, bandwidth or other operations: cost forecast has their defaults.
 
     Each difference is divided into parts that entries of the ledger show. The rest is called unexplained.
 

@@ -80,6 +80,7 @@ _HELP: Final[Mapping[str, str]] = {
     "sent": "Messages sent to the primary, if known.",
     "diverted": "Messages diverted, if known.",
 }
+_NOT_IN_A_LEDGER: Final = frozenset({"tier", "messaging_units", "drain_rate", "other_operations", "bandwidth"})
 _READERS: Final[Mapping[type, Callable[[str], Any]]] = {
     timedelta: parse_duration,
     int: int,
@@ -114,16 +115,20 @@ def field_of(option: str) -> str:
     return field
 
 
-def with_scenario(default: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_scenario(*, from_ledger: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds an option for each field of Scenario to a verb. The verb gets them as keywords.
 
-    The help shows `default` as the default of every option. If `default` is None, it shows the default of the field.
+    The help shows the default of each field. With `from_ledger`, it shows which values the verb takes from a ledger.
     """
 
     def made(verb: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(verb, eval_str=True)
         own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        more = [_option(field.name, field.default, default) for field in fields(Scenario) if field.name in _HELP]
+        more = [
+            _option(field.name, field.default, from_ledger=from_ledger)
+            for field in fields(Scenario)
+            if field.name in _HELP
+        ]
         verb.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined] # typer reads this attribute
         verb.__annotations__ = {one.name: one.annotation for one in (*own, *more)} | {"return": None}
         return verb
@@ -135,9 +140,11 @@ def given(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in asked.items() if value is not None}
 
 
-def _option(field: str, value: Any, default: str | None) -> inspect.Parameter:
+def _option(field: str, value: Any, *, from_ledger: bool) -> inspect.Parameter:
     kind = _KINDS[field]
-    shown = default or ("none" if value is None else as_option_text(value))
+    shown = "none" if value is None else as_option_text(value)
+    if from_ledger and field not in _NOT_IN_A_LEDGER:
+        shown = "from the ledger"
     option = f"--{field.replace('_', '-')}"
     if kind is timedelta or field == "message_size":
         parser, metavar = (parse_duration, "SPAN") if kind is timedelta else (parse_size, "SIZE")

@@ -103,6 +103,7 @@ def clear_faults(
 ) -> None:
     """Clear one fault, or all.
 
+
     Examples:
       twinbus fault clear
       twinbus fault clear 3
@@ -120,6 +121,7 @@ def clear_faults(
 @app.command(name="list")
 def list_faults(connection_string: Connection, ca: Authority = None, json: Json = False, debug: Debug = False) -> None:
     """List the faults that are set.
+
 
     Examples:
       twinbus fault list

@@ -191,6 +191,7 @@ def reconcile(
 def cost(options: LedgerJobOptions) -> None:
     """Show operations, billable units and bytes by day, stage and entity.
 
+
     Examples:
       twinbus ledger cost ./tables --ledger ./ledger
       twinbus ledger cost ./tables --since 2026-11-01 --json
@@ -202,6 +203,7 @@ def cost(options: LedgerJobOptions) -> None:
 @job_verb
 def incidents(options: LedgerJobOptions) -> None:
     """List the failovers of each entity: when, why, how many messages were diverted, and when all were delivered.
+
 
     Examples:
       twinbus ledger incidents ./tables --ledger ./ledger

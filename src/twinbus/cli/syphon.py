@@ -83,7 +83,7 @@ _Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two lines,
 def syphon(
     primary: Primary,
     secondary: Secondary,
-    drain: Annotated[bool, typer.Option("--drain", help="End when every backlog queue is empty.")] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="End when nothing is left to move.")] = False,
     rate: _Rate = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be moved, and move nothing.")] = False,
     transport: _Transport = Carrier.NATIVE,
@@ -114,7 +114,7 @@ def syphon(
 
     Examples:
       twinbus syphon                                     # as long as the pair is used
-      twinbus syphon --drain --ledger ./ledger           # until the backlog is empty
+      twinbus syphon --drain --ledger ./ledger           # until nothing is left to move
       twinbus syphon --dry-run                           # what would be moved
       twinbus syphon --drain --engine spark --lanes 4    # at scale, on Spark
     """
