@@ -23,7 +23,7 @@ from twinbus.namespace.engine.descriptions import (
     TopicDescription,
 )
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.front.http_connection import MAX_BODY_BYTES, HttpConnection
+from twinbus.namespace.front.http_connection import MAX_BODY_BYTES, MAX_HEADER_BYTES, HttpConnection
 from twinbus.namespace.front.http_handler import HttpHandler
 from twinbus.namespace.front.sas_verifier import DEFAULT_KEY, DEFAULT_KEY_NAME
 from twinbus.namespace.runtime import NamespaceRuntime
@@ -198,6 +198,53 @@ async def test_what_is_not_http_is_answered_with_an_error_and_closed(http: HttpH
 async def test_an_end_in_the_middle_of_a_request_closes(http: HttpHandler) -> None:
     for data in (b"", b"GET / HT", request("PUT", "/q", b"12345")[:-2]):
         assert (await converse(http, data)).closed
+
+
+@pytest.mark.parametrize(
+    ("version", "headers"),
+    [
+        ("1.1", ("Content-Length: 5", "Transfer-Encoding: chunked")),
+        ("1.1", ("Transfer-Encoding: chunked", "Content-Length: 5")),
+        ("1.1", ("transfer-encoding: CHUNKED", "content-length: 0")),
+        ("1.0", ("Transfer-Encoding: chunked",)),
+    ],
+)
+async def test_x3_a_body_whose_end_is_ambiguous_is_refused(
+    http: HttpHandler, version: str, headers: tuple[str, ...]
+) -> None:
+    lines = [f"PUT /q?{V} HTTP/{version}", "Host: localhost", f"Authorization: {TOKEN}", *headers, "", ""]
+    smuggled = request("DELETE", f"/orders?{V}", None, SIGNED)
+    stream = await converse(http, "\r\n".join(lines).encode() + b"0\r\n\r\n" + smuggled)
+    (answer,) = answers(stream, "PUT")
+    assert (answer.status, "Transfer-Encoding" in answer.detail) == (400, True)
+    assert stream.closed
+    assert (await ask(http, "GET", f"/orders?{V}", None, SIGNED)).status == 200
+
+
+def _headers(size: int) -> bytes:
+    """Return a request whose head has exactly so many bytes."""
+    start = b"GET /$health HTTP/1.1\r\nHost: localhost\r\nX: "
+    return start + b"a" * (size - len(start) - 4) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("before", [0, 1, 300])
+async def test_x1_headers_in_one_piece_count_towards_the_limit(http: HttpHandler, before: int) -> None:
+    earlier = request("GET", "/$health") * before  # pipelined, in the same piece
+    methods = ["GET"] * (before + 1)
+    stream = await converse(http, earlier + _headers(MAX_HEADER_BYTES))
+    assert {answer.status for answer in answers(stream, *methods)} == {200}
+    for size in (MAX_HEADER_BYTES + 1, 200_000):
+        stream = await converse(http, earlier + _headers(size))
+        got = answers(stream, *methods)
+        assert [answer.status for answer in got] == [200] * before + [431]
+        assert stream.closed
+
+
+async def test_x1_trailers_in_one_piece_count_towards_the_limit(http: HttpHandler) -> None:
+    head = b"PUT /q HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+    stream = await converse(http, head + b"a: b\r\n" * 20_000 + b"\r\n")
+    assert answers(stream, "PUT")[0].status == 431
+    assert stream.closed
 
 
 async def test_a_body_over_the_bound_is_refused_before_it_is_sent(http: HttpHandler) -> None:

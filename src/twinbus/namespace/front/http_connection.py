@@ -34,6 +34,9 @@ MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_BODY_BYTES: Final = 256 * 1024
 
 _VERSIONS: Final = (b"1.0", b"1.1")
+# h11 gets the bytes in pieces of this size. h11 checks its limit only while a head is incomplete, so it would parse a
+# head of any size that arrives in one piece.
+_PIECE_BYTES: Final = 16 * 1024
 # Bytes that arrive while a request is being answered. Above the first limit, reading stops. If the bytes that were read
 # already exceed the second limit, the connection closes after the response.
 _PAUSE_WAITING: Final = 16 * 1024
@@ -98,7 +101,7 @@ class HttpConnection:
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self._request: h11.Request | None = None
         self._body = bytearray()
-        self._waiting = bytearray()  # bytes received while a request is being answered
+        self._waiting = bytearray()  # received bytes that h11 does not have yet
         self._unparsed = 0  # bytes that h11 keeps because their request or chunk is incomplete
         self._answering: asyncio.Task[None] | None = None
         self._waits_for_turn = False  # a request was answered, and the next request has to wait
@@ -121,10 +124,10 @@ class HttpConnection:
             self._linger_left -= len(data)
             if self._linger_left < 0:
                 self._close()
-        elif self._answering is None and not self._waits_for_turn:
-            self._parse(data)
         else:
             self._waiting += data
+            if self._may_parse:
+                self._parse()
             if len(self._waiting) > _PAUSE_WAITING:
                 self._stream.pause_reading("answering")
             if len(self._waiting) > _MAX_WAITING:
@@ -132,13 +135,17 @@ class HttpConnection:
                 self._last = True
         self._update_account()
 
+    @property
+    def _may_parse(self) -> bool:
+        return self._answering is None and not self._waits_for_turn and self._linger_left is None and not self._closed
+
     def eof_received(self) -> bool:
         """Return True, which keeps the transport open, so that the response to a running request can be written."""
         self._peer_ended = True
         if self._linger_left is not None:
             self._close()
-        elif self._answering is None and not self._waits_for_turn and not self._closed:
-            self._parse(b"")
+        elif self._may_parse:
+            self._parse()
         return True
 
     def connection_lost(self) -> None:
@@ -164,26 +171,36 @@ class HttpConnection:
 
     # --- reading requests ----------------------------------------------------------------------------------------
 
-    def _parse(self, data: bytes | None) -> None:
-        """Pass data to h11 (b'' for the end of data, None for no new data), and handle each event that h11 returns."""
-        parsed = data is None
+    def _parse(self) -> None:
+        """Pass the received bytes to h11, and handle each event that h11 returns, until a request is complete."""
         try:
-            if data is not None:
-                self._h11.receive_data(data)
-                self._unparsed += len(data)
-            while self._answering is None and not self._closed and self._linger_left is None:
+            while self._may_parse:
                 event = self._h11.next_event()
+                if event is h11.NEED_DATA and self._pass_more():
+                    continue
                 if event is h11.NEED_DATA or event is h11.PAUSED:
-                    if parsed:
-                        # `trailing_data` makes a copy of the unparsed bytes. The copy is cheap: it is smaller than the
-                        # data that was just parsed, or has at most one head or chunk.
-                        self._unparsed = len(self._h11.trailing_data[0])
                     self._wait_for_more()
                     return
-                parsed = True
+                # `trailing_data` makes a copy of the unparsed bytes. The copy is cheap: it is a part of the last piece.
+                before, self._unparsed = self._unparsed, len(self._h11.trailing_data[0])
+                # An end of message has the trailers of a chunked body.
+                if isinstance(event, h11.Request | h11.EndOfMessage) and before - self._unparsed > MAX_HEADER_BYTES:
+                    detail = f"the headers are larger than {MAX_HEADER_BYTES} bytes"
+                    self._refuse(error_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, detail), linger=True)
+                    return
                 self._handle(event)
         except h11.RemoteProtocolError as wrong:
             self._refuse(error_response(wrong.error_status_hint, f"the request is not HTTP/1.1: {wrong}"))
+
+    def _pass_more(self) -> bool:
+        """Pass the next piece of the received bytes to h11, or their end. Returns False if neither is there yet."""
+        if not self._waiting and not self._peer_ended:
+            return False
+        piece = bytes(self._waiting[:_PIECE_BYTES])
+        del self._waiting[:_PIECE_BYTES]
+        self._h11.receive_data(piece)  # b"" is the end
+        self._unparsed += len(piece)
+        return True
 
     def _handle(self, event: h11.Event | type[h11.PAUSED] | type[h11.NEED_DATA]) -> None:
         match event:
@@ -192,6 +209,9 @@ class HttpConnection:
                 self._body.clear()
                 if event.http_version not in _VERSIONS:
                     self._refuse(error_response(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here"))
+                    return
+                if (ambiguous := _ambiguous_framing(event)) is not None:
+                    self._refuse(error_response(HTTPStatus.BAD_REQUEST, ambiguous), linger=True)
                     return
                 if (refused := self._refusal_of(event)) is not None:
                     self._refuse(refused, linger=_has_body(event))
@@ -304,17 +324,9 @@ class HttpConnection:
         self._waits_for_turn = False
         self._request = None
         self._h11.start_next_cycle()
-        # The bytes in the buffer of h11 are parsed first, before more bytes are added. Otherwise the buffer would grow
-        # with each request.
-        self._parse(None)
-        if self._waiting and self._answering is None and not self._closed:
-            waiting = bytes(self._waiting)
-            self._waiting.clear()
-            self._parse(waiting)
-        if not self._waiting:
+        self._parse()
+        if len(self._waiting) <= _PAUSE_WAITING:
             self._stream.resume_reading("answering")
-        if self._peer_ended and self._answering is None and not self._closed:
-            self._parse(b"")
         self._update_account()
 
     def _update_account(self) -> None:
@@ -344,6 +356,7 @@ class HttpConnection:
         if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._respond(response, with_body=method != "HEAD")
         self._cancel_timer()
+        self._waiting.clear()
         if linger and not self._peer_ended:
             self._linger_left = _LINGER_BYTES
             self._set_timer(_LINGER_SECONDS, self._close)
@@ -388,3 +401,17 @@ class HttpConnection:
 def _has_body(request: h11.Request) -> bool:
     headers = dict(request.headers)
     return b"transfer-encoding" in headers or int(headers.get(b"content-length", b"0")) > 0
+
+
+def _ambiguous_framing(request: h11.Request) -> str | None:
+    """Return why it is not certain where the body ends, or None if it is certain.
+
+    A proxy may read such a request in another way than h11, and take a part of the body for the next request (RFC 9112,
+    section 6.1).
+    """
+    headers = dict(request.headers)
+    if b"transfer-encoding" not in headers:
+        return None
+    if b"content-length" in headers:
+        return "the request has both Content-Length and Transfer-Encoding"
+    return "Transfer-Encoding is not part of HTTP/1.0" if request.http_version == b"1.0" else None
