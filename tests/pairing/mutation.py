@@ -27,7 +27,7 @@ OURS = ("twinbus.backlog", "twinbus.pairing", "tests.pairing.")
 SEEDS = 300
 SECONDS = 20
 """Seconds of CPU time after which a mutant that hangs is killed."""
-FAILOVER = tuple(f"pairing/decide/test_failover{name}.py" for name in ("", "_pings", "_trial", "_hold"))
+FAILOVER = tuple(f"pairing/decide/test_failover{name}.py" for name in ("", "_pings", "_trial", "_hold", "_busy"))
 PARTS = {
     "pairing/decide/failover.py": (
         *FAILOVER,

@@ -34,6 +34,7 @@ def test_p2_the_defaults_are_those_of_the_spec() -> None:
         ("failover_interval", 0 * SECOND, 3600 * SECOND),
         ("ping_interval", SECOND, 1800 * SECOND),
         ("try_timeout", SECOND / 10, 300 * SECOND),
+        ("server_busy_counts_after", SECOND, 3600 * SECOND),
         ("probation", SECOND, 3600 * SECOND),
         ("backlog_check_interval", 0 * SECOND, 3600 * SECOND),
         ("backlog_unattended_after", SECOND, 86400 * SECOND),
@@ -129,6 +130,14 @@ def test_s2_failover_on_reaches_the_machine() -> None:
     assert policy.counting == COUNTING_FAILURES - {FailureKind.TIMEOUT} | {FailureKind.SERVER_BUSY}
 
 
+def test_s2_server_busy_counts_after_reaches_the_machine_and_is_off_by_default() -> None:
+    assert Options().server_busy_counts_after is None
+    assert Options().policy.server_busy_counts_after is None
+    assert Options(server_busy_counts_after=1.5 * SECOND).policy.server_busy_counts_after == 1.5
+    with pytest.raises(OptionError, match="ping_interval is None"):
+        Options(ping_interval=None)  # type: ignore[arg-type]  # that it is refused is what is tested
+
+
 def test_p2_the_machines_own_defaults_are_those_of_the_options() -> None:
     assert Options().policy == FailoverPolicy()
     assert (FailoverPolicy().failover_interval, FailoverPolicy().ping_interval, FailoverPolicy().ping_jitter) == (
@@ -157,6 +166,7 @@ EVERY = Options(
     enable_syphon=True,
     try_timeout=0.5 * SECOND,
     failover_on=("server_busy", "-timeout"),
+    server_busy_counts_after=90 * SECOND,
     on_unusable="raise",
     ping="link",
     provision="assume",
@@ -181,6 +191,7 @@ def test_p2_options_from_the_environment() -> None:
         "TWINBUS_ENABLE_SYPHON": "True",
         "TWINBUS_TRY_TIMEOUT": " 500 ms ",
         "TWINBUS_FAILOVER_ON": "server_busy, -timeout,",
+        "TWINBUS_SERVER_BUSY_COUNTS_AFTER": "1.5m",
         "TWINBUS_ON_UNUSABLE": "raise",
         "TWINBUS_PING": "link",
         "TWINBUS_PROVISION": "assume",
@@ -234,6 +245,7 @@ def test_p2_options_from_a_file() -> None:
         enable_syphon = true
         try_timeout = 0.5
         failover_on = ["server_busy", "-timeout"]
+        server_busy_counts_after = 90
         on_unusable = "raise"
         ping = "link"
         provision = "assume"

@@ -35,10 +35,13 @@ RANGES: Final[Mapping[str, DurationRange]] = {
     "failover_interval": DurationRange(timedelta(0), 60 * _MINUTE),
     "ping_interval": DurationRange(_SECOND, 30 * _MINUTE),
     "try_timeout": DurationRange(_SECOND / 10, 5 * _MINUTE),
+    "server_busy_counts_after": DurationRange(_SECOND, 60 * _MINUTE),
     "probation": DurationRange(_SECOND, _HOUR),
     "backlog_check_interval": DurationRange(timedelta(0), _HOUR),
     "backlog_unattended_after": DurationRange(_SECOND, 24 * _HOUR),
 }
+# Options whose default is None: without a value, what the option describes does not happen.
+_OPTIONAL: Final = frozenset({"server_busy_counts_after"})
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "on_unusable": ("divert", "raise"),
     "ping": ("auto", "message", "link"),
@@ -68,6 +71,9 @@ class SendAvailabilityOptions:
     """Time limit of every attempt (S12)."""
     failover_on: Collection[str] = ()
     """Kinds of failure that count as well; a kind with `-` before it does not count (S2)."""
+    server_busy_counts_after: timedelta | None = None
+    """Server busy counts towards failover if the primary has been busy for this time and has accepted no message. None:
+    it never counts, unless `failover_on` names it (S2)."""
     on_unusable: Literal["divert", "raise"] = "divert"
     """What sends do while the entity is gone from the primary, or the primary refuses the credential (G4)."""
     ping: Literal["auto", "message", "link"] = "auto"
@@ -97,7 +103,8 @@ class SendAvailabilityOptions:
     def __post_init__(self) -> None:
         for option, span in RANGES.items():
             value = getattr(self, option)
-            _check(option, value, isinstance(value, timedelta) and span.least <= value <= span.most, str(span))
+            in_range = isinstance(value, timedelta) and span.least <= value <= span.most
+            _check(option, value, in_range or (value is None and option in _OPTIONAL), str(span))
         for option, choices in CHOICES.items():
             _check(option, getattr(self, option), getattr(self, option) in choices, f"one of {', '.join(choices)}")
         count, jitter = self.backlog_queue_count, self.ping_jitter
@@ -133,12 +140,14 @@ class SendAvailabilityOptions:
     @property
     def policy(self) -> FailoverPolicy:
         """The options that failover depends on."""
+        busy = self.server_busy_counts_after
         return FailoverPolicy(
             failover_interval=self.failover_interval.total_seconds(),
             ping_interval=self.ping_interval.total_seconds(),
             ping_jitter=self.ping_jitter,
             counting=counting_kinds(self.failover_on),
             divert_while_unusable=self.on_unusable == "divert",
+            server_busy_counts_after=None if busy is None else busy.total_seconds(),
         )
 
     @classmethod

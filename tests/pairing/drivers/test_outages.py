@@ -134,6 +134,30 @@ async def test_s2_server_busy_reaches_the_caller_and_never_fails_over(world: Wor
     assert await world.backlog(pair) == []
 
 
+async def test_s2_server_busy_that_lasts_fails_over_where_the_option_says_so(world: World, queue: str) -> None:
+    pair = await world.pair(server_busy_counts_after=timedelta(seconds=1), keywords={"retry_total": 0})
+    engaged: list[Any] = []
+    pair.on("failover_engaged", engaged.append)
+    sender = await world.sender(pair, queue)
+    world.primary.faults.set("server-busy", entity=queue, points=["send"])
+    with pytest.raises(ServiceBusServerBusyError):
+        await world.send(sender, ServiceBusMessage("busy"))
+    while True:
+        try:
+            await world.send(sender, ServiceBusMessage("busy", message_id="diverted"))
+        except ServiceBusServerBusyError:
+            assert state_of(pair, queue) == "healthy"
+            continue
+        break
+    assert state_of(pair, queue) == "failed_over"
+    assert [one.cause for one in engaged] == [FailureKind.SERVER_BUSY]
+    assert [one.message_id for one in await world.backlog(pair)] == ["diverted"]
+    world.primary.faults.clear()
+    await world.do(pair.force_restore, queue)
+    await world.send(sender, ServiceBusMessage("taken"))
+    assert state_of(pair, queue) == "healthy"
+
+
 async def test_s2_an_entity_that_is_not_there_reaches_the_caller(world: World) -> None:
     pair = await world.pair()
     sender = await world.sender(pair, "nowhere")

@@ -483,6 +483,7 @@ class FailoverPolicy:
     ping_jitter: float = 0.1
     counting: frozenset[FailureKind] = COUNTING_FAILURES
     divert_while_unusable: bool = True
+    server_busy_counts_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,7 +493,8 @@ class Entity:
     `since` is the time at which the mode began, and `engaged` the time at which the failover began. `deadline` is the
     time at which the failover timer fires. `episode` is the number of failovers so far. `diverted` is the number of
     messages diverted in the present failover, or in the last one. `failed_trials` is the number of trials that failed
-    since the last one that passed. While `awaits_success` is False, a success changes nothing.
+    since the last one that passed. `busy_since` is the time of the first server busy since the primary last accepted a
+    message, if the policy says when server busy counts. While `awaits_success` is False, a success changes nothing.
     """
 
     path: str
@@ -507,12 +509,14 @@ class Entity:
     pinging: bool = False
     diverted: int = 0
     failed_trials: int = 0
+    busy_since: float | None = None
     route: SendRoute = field(init=False)
     awaits_success: bool = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "route", route_of(self.mode, self.policy))
-        object.__setattr__(self, "awaits_success", self.mode in (EntityMode.FAILING, EntityMode.ON_TRIAL))
+        waits = self.mode in (EntityMode.FAILING, EntityMode.ON_TRIAL) or self.busy_since is not None
+        object.__setattr__(self, "awaits_success", waits)
 
     @property
     def restores(self) -> int:
@@ -544,6 +548,8 @@ def advance(entity: Entity, event: Event, now: float, chance: float = 0.0) -> Fa
 
     `chance` spreads the first pings of many processes that failed over together (P2).
     """
+    if entity.policy.server_busy_counts_after is not None:
+        entity = _with_busy_time(entity, event, now)
     trigger = trigger_of(entity, event, now)
     decision = TABLE[entity.mode, trigger]
     if decision.mode is entity.mode:
@@ -588,7 +594,7 @@ def trigger_of(entity: Entity, event: Event, now: float) -> Trigger:
 
 
 def _failure(entity: Entity, event: PrimarySendFailed, now: float) -> Trigger:
-    if event.kind not in entity.policy.counting:
+    if event.kind not in entity.policy.counting and not _busy_counts(entity, event, now):
         return Trigger.FAILED_BY_CALLER if event.kind in CALLER_FAILURES else Trigger.FAILED_OTHERWISE
     if _is_stale(entity, event):
         return Trigger.FAILED_STALE
@@ -597,6 +603,14 @@ def _failure(entity: Entity, event: PrimarySendFailed, now: float) -> Trigger:
     # A timer that is due, but has not been delivered yet, counts as fired.
     at_once = entity.policy.failover_interval <= 0 or _reached(entity.deadline, now)
     return Trigger.FAILED_AT_ONCE if at_once else Trigger.FAILED_COUNTING
+
+
+def _busy_counts(entity: Entity, event: PrimarySendFailed, now: float) -> bool:
+    """Return whether this is a server busy, and the primary has been busy for as long as the policy says (S2)."""
+    after = entity.policy.server_busy_counts_after
+    if event.kind is not FailureKind.SERVER_BUSY or after is None or entity.busy_since is None:
+        return False
+    return now - entity.busy_since >= after
 
 
 def _is_stale(entity: Entity, event: PrimarySendSucceeded | PrimarySendFailed) -> bool:
@@ -609,6 +623,20 @@ def _reached(at: float | None, now: float) -> bool:
 
 
 # --- the next state --------------------------------------------------------------------------------------------------
+
+
+def _with_busy_time(entity: Entity, event: Event, now: float) -> Entity:
+    """Return the entity with the time since which the primary is busy. Only an accepted message ends this time.
+
+    Other successes do not: links open although the service refuses messages as busy.
+    """
+    match event:
+        case PrimarySendSucceeded(with_message=True) if entity.busy_since is not None:
+            return entity if _is_stale(entity, event) else replace(entity, busy_since=None)
+        case PrimarySendFailed(FailureKind.SERVER_BUSY) if entity.busy_since is None:
+            began_on_primary = entity.route is SendRoute.PRIMARY and not _is_stale(entity, event)
+            return replace(entity, busy_since=now) if began_on_primary else entity
+    return entity
 
 
 def _entered(entity: Entity, mode: EntityMode, event: Event, now: float, chance: float) -> Entity:
@@ -653,7 +681,15 @@ def _engaged(entity: Entity, event: Event, now: float) -> Entity:
 
 
 def _without_failover(entity: Entity, mode: EntityMode, now: float) -> Entity:
-    return Entity(entity.path, entity.policy, now, mode, episode=entity.episode, diverted=entity.diverted)
+    return Entity(
+        entity.path,
+        entity.policy,
+        now,
+        mode,
+        episode=entity.episode,
+        diverted=entity.diverted,
+        busy_since=entity.busy_since,
+    )
 
 
 def _stayed(entity: Entity, trigger: Trigger, event: Event, now: float) -> Entity:
