@@ -55,7 +55,7 @@ class Books:
                 stage=stage,
                 namespace="contoso",
                 entity=entity,
-                destination=None if entity == "orders" else "contoso/orders",
+                destination=None if entity in ("orders", "events") else "contoso/orders",
                 ids=tuple(f"{name}{n}" for n in range(first or 0, (first or 0) + messages)),
                 bytes=1000 * messages,
                 units=messages or units,
@@ -106,10 +106,13 @@ def history() -> list[Entry]:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path:
-    folder = tmp_path_factory.mktemp("spending")
+    return ingested(tmp_path_factory.mktemp("spending"), history())
+
+
+def ingested(folder: Path, entries: list[Entry]) -> Path:
     ledger = folder / "ledger"
     ledger.mkdir()
-    (ledger / segment_name(1)).write_text("".join(map(encode_entry, history())))
+    (ledger / segment_name(1)).write_text("".join(map(encode_entry, entries)))
     done = run("ledger", "ingest", str(ledger), str(folder / "tables"))
     assert done.exit_code == 0, done.output
     return folder / "tables"
@@ -184,6 +187,25 @@ def test_m4_an_earlier_forecast_is_compared_and_the_traffic_explains_the_differe
     assert stages["send_backlog"]["actual_cost"] == pytest.approx(float(cost), rel=1e-4)
     for one in found["stages"]:
         assert sum(part["cost"] for part in one["parts"]) == pytest.approx(one["cost_difference"], abs=1e-9)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("received", "forecast"),
+    [((60, 40), 100), ((100, 100), 200)],
+    ids=["rules-divide-the-messages", "both-get-every-message"],
+)
+def test_l4_receives_of_a_topic_are_forecast_by_how_many_subscriptions_get_a_message(
+    received: tuple[int, int], forecast: int, tmp_path: Path, spark: SparkSession
+) -> None:
+    books = Books()
+    books.did(Stage.SEND_PRIMARY, "events", 100, second=0)
+    for name, count in zip(("eu", "us"), received, strict=True):
+        books.metered(f"events/subscriptions/{name}", "receive", count)
+        books.metered(f"events/subscriptions/{name}", "complete", count)
+    found = actual(ingested(tmp_path, books.entries))
+    stages = {one["stage"]: (one["forecast"], one["actual"]) for one in found["stages"]}
+    assert stages["receive_primary"] == stages["complete_primary"] == (forecast, forecast)
 
 
 @pytest.mark.thorough

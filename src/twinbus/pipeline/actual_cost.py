@@ -81,9 +81,13 @@ class ActualCost:
             self._meters, self._incomplete = meters.result(), incomplete.result()
             self._overview = overview.result()
         self._months = _by_month(self._stages, self._meters)
-        subscriptions = [one for one in self._receiving_entities() if SUBSCRIPTIONS in one]
-        self._topics = Counter(one.partition(SUBSCRIPTIONS)[0] for one in subscriptions)
+        received = {path: count for path, count in self._received().items() if SUBSCRIPTIONS in path}
+        self._topics = Counter(path.partition(SUBSCRIPTIONS)[0] for path in received)
         """Number of subscriptions with receives, by topic in lower case."""
+        self._received_of = Counter[str]()
+        """Messages that were received from all subscriptions of a topic, by topic in lower case."""
+        for path, count in received.items():
+            self._received_of[path.partition(SUBSCRIPTIONS)[0]] += count
 
     @property
     def seconds(self) -> float:
@@ -152,8 +156,7 @@ class ActualCost:
             short_polls=self._overview.short_polls,
             manage=self._management(),
             deliverable=sum(
-                (row.sent + row.scheduled + row.returned) * self._subscriptions(row.destination)
-                for row in self._destinations
+                (row.sent + row.scheduled + row.returned) * self._subscriptions(row) for row in self._destinations
             ),
             subscriptions=self._topics.total(),
             settled=max(self._messages(Stage.SETTLE_PRIMARY), sum_of(settled, "count")),
@@ -169,14 +172,27 @@ class ActualCost:
                 found[row.role or "program"] += row.messages
         return dict(found)
 
-    def _receiving_entities(self) -> set[str]:
-        """Returns the paths of queues and subscriptions of the primary with receives."""
-        metered = {row.entity for row in self._meters if not row.backlog and row.operation in _RECEIVERS}
-        return metered | set(self._receivers)
+    def _received(self) -> Counter[str]:
+        """Returns how many messages were received from each queue and subscription of the primary.
 
-    def _subscriptions(self, destination: str) -> int:
-        """Returns how many queues or subscriptions get a message that is sent to `destination`; at least 1."""
-        return max(self._topics[destination.partition("/")[2]], 1)
+        A meter counts the receives of all programs, and the ledger those of pairs. The larger number counts.
+        """
+        metered = Counter[str]()
+        for row in self._meters:
+            if not row.backlog and row.operation in _RECEIVERS:
+                metered[row.entity] += row["count"]
+        return metered | Counter(self._receivers)
+
+    def _subscriptions(self, row: Row) -> int:
+        """Returns how many queues or subscriptions get a message that is sent to the destination of `row`.
+
+        The rules of a subscription are not in the ledger. So the number of subscriptions that get a message follows
+        from the messages that were received from all of them.
+        """
+        topic = row.destination.partition("/")[2]
+        sent = row.sent + row.scheduled + row.returned
+        often = round(self._received_of[topic] / sent) if sent else self._topics[topic]
+        return max(min(often, self._topics[topic]), 1)
 
     # --- what really happened ----------------------------------------------------------------------------------------
 
@@ -254,7 +270,7 @@ class ActualCost:
         sums = [0] * 6
         for row in self._destinations:
             figures = (row[name], row[f"{name}_units"], row[f"{name}_bytes"])
-            copies = self._subscriptions(row.destination)
+            copies = self._subscriptions(row)
             sums = [
                 total + more for total, more in zip(sums, (*figures, *(copies * one for one in figures)), strict=True)
             ]
@@ -266,7 +282,7 @@ class ActualCost:
         for row in self._destinations:
             source, share = ("returned", row.diverted / row.returned) if row.returned else ("diverted", 1.0)
             sizes = (round(row[f"{source}_{kind}"] * share) for kind in ("units", "bytes"))
-            figures, copies = (row.diverted, *sizes), self._subscriptions(row.destination)
+            figures, copies = (row.diverted, *sizes), self._subscriptions(row)
             sums = [
                 total + more for total, more in zip(sums, (*figures, *(copies * one for one in figures)), strict=True)
             ]

@@ -207,10 +207,12 @@ def by_destination(operations: DataFrame) -> list[Row]:
     return operations.where(F.col("stage").isin(*map(str, stages.values()))).groupBy("destination").agg(*sums).collect()
 
 
-def receivers(operations: DataFrame) -> set[str]:
-    """Returns the entities from which a pair's receivers received, in lower case."""
+def receivers(operations: DataFrame) -> dict[str, int]:
+    """Returns how many messages a pair's receivers received, by entity in lower case."""
     mine = operations.where((F.col("stage") == str(Stage.RECEIVE_PRIMARY)) & (F.col("result") == OK))
-    return {row.entity for row in mine.select(F.lower("entity").alias("entity")).distinct().collect()}
+    counted = F.when(F.size("ids") > 0, F.size("ids")).otherwise(F.coalesce("count", "units"))
+    rows = mine.groupBy(F.lower("entity").alias("entity")).agg(F.sum(counted).alias("messages")).collect()
+    return {row.entity: row.messages for row in rows}
 
 
 def meters(entries: DataFrame) -> list[Row]:
