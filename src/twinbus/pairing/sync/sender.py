@@ -37,7 +37,7 @@ from twinbus.sdk import empty_batch, interrupt, is_open, keep_alive_of, open_syn
 T = TypeVar("T")
 
 # The longest time that a refused call waits for a pair that is closing.
-_CLOSING_SECONDS: Final = 1.0
+_REFUSED_CALL_SECONDS: Final = 1.0
 
 
 class PairedSender:
@@ -131,9 +131,9 @@ class PairedSender:
 
     def close(self) -> None:
         """Refuse all calls from now on. A call in progress in another thread has a second to end (S13)."""
-        if not self._closed:
+        if (link := retired_link(self)) is not None:
             self._closed = True
-            self._timeouts.retire(lambda: self._sender, self._turn, self._entity)
+            self._timeouts.retire_all([link])
 
     def release(self) -> None:
         """Close the link in the background because the primary's side closed or faulted. That side refuses calls."""
@@ -181,8 +181,8 @@ class PairedSender:
                 return result
         elif entity.route is SendRoute.CLOSED:
             # Without this wait, threads that send again and again would slow down the thread that closes the pair.
-            left = _CLOSING_SECONDS if until is None else until - time.monotonic()
-            self._timeouts.closed.wait(max(min(left, _CLOSING_SECONDS), 0.0))
+            left = _REFUSED_CALL_SECONDS if until is None else until - time.monotonic()
+            self._timeouts.closed.wait(max(min(left, _REFUSED_CALL_SECONDS), 0.0))
         origin = CallOrigin(entity.restores, with_message)
         return self._carry_out(send_flow.call(self._context, origin, backlog, failed, until), call, until)
 

@@ -129,15 +129,11 @@ class ThreadTimeouts:
             interrupt(handler)
             self.thread.soon(lambda: self.close_handler(handler))
 
-    def retire(self, current: Callable[[], Any], turn: threading.Lock, entity: SharedEntity) -> None:
-        """Close the handler that `current` returns, in a worker.
-
-        The worker waits for the call that holds `turn`, at most for a second, and then interrupts this call.
-        """
-        self.retire_all([RetiredLink(current, turn, entity)])
-
     def retire_all(self, links: Sequence[RetiredLink]) -> None:
-        """Close many handlers as `retire` does, with few workers: a thread for each of 2,000 links takes seconds."""
+        """Close links in the background, with few workers: a thread for each of 2,000 links takes seconds.
+
+        A worker waits for the calls that use its links, at most for a second, and then interrupts them.
+        """
         if self.ours:
             for first in range(min(_RETIRING_WORKERS, len(links))):
                 self.thread.soon(partial(self._retire, links[first::_RETIRING_WORKERS]))
