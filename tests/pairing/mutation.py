@@ -65,7 +65,7 @@ ENUMS = {"Trigger", "EntityMode", "Action", "SendRoute", "_T", "_A"}
 
 
 TYPE_ALIASES = {
-    "Cause", "Effect", "Event", "FailoverNotice", "PropertyName", "SendStep", "SendSteps", "T",
+    "Cause", "Effect", "Event", "FailoverNotice", "PropertyName", "QueueNotice", "SendStep", "SendSteps", "T",
 }  # fmt: skip
 
 

@@ -24,12 +24,13 @@ from twinbus.pairing.decide.failover import (
     Entity,
     FailoverEngaged,
     FailoverHeld,
+    FailoverNotice,
     PrimaryUnusable,
     Restored,
     TrialFailed,
     TrialPassed,
 )
-from twinbus.pairing.decide.rotation import QueueLeft, QueueReturned, Rotation
+from twinbus.pairing.decide.rotation import QueueLeft, QueueNotice, QueueReturned, Rotation
 from twinbus.pairing.metrics import PairMetrics
 from twinbus.pairing.telemetry import Telemetry
 
@@ -124,14 +125,8 @@ class SideClosed:
 
 
 Notice = (
-    FailoverEngaged
-    | FailoverHeld
-    | Restored
-    | PrimaryUnusable
-    | TrialPassed
-    | TrialFailed
-    | QueueLeft
-    | QueueReturned
+    FailoverNotice
+    | QueueNotice
     | BacklogDrained
     | BacklogUnattended
     | SecondaryUnreachable

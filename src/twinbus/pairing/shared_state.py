@@ -199,7 +199,7 @@ class SharedRotation:
     def advance(self, event: rotation.Event) -> ForCall | None:
         """Apply an event. If a call asked, or its send failed, returns the effect that says what the call must do."""
         for_call: ForCall | None = None
-        notices: list[rotation.QueueLeft | rotation.QueueReturned] = []
+        notices: list[rotation.QueueNotice] = []
         with self._lock:
             before = self.rotation
             decision = rotation.advance(before, event, self._now())
@@ -229,9 +229,8 @@ class SharedRotation:
             self._timer.disarm()
             self._driver = driver
             self._timer = driver.timer(lambda: self.advance(ProbationEnded()))
-            due = [absence.until for absence in self.rotation.absent if absence.until is not None]
-            if due:
-                self._timer.arm(min(due))
+            if self.rotation.next_return is not None:
+                self._timer.arm(self.rotation.next_return)
 
     def missing(self, causes: tuple[QueueCause, ...]) -> None:
         """Report queues that provisioning could neither find nor create (P7)."""

@@ -58,6 +58,11 @@ class Rotation:
         return tuple(queue for queue in self.queues if queue not in missing)
 
     @property
+    def next_return(self) -> float | None:
+        """The time at which the next probation ends, or None if no queue is on probation."""
+        return min((absence.until for absence in self.absent if absence.until is not None), default=None)
+
+    @property
     def causes(self) -> tuple[QueueCause, ...]:
         """Why the queues outside the rotation are absent, for BacklogUnavailableError."""
         return tuple(absence.cause for absence in self.absent)
@@ -176,11 +181,14 @@ class QueueReturned:
     at: float
 
 
+QueueNotice = QueueLeft | QueueReturned
+
+
 @dataclass(frozen=True, slots=True)
 class PublishQueueNotice:
     """Publish the notice to callbacks, log, metrics and ledger (S11)."""
 
-    notice: QueueLeft | QueueReturned
+    notice: QueueNotice
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,5 +301,5 @@ def _return(rotation: Rotation, queues: Iterable[str], now: float) -> RotationDe
 
 
 def _arm(rotation: Rotation) -> tuple[Effect, ...]:
-    due = [absence.until for absence in rotation.absent if absence.until is not None]
-    return (ArmProbation(min(due)),) if due else ()
+    due = rotation.next_return
+    return () if due is None else (ArmProbation(due),)
