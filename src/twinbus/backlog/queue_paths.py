@@ -33,6 +33,9 @@ class Endpoint:
             return cls(plain, port)
         return cls(_LOOPBACK if address.is_loopback else str(address), port)
 
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
 
 def primary_name(primary: Endpoint) -> str:
     """Return the first part of the backlog queues' paths: `contoso` for contoso.servicebus.windows.net (P4).

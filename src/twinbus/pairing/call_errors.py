@@ -30,7 +30,6 @@ def timed_out(text: str) -> OperationTimeoutError:
 
 
 def entity_missing(path: str, endpoint: Endpoint) -> MessagingEntityNotFoundError:
-    where = f"{endpoint.host}:{endpoint.port}"
     return MessagingEntityNotFoundError(
-        message=f"There is no queue or topic {path!r} on {where}: create it, or correct the name."
+        message=f"There is no queue or topic {path!r} on {endpoint}: create it, or correct the name."
     )

@@ -289,10 +289,8 @@ class PairState:
 
     def paired_without_backlog(self, failed: Sequence[QueueCause]) -> None:
         """Report that the pair was made, and no backlog queue was found (P1)."""
-        endpoint = self.secondary.endpoint
-        self.events.emit(
-            SecondaryUnreachable(f"{endpoint.host}:{endpoint.port}", time.monotonic(), failed[0].kind, len(failed))
-        )
+        secondary = str(self.secondary.endpoint)
+        self.events.emit(SecondaryUnreachable(secondary, time.monotonic(), failed[0].kind, len(failed)))
 
     def entities(self) -> tuple[EntityState, ...]:
         now, wall = time.monotonic(), datetime.now(UTC)

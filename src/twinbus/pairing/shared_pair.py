@@ -85,7 +85,7 @@ def shared_pair(
 def register(primary: Endpoint, secondary: Endpoint, shared: SharedPair, member: PairState) -> None:
     """Make a pair a member of `shared`. Raises PairingRefusedError if P3 forbids it."""
     if primary == secondary:
-        raise PairingRefusedError(f"{_name(primary)} cannot be its own secondary")
+        raise PairingRefusedError(f"{primary} cannot be its own secondary")
     with _registering:
         if _registry.get((primary, secondary)) is not shared:
             _refuse(primary, secondary, shared)
@@ -96,17 +96,17 @@ def register(primary: Endpoint, secondary: Endpoint, shared: SharedPair, member:
 def _refuse(primary: Endpoint, secondary: Endpoint, shared: SharedPair) -> None:
     if (found := _registry.get((primary, secondary))) is not None and found.joinable and shared.joinable:
         raise PairingRefusedError(
-            f"{_name(primary)} is paired with {_name(secondary)} already, with other options: use that pair, use equal "
-            "options, or close it"
+            f"{primary} is paired with {secondary} already, with other options: use that pair, use equal options, or "
+            "close it"
         )
     if any(primary == paired for paired, _ in _registry):
-        raise PairingRefusedError(f"{_name(primary)} is the primary of a pair already: use that pair, or close it")
+        raise PairingRefusedError(f"{primary} is the primary of a pair already: use that pair, or close it")
     if any(secondary == paired for paired, _ in _registry):
-        raise PairingRefusedError(f"{_name(secondary)} is itself the primary of a pair: it cannot be a secondary")
+        raise PairingRefusedError(f"{secondary} is itself the primary of a pair: it cannot be a secondary")
     if any(primary == backing for _, backing in _registry):
-        raise PairingRefusedError(f"{_name(primary)} is the secondary of a pair: it cannot be paired itself")
+        raise PairingRefusedError(f"{primary} is the secondary of a pair: it cannot be paired itself")
     if shared.is_closed:
-        raise PairingRefusedError(f"the pair of {_name(primary)} was closed just now: pair the namespaces again")
+        raise PairingRefusedError(f"the pair of {primary} was closed just now: pair the namespaces again")
 
 
 def release(primary: Endpoint, secondary: Endpoint, shared: SharedPair) -> None:
@@ -121,7 +121,3 @@ def forget_all() -> None:
     global _registering  # noqa: PLW0603 - the thread that holds the copied lock does not exist here
     _registering = threading.Lock()
     _registry.clear()
-
-
-def _name(endpoint: Endpoint) -> str:
-    return f"{endpoint.host}:{endpoint.port}"
