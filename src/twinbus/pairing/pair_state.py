@@ -170,8 +170,8 @@ class PairState:
         self._on_side_left = on_side_left
         self._recreate = recreate
         self._recreate_after: dict[str, float] = {}
+        self._recreate_lock = threading.Lock()
         self._entities = self._shared.entities
-        self._making = threading.Lock()
         self.rotation = self._shared.rotation
         self._others_go_on: bool | None = None
         self.backlog_watch = SharedBacklogWatch(
@@ -406,7 +406,7 @@ class PairState:
     def _queue_deleted(self, queue: str) -> None:
         """Let the driver create a deleted backlog queue again, or report the queue (P6)."""
         now = time.monotonic()
-        with self._making:
+        with self._recreate_lock:
             if self.secondary.state is not SideState.OPEN or now < self._recreate_after.get(queue, now):
                 return
             # Until its result is known, no second try begins.
@@ -422,7 +422,7 @@ class PairState:
         if not result.found:
             causes = ", ".join(f"{one.kind}: {one.detail}" if one.detail else one.kind for one in result.failed)
             self.events.emit(BacklogQueueGone(queue, time.monotonic(), causes or reason))
-        with self._making:
+        with self._recreate_lock:
             pause = 0.0 if result.found else background_pause(len(BACKGROUND_PAUSES), result.failed)
             self._recreate_after[queue] = time.monotonic() + pause
 
@@ -444,7 +444,8 @@ class PairState:
         """Fault the pair in the child of a fork."""
         self.primary.forked()
         self.secondary.forked()
-        self._making = self._shared.making = threading.Lock()
+        self._recreate_lock = threading.Lock()
+        self._shared.making = threading.Lock()
         self.backlog_watch.forked()
         for shared in self._entities.values():
             shared.forked()
