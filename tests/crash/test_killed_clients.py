@@ -53,7 +53,6 @@ SEEDS = range(-(-KILLS // KILLS_PER_RUN))
 FILL = 4 * WINDOW
 RANDOM_SECONDS = 0.08
 APPLICATIONS = [(driver, is_diverted) for driver in (SYNC, AIO) for is_diverted in (False, True)]
-FIGURES = ("accepted", "delivered", "in_backlog", "unknown", "lost", "duplicated", "possibly_duplicated", "unconfirmed")
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +93,11 @@ def judge(pair: KilledPair, figures: Counter[str], *, is_whole: bool = True) -> 
     """Brings everything home, and counts for the last time. `is_whole`: no entry can be missing from the ledger."""
     pair.drain()
     found = pair.check("after the drain", is_over=True)
-    figures.update({name: getattr(found, name).total() for name in FIGURES})
+    figures.update(found.sums())
     print(dict(sorted(figures.items())))
     assert not pair.wrong, "\n".join([f"{len(pair.wrong)} wrong", *pair.wrong[:20]])
     assert found.delivered.total() == found.accepted.total() >= len(pair.safe) > 0
-    judged = judge_ledger({name: figures[name] for name in FIGURES}, found.incomplete)
+    judged = judge_ledger(found.sums(), found.incomplete)
     is_twice = figures["duplicated"] + figures["possibly_duplicated"] > 0
     proven = Verdict.POSSIBLE_DUPLICATES if is_twice else Verdict.PROVEN
     assert judged.verdict is (proven if is_whole else Verdict.NOT_PROVEN), judged

@@ -100,7 +100,7 @@ def check(
         with spinner(f"reading {directory}"):
             found = balance(chain(() if first is None else (first,), entries), dead)
         found.incomplete += map(str, problems)
-        sums = {name: getattr(found, name).total() for name in SUMS}
+        sums = found.sums()
         listed = {name: _of(found, name) for name in LISTED}
         if json:
             typer.echo(json_text.dumps({**report(sums, listed, found.incomplete), "at_work": found.at_work}))

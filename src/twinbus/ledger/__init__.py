@@ -12,7 +12,7 @@ from twinbus.ledger.audit_rules import (
     grouped_moves,
     read_for_audit,
 )
-from twinbus.ledger.balance import SIGHTINGS, STAGE_EFFECTS, Balance, MessageKey, balance, writer_id
+from twinbus.ledger.balance import BALANCE_SUMS, SIGHTINGS, STAGE_EFFECTS, Balance, MessageKey, balance, writer_id
 from twinbus.ledger.dead_writers import SILENCE, dead_writers
 from twinbus.ledger.entries import (
     AUDITED,
@@ -58,6 +58,7 @@ from twinbus.ledger.verdict import EXIT_CODES, Judgement, Verdict, judge_ledger
 
 __all__ = [
     "AUDITED",
+    "BALANCE_SUMS",
     "ENTRY_KINDS",
     "EXIT_CODES",
     "OK",

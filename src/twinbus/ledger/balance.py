@@ -68,6 +68,18 @@ STAGE_EFFECTS: Final[Mapping[Stage, _StageEffect]] = {
 }
 SIGHTINGS: Final = frozenset({Move.DEAD_LETTERED, Move.KEPT, Move.FOUND, Move.REAPPEARED})
 """Moves that show that a copy was in the backlog, or in its dead-letter queue, at the time of the move."""
+BALANCE_SUMS: Final = (
+    "accepted",
+    "delivered",
+    "in_backlog",
+    "dead_lettered",
+    "unknown",
+    "lost",
+    "duplicated",
+    "possibly_duplicated",
+    "unconfirmed",
+)
+"""Names of the sums of a balance, in the order in which they are shown."""
 _NEVER: Final = -(2**63)
 # The durability with which a writer that was killed has written everything that a caller was told.
 _PROCESS: Final = "process"
@@ -135,6 +147,10 @@ class Balance:
     """Reasons why entries of namespaces are missing. Namespaces write no entry about a message, only meter readings."""
     at_work: list[str] = field(default_factory=list)
     """Names of the writers that may still write."""
+
+    def sums(self) -> dict[str, int]:
+        """Returns the number of messages for each name of `BALANCE_SUMS`."""
+        return {name: getattr(self, name).total() for name in BALANCE_SUMS}
 
 
 def balance(

@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger import OK, SIGHTINGS, STAGE_EFFECTS, UNKNOWN, Move, Movement
+from twinbus.ledger import BALANCE_SUMS, OK, SIGHTINGS, STAGE_EFFECTS, UNKNOWN, Move, Movement
 from twinbus.pipeline.time_window import TimeWindow
 
 SUMS: Final = (
@@ -38,18 +38,7 @@ TALLIES: Final = (
     + ", ".join(f"{name} int" for name in SUMS)
     + ", first_accepted long, last_accepted long, last long, doubted_at long, seen_at long"
 )
-JUDGED: Final = (
-    "accepted",
-    "delivered",
-    "in_backlog",
-    "dead_lettered",
-    "unknown",
-    "lost",
-    "duplicated",
-    "possibly_duplicated",
-    "unconfirmed",
-    "in_flight",
-)
+JUDGED: Final = (*BALANCE_SUMS, "in_flight")
 # Verdicts that are listed by message id.
 LISTED: Final = ("lost", "unknown", "duplicated", "possibly_duplicated", "unconfirmed")
 RESULT: Final = "destination string, id string, messages long, " + ", ".join(f"{name} long" for name in JUDGED)

@@ -52,17 +52,6 @@ BACKLOG_LOCK: Final = timedelta(minutes=1)
 _DEAD_LETTERS: Final = "/$DeadLetterQueue"
 _DEFAULT_QUEUES: Final = 10
 _FIRST_OF_A_PARTITION: Final = 2**48
-SUMS: Final = (
-    "accepted",
-    "delivered",
-    "in_backlog",
-    "dead_lettered",
-    "unknown",
-    "lost",
-    "duplicated",
-    "possibly_duplicated",
-    "unconfirmed",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +72,7 @@ class AuditResult:
 
     @property
     def sums(self) -> dict[str, int]:
-        return {name: getattr(self.balance, name).total() for name in SUMS}
+        return self.balance.sums()
 
     @property
     def judgement(self) -> Judgement:
