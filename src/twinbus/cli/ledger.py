@@ -8,7 +8,7 @@ from __future__ import annotations
 import json as json_text
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import chain
@@ -87,11 +87,10 @@ def check(
       twinbus ledger check ./ledger
       twinbus ledger check ./ledger --json
     """
-    from twinbus.ledger import balance, dead_writers, judge_ledger, list_segments, read_ledger  # noqa: PLC0415 - slow
+    from twinbus.ledger import balance, dead_writers, judge_ledger, read_ledger  # noqa: PLC0415 - slow
 
     with errors_reported(debug=debug), ledger_readable(directory):
-        if not directory.is_dir() or next(list_segments(directory), None) is None:
-            raise OperatorError(f"{directory} is not a ledger", "Give the directory that the option `ledger` names.")
+        refuse_no_ledger(directory)
         problems: list[LineProblem] = []
         # Called before the entries are read, so that everything that these writers wrote is read.
         dead = dead_writers(directory, silence=timedelta(seconds=dead_after))
@@ -101,7 +100,7 @@ def check(
             found = balance(chain(() if first is None else (first,), entries), dead)
         found.incomplete += map(str, problems)
         sums = found.sums()
-        listed = {name: _of(found, name) for name in LISTED}
+        listed = listed_messages(found)
         if json:
             typer.echo(json_text.dumps({**report(sums, listed, found.incomplete), "at_work": found.at_work}))
         else:
@@ -124,6 +123,14 @@ def ledger_readable(directory: Path) -> Iterator[None]:
         ) from error
 
 
+def refuse_no_ledger(directory: Path) -> None:
+    """Raise OperatorError if this directory has no segment of a ledger."""
+    from twinbus.ledger import list_segments  # noqa: PLC0415 - slow
+
+    if not directory.is_dir() or next(list_segments(directory), None) is None:
+        raise OperatorError(f"{directory} is not a ledger", "Give the directory that the option `ledger` names.")
+
+
 def refuse_unwritable(directory: Path) -> None:
     """Raise OperatorError if a ledger cannot be written to this directory. Called before a verb moves messages."""
     try:
@@ -142,15 +149,11 @@ def report(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], inco
     from twinbus.ledger import judge_ledger  # noqa: PLC0415 - slow
 
     judged = judge_ledger(sums, incomplete)
-    messages = {
-        name: [{"destination": destination, "id": id_, "count": count} for (destination, id_), count in found]
-        for name, found in listed.items()
-    }
     return {
         "verdict": judged.verdict,
         "sentence": judged.sentence,
         **sums,
-        "messages": messages,
+        "messages": {name: messages_as_json(found) for name, found in listed.items()},
         "incomplete": incomplete,
     }
 
@@ -169,8 +172,8 @@ def show(sums: Mapping[str, int], listed: Mapping[str, Sequence[Listed]], incomp
             typer.echo(f"\n{label}")
         # All lost messages are listed, because a person has to look for each lost message.
         shown = messages if name == "lost" else messages[:_SHOWN]
-        for (destination, id_), count in shown:
-            typer.echo(printable(f"  {destination}  {id_}{f'  × {count}' if count > 1 else ''}"))
+        for message in shown:
+            show_message(message)
         if len(messages) > len(shown):
             typer.echo(f"  … and {len(messages) - len(shown):,} more; --json lists them all")
     if incomplete:
@@ -196,6 +199,16 @@ def show_judgement(judged: Judgement) -> None:
     console().print(Text.assemble((judged.verdict, f"bold {VERDICT_COLOURS[judged.verdict]}"), f": {judged.sentence}"))
 
 
-def _of(found: Balance, name: str) -> list[Listed]:
-    counted: Counter[MessageKey] = getattr(found, name)
-    return sorted(counted.items())
+def listed_messages(found: Balance) -> dict[str, list[Listed]]:
+    """Return the messages of each sum in `LISTED`, sorted."""
+    counters: dict[str, Counter[MessageKey]] = {name: getattr(found, name) for name in LISTED}
+    return {name: sorted(counted.items()) for name, counted in counters.items()}
+
+
+def messages_as_json(messages: Iterable[Listed]) -> list[dict[str, Any]]:
+    return [{"destination": destination, "id": id_, "count": count} for (destination, id_), count in messages]
+
+
+def show_message(message: Listed, indent: int = 2) -> None:
+    (destination, id_), count = message
+    typer.echo(printable(f"{'':{indent}}{destination}  {id_}{f'  × {count}' if count > 1 else ''}"))

@@ -19,9 +19,18 @@ import typer
 from twinbus.cli import connections
 from twinbus.cli.connections import PrimaryName, Secondary, Seconds
 from twinbus.cli.errors import Debug, errors_reported
-from twinbus.cli.ledger import LISTED, DeadAfter, Listed, ledger_readable, refuse_unwritable, report, show
-from twinbus.errors import OperatorError
-from twinbus.printable import printable
+from twinbus.cli.ledger import (
+    LISTED,
+    DeadAfter,
+    ledger_readable,
+    listed_messages,
+    messages_as_json,
+    refuse_no_ledger,
+    refuse_unwritable,
+    report,
+    show,
+    show_message,
+)
 
 if TYPE_CHECKING:
     from twinbus.ledger import Ledger, MessageKey
@@ -118,11 +127,10 @@ def run_audit(
     silence: timedelta | None = None,
 ) -> AuditResult:
     """Audit a ledger. Raises OperatorError if there is no ledger or the secondary does not answer."""
-    from twinbus.ledger import Ledger, Role, list_segments  # noqa: PLC0415 - slow
+    from twinbus.ledger import Ledger, Role  # noqa: PLC0415 - slow
 
     with ledger_readable(directory):
-        if not directory.is_dir() or next(list_segments(directory), None) is None:
-            raise OperatorError(f"{directory} is not a ledger", "Give the directory that the option `ledger` names.")
+        refuse_no_ledger(directory)
         refuse_unwritable(directory)
         with Ledger(directory, Role.AUDIT) as ledger:
             return asyncio.run(audited(ledger, secondary, name, wait, seconds, announce, silence))
@@ -179,11 +187,11 @@ def announce(seconds: float) -> None:
 
 
 def balance_json(found: AuditResult) -> dict[str, Any]:
-    return report(found.sums, {name: _sorted(getattr(found.balance, name)) for name in LISTED}, list(found.missing))
+    return report(found.sums, listed_messages(found.balance), list(found.missing))
 
 
 def show_balance(found: AuditResult) -> None:
-    show(found.sums, {name: _sorted(getattr(found.balance, name)) for name in LISTED}, list(found.missing))
+    show(found.sums, listed_messages(found.balance), list(found.missing))
 
 
 def audit_json(found: AuditResult) -> dict[str, Any]:
@@ -221,8 +229,7 @@ def show_lost(audited: Mapping[str, Any]) -> None:
     """Print the lost messages of `drain_audit`."""
     typer.echo(f"\n{LISTED['lost']}")
     for one in audited["lost"]:
-        copies = f"  × {one['count']}" if one["count"] > 1 else ""
-        typer.echo(printable(f"  {one['destination']}  {one['id']}{copies}"))
+        show_message(((one["destination"], one["id"]), one["count"]))
 
 
 def show_audit(found: AuditResult) -> None:
@@ -236,18 +243,14 @@ def show_audit(found: AuditResult) -> None:
         if not counted and name != "there":
             continue
         typer.echo(f"{counted.total():>12,}  {label}")
-        listed = _sorted(counted) if name in _LISTED else []
+        listed = sorted(counted.items()) if name in _LISTED else []
         # The balance lists every lost message. Here all absent ones are listed too if they are not called lost.
         shown = listed if name == "absent" and found.missing else listed[:_SHOWN]
-        for (destination, id_), count in shown:
-            typer.echo(printable(f"{'':14}{destination}  {id_}{f'  × {count}' if count > 1 else ''}"))
+        for message in shown:
+            show_message(message, indent=14)
         if len(listed) > len(shown):
             typer.echo(f"{'':14}… and {len(listed) - len(shown):,} more; --json lists them all")
 
 
 def _rows(counted: Counter[MessageKey]) -> list[dict[str, Any]]:
-    return [{"destination": destination, "id": id_, "count": count} for (destination, id_), count in _sorted(counted)]
-
-
-def _sorted(counted: Counter[MessageKey]) -> list[Listed]:
-    return sorted(counted.items())
+    return messages_as_json(sorted(counted.items()))
