@@ -297,7 +297,7 @@ class _Explanations:
             case Stage.MANAGE:
                 yield from self._management()
             case _ if not expected.units:
-                yield f"{single:,} in the ledger, and the forecast has none", single
+                yield "in the ledger, and the forecast has none", single
             case Stage.RECEIVE_BACKLOG:
                 yield self._more_diverted(expected)
                 yield from self._backlog_receives(single)

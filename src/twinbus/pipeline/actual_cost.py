@@ -138,7 +138,10 @@ class ActualCost:
                 failed[stage] += one.failed_units
         for stage, units in sorted(metered.items()):
             if not billed[stage] - failed[stage] <= units <= billed[stage]:
-                yield f"the meters counted {units:,} units of {stage}, and the bill has {billed[stage]:,}"
+                # A meter writes once per interval what it counted.
+                why = " (a killed namespace loses its last counts)" if units < billed[stage] else ""
+                name = stage.replace("_", " ")
+                yield f"{name}: the bill has {billed[stage]:,} units, the meters counted {units:,}{why}"
 
     # --- facts -------------------------------------------------------------------------------------------------------
 
