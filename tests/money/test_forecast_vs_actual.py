@@ -159,7 +159,7 @@ def test_l4_receivers_that_abandon_and_dead_letter_explain_receives_and_completi
         (-9, "abandoned, deferred, released or dead-lettered instead of completed"),
         (-2, "receives without a completion in this ledger"),
     ]
-    assert parts(found[Stage.SETTLE_PRIMARY]) == [(9, "9 in the ledger, and the forecast has none")]
+    assert parts(found[Stage.SETTLE_PRIMARY]) == [(9, "in the ledger, and the forecast has none")]
 
 
 def test_l4_what_no_entry_explains_is_called_unexplained_with_its_number() -> None:
@@ -181,7 +181,7 @@ def test_l4_calls_that_were_never_sent_are_named_and_not_counted() -> None:
 
 def test_m4_stages_that_only_the_forecast_or_only_the_ledger_has_are_compared_too() -> None:
     found = compared(spent(Stage.RENEW_BACKLOG, 7), spent(EMPTY_PRIMARY, 3))
-    assert parts(found[Stage.RENEW_BACKLOG]) == [(7, "7 in the ledger, and the forecast has none")]
+    assert parts(found[Stage.RENEW_BACKLOG]) == [(7, "in the ledger, and the forecast has none")]
     assert (found[Stage.COMPLETE_BACKLOG].actual, found[Stage.COMPLETE_BACKLOG].units) == (0, -600)
     assert found[EMPTY_PRIMARY].units == 3
 
