@@ -216,6 +216,11 @@ class EventPublisher:
 
     def emit(self, notice: Notice) -> None:
         """Publish a notice. Never raises."""
+        self.record(notice)
+        self.hear(notice)
+
+    def record(self, notice: Notice) -> None:
+        """Publish a notice to ledger, log, metrics and telemetry, and call no callback. Never raises."""
         try:
             values = facts(notice)
             if self._ledger is not None:
@@ -226,10 +231,9 @@ class EventPublisher:
             self._telemetry.notice(notice.name, values)
         except Exception:
             _log.exception("%s could not be published in full", notice.name)
-        self.hear(notice)
 
     def hear(self, notice: Notice) -> None:
-        """Call the callbacks for a notice that another pair published (P3)."""
+        """Call the callbacks for a notice. With asyncio, this must run in the pair's event loop."""
         for callback in (*self._callbacks.get(notice.name, ()), *self._callbacks.get(ALL, ())):
             self._runner.run(callback, notice)
 

@@ -61,8 +61,8 @@ from twinbus.pairing.pair_sides import (
 from twinbus.pairing.provisioning import BACKGROUND_PAUSES, Provisioned, background_pause
 from twinbus.pairing.receivers import record_receiver
 from twinbus.pairing.recording import OperationRecorder
-from twinbus.pairing.shared_pair import forget_all, register, release, shared_pair
-from twinbus.pairing.shared_state import PairDriver, SharedBacklogWatch, SharedEntity
+from twinbus.pairing.shared_pair import MemberDriver, forget_all, register, release, shared_pair
+from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
 from twinbus.sdk import (
     RetrySettings,
     client_endpoint,
@@ -133,30 +133,36 @@ class PairState:
     `on_side_left` is called once for each side that leaves the state OPEN. `peek` starts the peeks of a backlog check.
     `recreate` starts to create a deleted backlog queue again, and reports to `queue_recreated`.
     `react` calls the given function in a thread that may use the driver's timers and tasks. The function handles a
-    change of a side.
+    change of a side. `tell` does the same, and does nothing if the driver's event loop was closed.
     """
 
     def __init__(
         self,
         clients: tuple[Any, Any],
         options: SendAvailabilityOptions,
-        driver: PairDriver,
+        driver: MemberDriver,
         *,
         threaded: bool,
         on_side_left: Callable[[Side], None],
         peek: Callable[[SharedBacklogWatch, tuple[PeekPage, ...]], None],
         recreate: Callable[[str], None],
         react: Callable[[Callable[[], None]], None] = lambda change: change(),
+        tell: Callable[[Callable[[], None]], None] = lambda change: change(),
     ) -> None:
         primary, secondary = clients
+        if entity := client_entity(secondary):
+            raise PairingRefusedError(
+                f"the secondary's connection string is for {entity!r} alone: leave its EntityPath out"
+            )
         self.options = options
         self._react = react
+        self._tell = tell
         self.primary = Side("primary", client_endpoint(primary), self._side_left)
         self.secondary = Side("secondary", client_endpoint(secondary), self._side_left)
         self.name = options.primary_name or primary_name(self.primary.endpoint)
         self.queues = backlog_queue_paths(self.name, options.backlog_queue_count)
-        endpoints = (self.primary.endpoint, self.secondary.endpoint)
-        self._shared = shared_pair(*endpoints, options, self.queues, driver, joinable=threaded)
+        self.driver = driver
+        self._shared = shared_pair(self, self.primary.endpoint, self.secondary.endpoint, options, self.queues)
         self.ledger = self._shared.ledger
         """The ledger of the pair and of its syphon, or None."""
         self.primary_recorder = OperationRecorder(self.ledger, self.name)
@@ -166,7 +172,6 @@ class PairState:
         self._retries = retry_settings(primary)
         self._canaries = {self.primary: unopened_sender(primary), self.secondary: unopened_sender(secondary)}
         self._refusals = CredentialRefusals()
-        self.driver = driver
         self._on_side_left = on_side_left
         self._recreate = recreate
         self._recreate_after: dict[str, float] = {}
@@ -178,26 +183,20 @@ class PairState:
             options.backlog_check_interval, options.backlog_unattended_after, driver.timer, peek, self.events.emit
         )
         self._other_side_timer = driver.timer(self._fault_other_side)
-        if entity := client_entity(secondary):
-            raise PairingRefusedError(
-                f"the secondary's connection string is for {entity!r} alone: leave its EntityPath out"
-            )
         self._registered = False
 
     def begin(self) -> None:
         """Register the pair in this process and in the metrics. Raises PairingRefusedError if P3 forbids it."""
-        register(self.primary.endpoint, self.secondary.endpoint, self._shared, self)
+        register(self._shared, self)
         self._registered = True
         self._others_go_on = None
-        if self._is_acting:
-            self.show_in_metrics()
         _pair_states.add(self)
         if self.ledger is not None:
             self.ledger.state(PAIRED, self._cost_facts(), pair=self.name)
 
     @property
     def _is_acting(self) -> bool:
-        return self._shared.driver is self.driver
+        return self._shared.drivers[:1] == (self.driver,)
 
     def show_in_metrics(self) -> None:
         """Show this pair in the gauges, for all pairs that share its state."""
@@ -226,13 +225,15 @@ class PairState:
             self._registered = False
             self.events.unwatch()
             self._leave_shared()
-            release(self.primary.endpoint, self.secondary.endpoint, self._shared)
+            release(self._shared)
+            if self.primary.state is SideState.OPEN:
+                # The pairing failed: this pair still uses what is shared, and may be paired again.
+                self._others_go_on = None
 
     def _leave_shared(self) -> bool:
         """Stop sharing, once. Returns whether other pairs go on with what was shared (P3)."""
         if self._others_go_on is None:
-            self._others_go_on = bool(self._shared.leave(self))
-            self._shared.is_closed = not self._others_go_on and self.primary.state is not SideState.OPEN
+            self._others_go_on = self._shared.leave(self, closes=self.primary.state is not SideState.OPEN)
         return self._others_go_on
 
     def start_syphon(self, make: SyphonFactory | None, clients: tuple[Any, Any], admin: Any) -> None:
@@ -266,15 +267,18 @@ class PairState:
         """Return the state of an entity, which all senders of this entity share."""
         key = _key(path)
         with self._shared.making:
-            found = self._entities.get(key)
+            entities = self._entities
+            found = entities.get(key)
             if found is not None:
                 return found
-            found = self._entities[key] = SharedEntity(path, self.options.policy, self._shared.driver)
+            found = entities[key] = SharedEntity(path, self.options.policy, self._shared)
         # The lock is released first: a callback for an event may make another sender.
-        if self.primary.state is not SideState.OPEN:
-            found.advance(PairClosed())
-        elif self._shared.hold_all:
+        if self._shared.hold_all:
             found.advance(FailoverForced(hold=True))
+        if self.primary.state is not SideState.OPEN:
+            # This pair closes just now. Other pairs may use the entity (P3).
+            found = self._closed_copy(found)
+            found.advance(PairClosed())
         return found
 
     def provisioned(self, result: Provisioned) -> None:
@@ -334,13 +338,14 @@ class PairState:
         return self.options.ping == "message" or (self.options.ping == "auto" and hides_pings(sender))
 
     def publish(self, notice: Notice) -> None:
-        """Publish a notice about what pairs share, to the callbacks of all of them (P3)."""
-        self.events.emit(notice)
+        """Publish a notice about what pairs share, to the callbacks of all of them (P3). For any thread."""
+        self.events.record(notice)
+        for member in dict.fromkeys((self, *self._shared.members)):
+            member._tell(partial(member._hear, notice))
+
+    def _hear(self, notice: Notice) -> None:
+        self.events.hear(notice)
         self._wake_syphon(notice)
-        for member in list(self._shared.members):
-            if member is not self:
-                member.events.hear(notice)
-                member._wake_syphon(notice)
 
     def _wake_syphon(self, notice: Notice) -> None:
         """Let the pair's syphon send at once to an entity that was restored (Y12)."""
@@ -445,7 +450,7 @@ class PairState:
         self.primary.forked()
         self.secondary.forked()
         self._recreate_lock = threading.Lock()
-        self._shared.making = threading.Lock()
+        self._shared.forked()
         self.backlog_watch.forked()
         for shared in self._entities.values():
             shared.forked()
@@ -458,9 +463,8 @@ class PairState:
         faulted = side.state is SideState.FAULTED
         self.events.emit(SideFaulted(side.name, at, str(side.cause)) if faulted else SideClosed(side.name, at))
         self.backlog_watch.close()
-        others_go_on = self._registered and (
-            self._leave_shared() if side is self.primary or self.closed else self._shared.has_others(self)
-        )
+        leaves = side is self.primary or self.closed
+        others_go_on = self._leave_shared() if leaves else self._shared.has_others(self)
         if side is self.primary:
             if others_go_on:
                 self._entities = {key: self._closed_copy(one) for key, one in list(self._entities.items())}

@@ -1,100 +1,273 @@
 """What the pairs of the same two namespaces in one process share (P3): entities, backlog queues, pings and ledger.
 
-A program may make several clients of one namespace, and pair each of them. All these pairs are *members* of one
-`SharedPair`, so that one failover, one ping and one ledger serve all of them. Each member keeps its own clients,
-credentials, links and senders.
+A program may make several clients of one namespace, and pair each of them: with or without asyncio, in one event loop
+or in several. All these pairs use one `SharedPair`, so that one failover, one ping and one ledger serve all of them.
+Each pair keeps its own clients, credentials, links and senders.
 
-One member is the *acting* one: its driver runs the timers and the pings. If the acting member closes or faults, another
-member takes over. The last member closes what is shared.
+    made      The pair exists, and its namespaces are not paired yet. It uses the shared state, and runs nothing.
+    member    The namespaces are paired.
+    acting    The member whose driver runs the timers and the pings.
+    deputy    If the acting member has an event loop: a member elsewhere, whose timers run a second later. If a timer
+              of the deputy fires first, the other loop is closed or blocked, and the deputy acts from then on.
 
-Only sync pairs share: the timers of an asyncio pair belong to one event loop.
+The acting member that closes or faults hands over to another member. The last pair closes what is shared.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from typing import TYPE_CHECKING, Final
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+from weakref import WeakSet
 
 from twinbus.backlog import Endpoint
+from twinbus.pairing.events import Notice
 from twinbus.pairing.options import SendAvailabilityOptions
-from twinbus.pairing.pair_sides import PairingRefusedError
+from twinbus.pairing.pair_sides import PairForkedError, PairingRefusedError
 from twinbus.pairing.recording import open_ledger
-from twinbus.pairing.shared_state import PairDriver, SharedEntity, SharedRotation
+from twinbus.pairing.shared_state import DriverTimer, PairDriver, SharedEntity, SharedRotation
 
 if TYPE_CHECKING:
     from twinbus.pairing.pair_state import PairState
 
+DEPUTY_SECONDS: Final = 1.0
+"""Seconds after which the deputy does what the acting member should have done."""
+
 _registry: Final[dict[tuple[Endpoint, Endpoint], SharedPair]] = {}
+_all_shared: Final[WeakSet[SharedPair]] = WeakSet()
 _registering = threading.Lock()
 
 
+class MemberDriver(PairDriver, Protocol):
+    """The driver of a pair. Other threads and event loops may call all its methods."""
+
+    @property
+    def home(self) -> object:
+        """The event loop in which the driver's timers run. None: threads run them."""
+
+    @property
+    def is_alive(self) -> bool:
+        """False after the event loop was closed: no timer fires any more, and no ping is sent."""
+
+
+class SharedTimer:
+    """A timer of the shared part. The acting member runs it, and the deputy if that does not happen."""
+
+    def __init__(self, shared: SharedPair, due: Callable[[], object]) -> None:
+        self._shared = shared
+        self._due = due
+        self._lock = threading.Lock()
+        self._at: float | None = None
+        self._drivers: tuple[MemberDriver, ...] = ()
+        self._timers: tuple[DriverTimer, ...] = ()
+
+    def arm(self, at: float) -> None:
+        with self._lock:
+            self._at = at
+            self._place()
+
+    def disarm(self) -> None:
+        with self._lock:
+            self._at = None
+            for timer in self._timers:
+                timer.disarm()
+
+    def rebind(self) -> None:
+        """Use the timers of the members that act now."""
+        with self._lock:
+            self._place()
+
+    def forked(self) -> None:
+        self._lock = threading.Lock()
+
+    def _place(self) -> None:
+        drivers = self._shared.drivers
+        if drivers != self._drivers:
+            for timer in self._timers:
+                timer.disarm()
+            self._drivers = drivers
+            self._timers = tuple([driver.timer(partial(self._fired, driver)) for driver in drivers])
+        if self._at is not None:
+            for place, timer in enumerate(self._timers):
+                timer.arm(self._at + place * DEPUTY_SECONDS)
+
+    def _fired(self, driver: MemberDriver) -> None:
+        with self._lock:
+            if self._at is None or driver not in self._drivers:
+                return
+            is_due = time.monotonic() >= self._at
+            if is_due:
+                self._at = None
+                for timer in self._timers:
+                    timer.disarm()
+        if is_due:
+            self._shared.act(driver)
+        self._due()
+
+
 class SharedPair:
-    """The shared part of pairs. `joinable` says whether other pairs with equal options may become members."""
+    """The shared part of pairs. It is the driver of the shared entities and of the rotation."""
 
     def __init__(
-        self, options: SendAvailabilityOptions, queues: tuple[str, ...], driver: PairDriver, *, joinable: bool
+        self, endpoints: tuple[Endpoint, Endpoint], options: SendAvailabilityOptions, queues: tuple[str, ...]
     ) -> None:
+        self.endpoints = endpoints
         self.options = options
-        self.joinable = joinable
         self.ledger = open_ledger(options)
         """The ledger of the pairs and of their syphons, or None."""
         self.entities: dict[str, SharedEntity] = {}
         self.hold_all = False
         self.making = threading.Lock()
-        self.driver = driver
-        """The driver of the acting member, for new entities."""
-        self.rotation = SharedRotation(queues, options.probation.total_seconds(), driver)
         self.members: list[PairState] = []
+        self.made: WeakSet[PairState] = WeakSet()
+        self.drivers: tuple[MemberDriver, ...] = ()
+        """The drivers of the acting member and, if it has one, of its deputy. Empty without members."""
         self.is_closed = False
+        self._process: int | None = None
+        self._timers: list[SharedTimer] = []
+        self.rotation = SharedRotation(queues, options.probation.total_seconds(), self)
+
+    @property
+    def is_used(self) -> bool:
+        """True after the first pair became a member."""
+        return self._process is not None
+
+    # --- members -----------------------------------------------------------------------------------------------------
 
     def has_others(self, member: PairState) -> bool:
-        return any(one is not member for one in list(self.members))
+        return any(one is not member for one in (*self.members, *self.made))
 
-    def leave(self, member: PairState) -> list[PairState]:
-        """Remove a member that closed or faulted. Returns the others. If `member` was acting, one of them acts now."""
+    def join(self, member: PairState) -> None:
+        """Make a pair a member. The caller holds the lock of the registry, and calls `changed` after it."""
+        if self._process not in (None, os.getpid()):
+            # The parent of this process used the shared part: its timers and its ledger are the parent's (S13).
+            raise PairForkedError
+        self._process = os.getpid()
+        self.made.discard(member)
+        self.members.append(member)
+        self._choose()
+
+    def leave(self, member: PairState, *, closes: bool) -> bool:
+        """Remove a pair. Returns whether others are left. If it acted, another member acts now.
+
+        `closes` says whether the pair closed or faulted; otherwise it is a made pair again, whose pairing failed.
+        """
         with _registering:
+            self.made.discard(member)
             if member in self.members:
                 self.members.remove(member)
-            others = list(self.members)
-        if others and self.driver is member.driver:
-            self.driver = others[0].driver
-            for entity in list(self.entities.values()):
-                entity.rebind(self.driver)
-            self.rotation.rebind(self.driver)
-            others[0].show_in_metrics()
+            others = bool(self.members or self.made)
+            if closes:
+                self.is_closed = not others
+            else:
+                self.made.add(member)
+            acted = self._choose()
+        if acted:
+            self.changed()
         return others
+
+    def act(self, driver: MemberDriver) -> None:
+        """Make the deputy the acting member, because its timer fired first. Does nothing for the acting member."""
+        if self.drivers[:1] == (driver,):
+            return
+        with _registering:
+            acted = any(one.driver is driver for one in self.members) and self._choose(driver)
+        if acted:
+            self.changed()
+
+    def changed(self) -> None:
+        """Move the timers to the members that act now."""
+        for timer in list(self._timers):
+            timer.rebind()
+        for member in list(self.members):
+            if self.drivers[:1] == (member.driver,):
+                member.show_in_metrics()
+
+    def _choose(self, acting: MemberDriver | None = None) -> bool:
+        """Choose who acts: `acting`, or the present one, or another. Returns whether that changed anything."""
+        before, found = self.drivers, [member.driver for member in self.members]
+        alive = [driver for driver in found if driver.is_alive]
+        if acting is None and before and before[0] in alive:
+            acting = before[0]
+        if acting is None and found:
+            # Threads end with the process, an event loop earlier.
+            acting = next((driver for driver in alive if driver.home is None), (alive or found)[0])
+        if acting is None:
+            self.drivers = ()
+        elif acting.home is None:
+            self.drivers = (acting,)
+        else:
+            self.drivers = (acting, *[driver for driver in alive if driver.home is not acting.home][:1])
+        return self.drivers != before
+
+    def forked(self) -> None:
+        """Replace locks in the child of a fork, where a copied lock may be held for ever."""
+        self.making = threading.Lock()
+        for timer in self._timers:
+            timer.forked()
+
+    # --- what the shared state needs of a driver ---------------------------------------------------------------------
+
+    def timer(self, due: Callable[[], object]) -> SharedTimer:
+        timer = SharedTimer(self, due)
+        self._timers.append(timer)
+        return timer
+
+    def ping(self, entity: SharedEntity, episode: int) -> None:
+        drivers = self.drivers
+        for driver in drivers[:1]:
+            driver.ping(entity, episode)
+        if len(drivers) > 1:
+            # The event loop that pings may be closed before the ping has ended.
+            entity.expect_ping(time.monotonic() + self.options.try_timeout.total_seconds() + DEPUTY_SECONDS)
+
+    def stop_ping(self, entity: SharedEntity) -> None:
+        for member in list(self.members):
+            member.driver.stop_ping(entity)
+
+    def emit(self, notice: Notice) -> None:
+        drivers = self.drivers or [one.driver for one in list(self.made)]
+        for driver in drivers[:1]:
+            driver.emit(notice)
 
 
 def shared_pair(
+    member: PairState,
     primary: Endpoint,
     secondary: Endpoint,
     options: SendAvailabilityOptions,
     queues: tuple[str, ...],
-    driver: PairDriver,
-    *,
-    joinable: bool,
 ) -> SharedPair:
-    """Return the part that a new pair shares with a pair of the same namespaces, or a new one."""
+    """Return the part that a new pair shares with other pairs of the same namespaces and options, or a new one."""
     with _registering:
-        found = _registry.get((primary, secondary))
-    if found is not None and found.joinable and joinable and found.options == options:
+        for found in list(_all_shared):
+            if found.endpoints == (primary, secondary) and found.options == options and not found.is_closed:
+                break
+        else:
+            found = SharedPair((primary, secondary), options, queues)
+            _all_shared.add(found)
+        found.made.add(member)
         return found
-    return SharedPair(options, queues, driver, joinable=joinable)
 
 
-def register(primary: Endpoint, secondary: Endpoint, shared: SharedPair, member: PairState) -> None:
+def register(shared: SharedPair, member: PairState) -> None:
     """Make a pair a member of `shared`. Raises PairingRefusedError if P3 forbids it."""
+    primary, secondary = shared.endpoints
     if primary == secondary:
         raise PairingRefusedError(f"{primary} cannot be its own secondary")
     with _registering:
         if _registry.get((primary, secondary)) is not shared:
-            _refuse(primary, secondary, shared)
-            _registry[primary, secondary] = shared
-        shared.members.append(member)
+            _refuse(primary, secondary)
+        shared.join(member)
+        _registry[primary, secondary] = shared
+    shared.changed()
 
 
-def _refuse(primary: Endpoint, secondary: Endpoint, shared: SharedPair) -> None:
-    if (found := _registry.get((primary, secondary))) is not None and found.joinable and shared.joinable:
+def _refuse(primary: Endpoint, secondary: Endpoint) -> None:
+    if (primary, secondary) in _registry:
         raise PairingRefusedError(
             f"{primary} is paired with {secondary} already, with other options: use that pair, use equal options, or "
             "close it"
@@ -105,15 +278,13 @@ def _refuse(primary: Endpoint, secondary: Endpoint, shared: SharedPair) -> None:
         raise PairingRefusedError(f"{secondary} is itself the primary of a pair: it cannot be a secondary")
     if any(primary == backing for _, backing in _registry):
         raise PairingRefusedError(f"{primary} is the secondary of a pair: it cannot be paired itself")
-    if shared.is_closed:
-        raise PairingRefusedError(f"the pair of {primary} was closed just now: pair the namespaces again")
 
 
-def release(primary: Endpoint, secondary: Endpoint, shared: SharedPair) -> None:
-    """Remove the shared part if it has no member left."""
+def release(shared: SharedPair) -> None:
+    """Remove the shared part from the registry if it has no member left."""
     with _registering:
-        if not shared.members and _registry.get((primary, secondary)) is shared:
-            del _registry[primary, secondary]
+        if not shared.members and _registry.get(shared.endpoints) is shared:
+            del _registry[shared.endpoints]
 
 
 def forget_all() -> None:
@@ -121,3 +292,6 @@ def forget_all() -> None:
     global _registering  # noqa: PLW0603 - the thread that holds the copied lock does not exist here
     _registering = threading.Lock()
     _registry.clear()
+    for shared in list(_all_shared):
+        if shared.is_used:
+            _all_shared.discard(shared)

@@ -11,6 +11,7 @@ published after the lock is released: a callback may use the pair, or block.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -43,6 +44,7 @@ from twinbus.pairing.decide.failover import (
     FailoverTimerFired,
     PairClosed,
     PingDue,
+    PingFailed,
     PrimarySendSucceeded,
     PublishNotice,
     RaiseToCaller,
@@ -114,7 +116,8 @@ class SharedEntity:
         self.on_reroute: set[Callable[[], None]] = set()
         """Callbacks for a change of `entity.route` (S5), called in the thread that changed it. None may block."""
         self._failover_timer = driver.timer(lambda: self.advance(FailoverTimerFired()))
-        self._ping_timer = driver.timer(lambda: self.advance(PingDue()))
+        self._ping_timer = driver.timer(self._ping_due)
+        self._ping_expected_at = math.inf
 
     def advance(self, event: failover.Event) -> FailedCallEffect | None:
         """Apply an event. If the event is a failed call, returns the effect that says what this call must do."""
@@ -139,18 +142,19 @@ class SharedEntity:
             self._driver.emit(notice)
         return failed_call
 
-    def rebind(self, driver: PairDriver) -> None:
-        """Let another driver run timers and pings (P3). A ping in progress ends as usual and reports its result."""
-        with self._lock:
-            self._failover_timer.disarm()
-            self._ping_timer.disarm()
-            self._driver = driver
-            self._failover_timer = driver.timer(lambda: self.advance(FailoverTimerFired()))
-            self._ping_timer = driver.timer(lambda: self.advance(PingDue()))
-            if self.entity.deadline is not None:
-                self._failover_timer.arm(self.entity.deadline)
-            if self.entity.next_ping is not None and not self.entity.pinging:
-                self._ping_timer.arm(self.entity.next_ping)
+    def expect_ping(self, at: float) -> None:
+        """Count the ping that begins now as failed if it has no result at the time `at`. For `PairDriver.ping`."""
+        self._ping_expected_at = at
+        self._ping_timer.arm(at)
+
+    def _ping_due(self) -> None:
+        entity, expected_at = self.entity, self._ping_expected_at
+        if entity.pinging and self._now() >= expected_at:
+            # The event loop that sent the ping was closed, or is blocked (P3).
+            self._ping_expected_at = math.inf
+            self.advance(PingFailed(entity.episode, FailureKind.TIMEOUT))
+        else:
+            self.advance(PingDue())
 
     def wake_waiting_calls(self) -> None:
         """Let every call that pauses before its next try check whether it may still try."""
@@ -222,15 +226,6 @@ class SharedRotation:
         """Let every call that waits for a backlog queue look again."""
         for wake in tuple(self.on_change):
             wake()
-
-    def rebind(self, driver: PairDriver) -> None:
-        """Let another driver run the timer (P3)."""
-        with self._lock:
-            self._timer.disarm()
-            self._driver = driver
-            self._timer = driver.timer(lambda: self.advance(ProbationEnded()))
-            if self.rotation.next_return is not None:
-                self._timer.arm(self.rotation.next_return)
 
     def missing(self, causes: tuple[QueueCause, ...]) -> None:
         """Report queues that provisioning could neither find nor create (P7)."""

@@ -206,8 +206,8 @@ CLOSED_PAIR: Final = [
 PAIR_ATTRIBUTES: Final = {
     "backlog_queues", "fully_qualified_namespace", "options", "primary", "secondary", "syphon",
 }  # fmt: skip
-DRIVER_METHODS: Final = {"emit", "ping", "stop_ping", "timer"}
-"""What the shared state calls (`shared_state.PairDriver`)."""
+DRIVER_METHODS: Final = {"emit", "home", "is_alive", "ping", "stop_ping", "timer"}
+"""What the shared state calls (`shared_pair.MemberDriver`)."""
 
 
 async def test_c3_a_pair_keeps_the_contract_open_and_closed(world: World) -> None:

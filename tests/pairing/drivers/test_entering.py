@@ -157,7 +157,8 @@ async def test_p1_the_time_out_of_a_send_bounds_its_waiting_for_the_pairing(worl
 
 
 async def test_p3_a_pair_that_is_only_made_or_closed_unpaired_is_in_nobodys_way(world: World, queue: str) -> None:
-    idle, other = made(world), made(world)
+    contradicting = replace(OPTIONS, backlog_queue_count=1)
+    idle, other = made(world), made(world, options=contradicting)
     async with made(world) as pair:
         await idle.close()
         await idle.close()
@@ -166,7 +167,7 @@ async def test_p3_a_pair_that_is_only_made_or_closed_unpaired_is_in_nobodys_way(
         await pair.get_queue_sender(queue).send_messages(ServiceBusMessage("x"))
         # Closing `idle` and refusing `other` did not unregister `pair`: another pair is still refused.
         with pytest.raises(PairingRefusedError):
-            await made(world)
+            await made(world, options=contradicting)
 
 
 async def test_p1_a_failover_cannot_be_forced_before_the_namespaces_are_paired(world: World, queue: str) -> None:

@@ -138,8 +138,11 @@ async def test_c2_where_the_syphon_runs_the_side_left_open_faults_after_a_while(
     monkeypatch.setattr(pair_state, "OTHER_SIDE_SECONDS", 0.5)
     pair = await world.pair()
     pair.syphon = RunningSyphon()
+    heard: dict[str, float] = {}
+    pair.on("*", lambda notice: heard.update({notice.name: notice.at}))
     await world.do(pair.primary.close)
-    assert pair.secondary.state == "open"
-    await world.until(lambda: pair.secondary.state == "faulted")
+    await world.until(lambda: "faulted" in heard)
+    assert heard["faulted"] - heard["closed"] >= 0.5
+    assert pair.secondary.state == "faulted"
     assert isinstance(pair.secondary.cause, OtherSideLostError)
     assert pair.syphon.state == "stopped"

@@ -147,6 +147,7 @@ class AioBacklogLinks:
             client, side, queue, rotation, timeouts, recorder
         )
         self._rotation = rotation
+        self._timeouts = timeouts
         self._links: dict[str, AioBacklogLink] = {}
 
     def __getitem__(self, queue: str) -> AioBacklogLink:
@@ -158,12 +159,13 @@ class AioBacklogLinks:
     async def wait(self, step: WaitForQueue) -> None:
         """Wait until the rotation has changed, or the pair closes."""
         changed = asyncio.Event()
-        self._rotation.on_change.add(changed.set)
+        wake = partial(self._timeouts.tell, changed.set)
+        self._rotation.on_change.add(wake)
         try:
             if self._rotation.rotation is step.rotation:
                 await wait_for_event(changed, step.seconds)
         finally:
-            self._rotation.on_change.discard(changed.set)
+            self._rotation.on_change.discard(wake)
 
     def close(self) -> None:
         for link in self._links.values():

@@ -40,7 +40,7 @@ from twinbus.ledger import Stage
 from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.aio.backlog_link import AioBacklogLinks
 from twinbus.pairing.aio.backlog_peeker import AioBacklogPeeker
-from twinbus.pairing.aio.sender import PairedSender
+from twinbus.pairing.aio.sender import PairedSender, detach
 from twinbus.pairing.aio.timeouts import LoopTimer, TaskTimeouts, cancel, cancel_until_done
 from twinbus.pairing.decide.backlog_watch import PeekPage
 from twinbus.pairing.decide.failover import PingFailed, PingSucceeded
@@ -87,8 +87,8 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
     second `close` does nothing. A closed pair cannot be entered again: make another pair.
 
     A pair that was used has to be closed. A pair that is dropped without closing stays registered, and its primary
-    cannot be paired again in this process (P3). A pair belongs to the event loop that first uses it; in any other loop
-    its calls raise PairLoopError.
+    can be paired again in this process only with the same secondary and equal options (P3). A pair belongs to the event
+    loop that first uses it; in any other loop its calls raise PairLoopError. Pairs of several loops share their state.
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
             peek=self._peek,
             recreate=self._recreate,
             react=self._timeouts.in_loop,
+            tell=self._timeouts.tell,
         )
         recorder = self._state.secondary_recorder
         self._peeker = AioBacklogPeeker(secondary, self._timeouts, recorder, self._state.is_failed_over)
@@ -170,6 +171,9 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
             until_paired=None if self._paired else partial(self._until_paired, by_sender=True),
         )
         self._senders.add(sender)
+        if self._state.primary.state is not SideState.OPEN:
+            # The pair closed after `sender_setup`: it may have missed this sender.
+            detach(sender, self._state.own_entity)
         return sender
 
     def _make_quiet(self, receiver: Any) -> AioQuietReceiver:
@@ -309,8 +313,11 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
             if task is not None:
                 cancel(task)
         if side is self._state.primary:
+            for ping in list(self._pinging.values()):
+                cancel_until_done(ping)
             for sender in list(self._senders):
                 sender.release()
+                detach(sender, self._state.own_entity)
         if self._state.closed and self._ending is None and self._timeouts.has_loop:
             # This runs in the pair's loop, also if another thread closed the sides (C3). Without a loop, `close` ends
             # the pair.
@@ -318,13 +325,34 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
 
     # --- what the shared state needs of a driver -------------------------------------------------------------------
 
+    @property
+    def home(self) -> object:
+        return self._timeouts.loop
+
+    @property
+    def is_alive(self) -> bool:
+        return self._timeouts.has_loop
+
     def timer(self, due: Callable[[], object]) -> LoopTimer:
-        return LoopTimer(due)
+        return LoopTimer(self._timeouts, due)
 
     def ping(self, entity: SharedEntity, episode: int) -> None:
-        self._pinging[entity] = self._timeouts.start(self._ping(entity, episode))
+        self._timeouts.tell(partial(self._start_ping, entity, episode))
+
+    def _start_ping(self, entity: SharedEntity, episode: int) -> None:
+        task = self._pinging[entity] = self._timeouts.start(self._ping(entity, episode))
+        # A ping that is cancelled because this pair closes must be reported too: another pair pings after it (P3).
+        task.add_done_callback(
+            lambda done: done.cancelled() and entity.advance(PingFailed(episode, FailureKind.UNKNOWN))
+        )
+        if self._state.primary.state is not SideState.OPEN:
+            # The pair closed after another thread had asked for the ping.
+            cancel_until_done(task)
 
     def stop_ping(self, entity: SharedEntity) -> None:
+        self._timeouts.tell(partial(self._cancel_ping, entity))
+
+    def _cancel_ping(self, entity: SharedEntity) -> None:
         task = self._pinging.pop(entity, None)
         # The ping itself stops the pings if it succeeds.
         if task is not None and task is not asyncio.current_task():

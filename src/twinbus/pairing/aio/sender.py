@@ -33,6 +33,7 @@ from twinbus.pairing.decide.send_flow import (
     WaitForQueue,
 )
 from twinbus.pairing.pair_state import SenderSetup
+from twinbus.pairing.shared_state import SharedEntity
 from twinbus.sdk import empty_batch, supports_concurrent_sends
 
 T = TypeVar("T")
@@ -279,11 +280,21 @@ class PairedSender:
             # The sender was closed, or the route changed, during the failed try. The next try raises the error.
             return
         rerouted = asyncio.Event()
-        self._entity.on_reroute.add(rerouted.set)
+        entity, wake = self._entity, partial(self._timeouts.tell, rerouted.set)
+        entity.on_reroute.add(wake)
         try:
-            await wait_for_event(rerouted, seconds)
+            if entity.entity.route is SendRoute.PRIMARY:
+                await wait_for_event(rerouted, seconds)
         finally:
-            self._entity.on_reroute.discard(rerouted.set)
+            entity.on_reroute.discard(wake)
+
+
+def detach(sender: PairedSender, own: Callable[[SharedEntity], SharedEntity]) -> None:
+    """Give a sender the entity that `own` returns for its old one, which the pair no longer shares (P3)."""
+    shared = sender._entity
+    sender._entity = sender._context.shared = own(shared)
+    if sender._entity is not shared:
+        shared.wake_waiting_calls()
 
 
 async def _open_only(sender: ServiceBusSender) -> None:

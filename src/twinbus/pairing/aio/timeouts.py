@@ -201,6 +201,19 @@ class TaskTimeouts(CallDeadlines):
             # The loop was closed after the check above.
             change()
 
+    def tell(self, change: Callable[[], None]) -> None:
+        """Run `change` in the pair's loop, or not at all if that loop was closed. For any thread.
+
+        Runs it directly if the pair has no loop yet, or if its loop calls this.
+        """
+        loop = self.loop
+        if loop is None or loop is _running_loop():
+            change()
+        elif self.ours:
+            # The loop may be closed. Then its tasks and timers have ended, and there is nobody to tell.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(change)
+
     @property
     def has_loop(self) -> bool:
         """False before the first use and after the loop was closed: no task runs, and none can be started."""
@@ -294,23 +307,41 @@ class TaskTimeouts(CallDeadlines):
 
 
 class LoopTimer:
-    """A timer that calls `due` in the loop in which it was armed. Implements `shared_state.DriverTimer`."""
+    """A timer that calls `due` in the pair's loop. Implements `shared_state.DriverTimer`, for any thread."""
 
-    def __init__(self, due: Callable[[], object]) -> None:
+    def __init__(self, timeouts: TaskTimeouts, due: Callable[[], object]) -> None:
+        self._timeouts = timeouts
         self._callback = due
+        self._lock = threading.Lock()
+        self._at: float | None = None
         self._handle: asyncio.TimerHandle | None = None
 
     def arm(self, at: float) -> None:
-        self.disarm()
-        self._handle = asyncio.get_running_loop().call_later(max(at - time.monotonic(), 0), self._fired)
+        with self._lock:
+            self._at = at
+        self._timeouts.tell(self._set)
 
     def disarm(self) -> None:
+        with self._lock:
+            self._at = None
+        self._timeouts.tell(self._set)
+
+    def _set(self) -> None:
+        """Set the loop's timer to the present time of this timer. The loop calls this after every change."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
+        at = self._at
+        if at is not None:
+            self._handle = asyncio.get_running_loop().call_later(max(at - time.monotonic(), 0), self._fired, at)
 
-    def _fired(self) -> None:
+    def _fired(self, at: float) -> None:
         self._handle = None
+        with self._lock:
+            if self._at != at:
+                # Another thread has changed the time just now: `_set` follows.
+                return
+            self._at = None
         self._callback()
 
 

@@ -116,6 +116,9 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
         setup = self._state.sender_setup(path)
         sender = PairedSender(setup, lambda: self._timeouts.prepare(make()), self._links, self._timeouts)
         self._senders.add(sender)
+        if self._state.primary.state is not SideState.OPEN:
+            # The pair closed after `sender_setup`: it may have missed this sender.
+            detach(sender, self._state.own_entity)
         return sender
 
     def _make_quiet(self, receiver: Any) -> QuietReceiver:
@@ -181,6 +184,14 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
                 steps.callback(self._state.syphon.ended)
 
     # --- what the shared state needs of a driver -------------------------------------------------------------------
+
+    @property
+    def home(self) -> None:
+        return None
+
+    @property
+    def is_alive(self) -> bool:
+        return True
 
     def timer(self, due: Callable[[], object]) -> ThreadTimer:
         return ThreadTimer(self._timeouts.thread, due)
