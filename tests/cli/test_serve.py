@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from azure.core.exceptions import HttpResponseError, ServiceRequestError, ServiceResponseError
-from azure.servicebus import ServiceBusMessage
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from twinbus import pair_connection_strings
@@ -239,3 +240,42 @@ def test_sigterm_drains_and_what_was_made_is_there_after_it(tmp_path: Path) -> N
         assert server.end() == (0, "")
     with serving(*options) as again, admin(again, "one") as client:
         assert client.get_queue("kept").name == "kept"
+
+
+def test_x4_sigusr1_reads_the_keys_again_and_ends_the_links_of_those_that_are_gone(tmp_path: Path) -> None:
+    config = tmp_path / "keys.toml"
+
+    def write(key: str, *, name: str = "one") -> None:
+        rule = f'name = "root"\nclaims = ["Manage", "Send", "Listen"]\nprimary_key = "{key}"\n'
+        queue = '[[namespaces.queues]]\nname = "orders"\n'
+        config.write_text(f'[[namespaces]]\nname = "{name}"\n{queue}[[namespaces.authorization_rules]]\n{rule}')
+
+    write("the-first-key")
+    with serving("--json", "--memory", "--config", str(config), "--namespace", "one=0") as server:
+        first = server.namespaces["one"]["connection_string"]
+        second = first.replace("the-first-key", "the-second-key")
+        assert first != second
+
+        def after_signal() -> str:
+            server.signal(signal.SIGUSR1)
+            assert server.process.stderr is not None
+            return server.process.stderr.readline().decode()
+
+        with ServiceBusClient.from_connection_string(first, retry_total=0) as client:
+            sender = client.get_queue_sender("orders")
+            sender.send_messages(ServiceBusMessage("1"))
+            config.write_text("not TOML")
+            assert f"keys not changed: {config} cannot be used" in after_signal()
+            write("the-second-key", name="two")
+            assert "keys not changed: The configuration has no keys for the namespace 'one'" in after_signal()
+            sender.send_messages(ServiceBusMessage("2"))
+            write("the-second-key")
+            assert "keys read again namespace=one" in after_signal()
+            with pytest.raises(ServiceBusError):
+                sender.send_messages(ServiceBusMessage("3"))
+        with ServiceBusClient.from_connection_string(second, retry_total=0) as client:
+            receiver = client.get_queue_receiver("orders")
+            assert [str(message) for message in receiver.peek_messages(5)] == ["1", "2"]
+        server.signal(signal.SIGTERM)
+        code, stderr = server.end()
+    assert (code, "the-second-key" in stderr) == (0, False)

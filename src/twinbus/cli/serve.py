@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -116,7 +117,8 @@ def serve(
 ) -> None:
     """Start local namespaces that the official SDKs use unchanged.
 
-    Runs until SIGTERM or Ctrl-C; a second signal ends it immediately. Acknowledged messages are on disk.
+    Runs until SIGTERM or Ctrl-C; a second signal ends it immediately. Acknowledged messages are on disk. After SIGUSR1
+    the keys in --config are read again; links of keys that are gone end.
 
     Examples:
       twinbus serve --queue orders --topic events/audit  # primary on 5672, secondary on 5673
@@ -127,7 +129,8 @@ def serve(
     with errors_reported(debug=debug):
         if log_level not in _LEVELS:
             raise OperatorError(f"--log-level {log_level!r} is unknown", f"Choose from {', '.join(_LEVELS)}.")
-        plan = make_serve_plan(
+        read_plan = partial(
+            make_serve_plan,
             data=data,
             memory=memory,
             namespaces=namespace or (),
@@ -139,11 +142,13 @@ def serve(
             topics=topic or (),
             limits=ResourceLimits.of(max_connections=max_connections, megabytes=connection_memory),
         )
+        plan = read_plan()
         configure_logging(log_level, log_format, keys=plan.keys)
         # These imports are slow, so they are here, after the check of the options.
         from twinbus.namespace import print_ready_json, serve_until_stopped  # noqa: PLC0415
 
-        serve_until_stopped(plan, print_ready_json if json else _show, exit_with_stdin=exit_with_stdin)
+        show = print_ready_json if json else _show
+        serve_until_stopped(plan, show, read_again=read_plan, exit_with_stdin=exit_with_stdin)
 
 
 def _show(servers: Sequence[NamespaceServer]) -> None:

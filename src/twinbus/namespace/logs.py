@@ -42,7 +42,14 @@ class Redaction(logging.Filter):
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         super().__init__()
-        known = sorted({key for key in keys if len(key) >= _SHORTEST_KEY}, key=len, reverse=True)
+        self._keys: set[str] = set()
+        self._known: re.Pattern[str] | None = None
+        self.add(keys)
+
+    def add(self, keys: Iterable[str]) -> None:
+        """Remove these texts, too, from now on."""
+        self._keys |= {key for key in keys if len(key) >= _SHORTEST_KEY}
+        known = sorted(self._keys, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 
     def clean(self, text: str) -> str:
@@ -116,6 +123,15 @@ def configure_logging(
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("twinbus").setLevel(level.upper())
+
+
+def redact_also(keys: Iterable[str]) -> None:
+    """Remove further keys from all records. The keys that were given before stay removed."""
+    keys = tuple(keys)
+    for handler in logging.getLogger().handlers:
+        for each in handler.filters:
+            if isinstance(each, Redaction):
+                each.add(keys)
 
 
 def _instant(record: logging.LogRecord) -> datetime:

@@ -9,12 +9,14 @@ import asyncio
 import ctypes
 import gc
 import json
+import logging
 import os
 import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -22,10 +24,13 @@ from typing import Any, Final
 import uvloop
 
 from twinbus.errors import OperatorError
+from twinbus.namespace.logs import redact_also
 from twinbus.namespace.resources import Resources
 from twinbus.namespace.serve_plan import ServePlan
-from twinbus.namespace.server import DEFAULT_RULES, NamespaceOptions, NamespaceServer
+from twinbus.namespace.server import DEFAULT_RULES, NamespaceOptions, NamespaceServer, refuse_public_default_key
 from twinbus.namespace.store import StoreInUseError, StoreLock, make_folder
+
+_log = logging.getLogger(__name__)
 
 _DRAIN_SECONDS: Final = 10.0
 # During each statement of a commit, the writer thread releases the interpreter lock (GIL). If the event loop is busy,
@@ -45,12 +50,17 @@ _TRIM_SECONDS: Final = 5.0
 Show = Callable[[Sequence[NamespaceServer]], None]
 
 
-def serve_until_stopped(plan: ServePlan, show: Show, *, exit_with_stdin: bool = False) -> None:
-    """Run the namespaces of the plan. Calls `show` when all of them listen. Raises OperatorError."""
+def serve_until_stopped(
+    plan: ServePlan, show: Show, *, read_again: Callable[[], ServePlan], exit_with_stdin: bool = False
+) -> None:
+    """Run the namespaces of the plan. Calls `show` when all of them listen. Raises OperatorError.
+
+    SIGUSR1 calls `read_again`, and the namespaces take the keys of the plan that it returns.
+    """
     sys.setswitchinterval(_SWITCH_SECONDS)
     _raise_descriptor_limit(plan.limits.max_connections)
     with _folder(plan) as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(_options(plan, folder), Resources(plan.limits), show, exit_with_stdin))
+        runner.run(_serve(_options(plan, folder), Resources(plan.limits), show, read_again, exit_with_stdin))
 
 
 def print_ready_json(servers: Sequence[NamespaceServer]) -> None:
@@ -122,10 +132,18 @@ def _raise_descriptor_limit(max_connections: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _serve(options: Sequence[NamespaceOptions], resources: Resources, show: Show, exit_with_stdin: bool) -> None:
+async def _serve(
+    options: Sequence[NamespaceOptions],
+    resources: Resources,
+    show: Show,
+    read_again: Callable[[], ServePlan],
+    exit_with_stdin: bool,
+) -> None:
     stop_requested = asyncio.Event()
-    _listen_to_signals(asyncio.get_running_loop(), stop_requested, exit_with_stdin)
     running: list[NamespaceServer] = []
+    loop = asyncio.get_running_loop()
+    _listen_to_signals(loop, stop_requested, exit_with_stdin)
+    loop.add_signal_handler(signal.SIGUSR1, _take_new_keys, running, read_again)
     waiting: asyncio.Future[Any] = asyncio.ensure_future(stop_requested.wait())
     returning: asyncio.Future[None] | None = None
     try:
@@ -150,6 +168,29 @@ async def _serve(options: Sequence[NamespaceOptions], resources: Resources, show
         if cause is not None:
             text, hint = (cause.text, cause.hint) if isinstance(cause, OperatorError) else (repr(cause), "")
             raise OperatorError(f"The namespace {server.options.name!r} had to stop: {text}", hint) from cause
+
+
+def _take_new_keys(running: Sequence[NamespaceServer], read_again: Callable[[], ServePlan]) -> None:
+    """Read the configuration again, and replace the keys of all namespaces. Entities and options stay as they are.
+
+    If the new keys cannot be used, the error is logged, and all namespaces keep their keys.
+    """
+    try:
+        plan = read_again()
+        redact_also(plan.keys)
+        new = {found.name: found.rules for found in plan.namespaces}
+        for options in (server.options for server in running):
+            if not new.get(options.name) and options.rules != DEFAULT_RULES:
+                # Otherwise a mistake in the file would let everybody in with the well-known key.
+                raise OperatorError(f"The configuration has no keys for the namespace {options.name!r}")
+            new[options.name] = new.get(options.name) or DEFAULT_RULES
+            refuse_public_default_key(replace(options, rules=new[options.name]))
+    except OperatorError as error:
+        _log.error("keys not changed: %s", error)
+        return
+    for server in running:
+        server.replace_rules(new[server.options.name])
+        _log.warning("keys read again", extra={"namespace": server.options.name})
 
 
 async def _return_memory(resources: Resources) -> None:

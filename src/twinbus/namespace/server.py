@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from twinbus.clock import SystemClock
@@ -115,7 +115,7 @@ class NamespaceServer:
     async def start(self) -> None:
         """Open the store and listen. Raises OperatorError."""
         options = self.options
-        _refuse_public_default_key(options)
+        refuse_public_default_key(options)
         listener = _listen(options)
         self.port = listener.getsockname()[1]
         try:
@@ -167,7 +167,15 @@ class NamespaceServer:
             ledger = Ledger(options.ledger, Role.NAMESPACE)
             self._ledger_meter = LedgerMeter(ledger, options.name, meter, SystemClock())
         verifier = SasVerifier(options.rules, names)
-        http = HttpHandler(options.name, self.runtime, verifier, self.faults, meter.registry, self.ca.read_bytes())
+        http = HttpHandler(
+            options.name,
+            self.runtime,
+            verifier,
+            self.faults,
+            meter.registry,
+            self.ca.read_bytes(),
+            self._keys_changed,
+        )
         self.faults.on_change(self._faults_changed)
         return NamespaceContext(
             options.name, self.runtime, verifier, self.faults, meter, tls, http, names, self.resources
@@ -219,6 +227,16 @@ class NamespaceServer:
         if not self.ended.done():
             self.ended.set_exception(error)
 
+    def replace_rules(self, rules: tuple[AuthorizationRule, ...]) -> None:
+        """Replace the authorization rules of the namespace. Links that a removed key opened are detached (X4)."""
+        self.options = replace(self.options, rules=rules)
+        self._context.verifier.replace_rules(rules)
+        self._keys_changed(None)
+
+    def _keys_changed(self, entity: str | None) -> None:
+        for connection in list(self._context.connections):
+            connection.keys_changed(entity)
+
     def _faults_changed(self) -> None:
         if self.faults.crash_now:
             crash()
@@ -247,7 +265,8 @@ def _kind(description: Description) -> str:
             return "subscription"
 
 
-def _refuse_public_default_key(options: NamespaceOptions) -> None:
+def refuse_public_default_key(options: NamespaceOptions) -> None:
+    """Raise OperatorError if the namespace would listen beyond loopback with the well-known default key."""
     if _is_loopback(options.host):
         return
     if any(DEFAULT_KEY in (rule.primary_key, rule.secondary_key) for rule in options.rules):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 from twinbus.errors import OperatorError
@@ -20,7 +21,8 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     data, config = options["data"], options["config"]
     try:
-        plan = make_serve_plan(
+        read_plan = partial(
+            make_serve_plan,
             data=None if data is None else Path(data),
             memory=data is None,
             namespaces=options["namespaces"],
@@ -28,8 +30,9 @@ def main() -> None:
             config=None if config is None else Path(config),
             host_names=options["host_names"],
         )
+        plan = read_plan()
         configure_logging(options["log_level"], keys=plan.keys)
-        serve_until_stopped(plan, print_ready_json, exit_with_stdin=True)
+        serve_until_stopped(plan, print_ready_json, read_again=read_plan, exit_with_stdin=True)
     except OperatorError as error:
         sys.stderr.write(printable(f"{error}\n", newlines=True))
         sys.exit(1)

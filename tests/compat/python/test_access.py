@@ -14,10 +14,10 @@ import pytest
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.exceptions import ClientAuthenticationError
 from azure.servicebus import ServiceBusMessage, TransportType, parse_connection_string
-from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBusAuthorizationError
+from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBusAuthorizationError, ServiceBusError
 from azure.servicebus.management import AccessRights, AuthorizationRule
 
-from tests.compat.python.bus import Bus, Handler, both_flavours, receive_one, unique
+from tests.compat.python.bus import PATIENCE, Bus, Handler, both_flavours, receive_one, unique
 from tests.sdk.installed import since
 
 REFUSED = (ServiceBusAuthenticationError, ServiceBusAuthorizationError)
@@ -140,6 +140,69 @@ async def test_a_key_of_a_queue_does_what_its_claims_allow(bus: Bus) -> None:
     await sender.send_messages(ServiceBusMessage("allowed"))
     assert str(await receive_one(receiver)) == "allowed"
     await refused(bus, send_only.get_queue_receiver(queue), listen_only.get_queue_sender(queue))
+
+
+def queue_rule(key: str) -> AuthorizationRule:
+    return AuthorizationRule(
+        type="SharedAccessAuthorizationRule",
+        claim_type="SharedAccessKey",
+        claim_value="None",
+        rights=[AccessRights.MANAGE, AccessRights.SEND, AccessRights.LISTEN],
+        key_name="owner",
+        primary_key=key,
+        secondary_key=key,
+    )
+
+
+@both_flavours
+async def test_x4_a_rotated_key_of_a_queue_ends_the_links_that_it_opened(bus: Bus) -> None:
+    queue, old, new = unique("queue"), unique("old-key"), unique("new-key")
+    await bus.admin.create_queue(queue, authorization_rules=[queue_rule(old)])
+    bus.forget_later(queue=queue)
+    by_old, by_new = (
+        with_parts(bus.connection_string, SharedAccessKeyName="owner", SharedAccessKey=key, EntityPath=queue)
+        for key in (old, new)
+    )
+    client = bus.connect(by_old)
+    sender, receiver = client.get_queue_sender(queue), client.get_queue_receiver(queue)
+    untouched = bus.client.get_queue_sender(queue)
+    await bus.open(sender, receiver, untouched)
+    await sender.send_messages(ServiceBusMessage("before"))
+    described = await bus.admin.get_queue(queue)
+    described.authorization_rules = [queue_rule(new)]
+    await bus.admin.update_queue(described)
+    with pytest.raises(ServiceBusError):
+        await sender.send_messages(ServiceBusMessage("refused"))
+    with pytest.raises(ServiceBusError):
+        await receiver.receive_messages(max_wait_time=PATIENCE)
+    await refused(bus, client.get_queue_sender(queue), client.get_queue_receiver(queue))
+    await untouched.send_messages(ServiceBusMessage("after"))
+    taken = bus.connect(by_new).get_queue_receiver(queue)
+    await bus.open(taken)
+    assert [str(await receive_one(taken)), str(await receive_one(taken))] == ["before", "after"]
+
+
+@both_flavours
+async def test_x4_a_key_of_a_queue_cannot_forward_to_another_queue(bus: Bus) -> None:
+    mine, key = unique("queue"), unique("key")
+    other = await bus.make_queue()
+    await bus.admin.create_queue(mine, authorization_rules=[queue_rule(key)])
+    bus.forget_later(queue=mine)
+    owner = with_parts(bus.connection_string, SharedAccessKeyName="owner", SharedAccessKey=key)
+    admin = bus.connect_admin(owner)
+    described = await admin.get_queue(mine)
+    for name in ("forward_to", "forward_dead_lettered_messages_to"):
+        setattr(described, name, other)
+        with pytest.raises(ClientAuthenticationError, match="no key named 'owner'"):
+            await admin.update_queue(described)
+        setattr(described, name, None)
+    described.max_delivery_count = 3
+    await admin.update_queue(described)
+    await admin.close()
+    described.forward_to = other
+    await bus.admin.update_queue(described)
+    shown = await bus.admin.get_queue(mine)
+    assert (shown.max_delivery_count, (shown.forward_to or "").endswith(f"/{other}")) == (3, True)
 
 
 @since("7.15", "sets TCP_MAXSEG to a value that Linux refuses on loopback, so asyncio cannot use TLS there")

@@ -323,6 +323,10 @@ def test_what_is_written_reads_back(info: EntityInfo) -> None:
         for row in properties_of(type(info.description))
         if getattr(info.description, row.field) is not None or row.field in entry.fields
     }
+    for field in ("forward_to", "forward_dead_letters_to"):  # shown under the name of the namespace in the request
+        if field in said:
+            said[field] = PLACE.address(said[field])
+            assert path_of_address(said[field]) == path_of_address(getattr(info.description, field))
     assert entry.kind is type(info.description)
     assert entry.fields == said
     assert entry.max_message_kilobytes in (None, 256)

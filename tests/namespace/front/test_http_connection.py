@@ -33,6 +33,7 @@ SENDER = AuthorizationRule("sender", "send-key", "send-key", frozenset({Claim.SE
 OWN = AuthorizationRule("own", "own-key", "own-key", frozenset({Claim.MANAGE}))
 OF_ORDERS = AuthorizationRule("of-orders", "orders-key", "orders-key", frozenset(Claim))
 V = "api-version=2024-05"
+SUPPLEMENTARY, DLQ_SUPPLEMENTARY = "ServiceBusSupplementaryAuthorization", "ServiceBusDlqSupplementaryAuthorization"
 
 
 @pytest.fixture
@@ -491,6 +492,70 @@ async def test_a_rule_of_an_entity_manages_that_entity_only(http: HttpHandler) -
         assert (await ask(http, "GET", f"{other}?{V}", None, headers)).status == 401
 
 
+def _forwarding(element: str, target: str) -> bytes:
+    return recorded_requests.python("QueueDescription", f"<{element}>{target}</{element}>")
+
+
+def _signed(path: str, name: str, key: str) -> str:
+    return make_sas_token(f"sb://localhost/{path}", name, key, BORN // 1000 + 3600)
+
+
+@pytest.mark.parametrize(
+    ("element", "header", "other"),
+    [
+        ("ForwardTo", SUPPLEMENTARY, DLQ_SUPPLEMENTARY),
+        ("ForwardDeadLetteredMessagesTo", DLQ_SUPPLEMENTARY, SUPPLEMENTARY),
+    ],
+)
+@pytest.mark.parametrize("target", ["orders", "sb://localhost:5672/ORDERS", "no-such-queue"])
+async def test_x4_forwarding_needs_the_manage_claim_on_its_target(
+    http: HttpHandler, runtime: NamespaceRuntime, element: str, header: str, other: str, target: str
+) -> None:
+    body = _forwarding(element, target)
+    path = target.rpartition("/")[2]
+    not_enough = {
+        "no token for the target": [],
+        "the wrong header": [(other, TOKEN)],
+        "a token for another entity": [(header, _signed("news", "own", "own-key"))],
+        "no Manage claim": [(header, _signed(path, "sender", "send-key"))],
+        "a wrong key": [(header, _signed(path, "own", "other-key"))],
+        "a rule of another entity": [(header, _signed("", "of-bills", "bills-key"))],
+        "what is not a token": [(header, "Bearer x")],
+    }
+    of_bills = AuthorizationRule("of-bills", "bills-key", "", frozenset(Claim))
+    await runtime.create(QueueDescription(path="bills", authorization_rules=(of_bills,)))
+    for why, headers in not_enough.items():
+        for condition in ([], [("If-Match", "*")]):
+            answer = await ask(http, "PUT", f"/bills-2?{V}", body, [*SIGNED, *headers, *condition])
+            assert (answer.status, element in answer.detail) == (401, True), (why, answer.detail)
+    if target == "no-such-queue":
+        return
+    for token in (TOKEN, _signed(path, "own", "own-key"), _signed(path, "of-orders", "orders-key")):
+        assert (await ask(http, "PUT", f"/f?{V}", body, [*SIGNED, (header, token)])).status == 201
+        assert (await ask(http, "PUT", f"/f?{V}", body, [*SIGNED, (header, token), ("If-Match", "*")])).status == 200
+        assert (await ask(http, "PUT", f"/f?{V}", body, [*SIGNED, ("If-Match", "*")])).status == 401
+        shown = await ask(http, "GET", f"/f?{V}", None, SIGNED)
+        assert f"<{element}>sb://localhost/{path}</{element}>" in shown.body.decode()
+        assert (await ask(http, "DELETE", f"/f?{V}", None, SIGNED)).status == 200
+
+
+async def test_x4_the_target_that_is_checked_is_the_target_that_is_used(http: HttpHandler) -> None:
+    """Manage on `mine` gives no way to `orders`, however the address is written."""
+    mine = [(SUPPLEMENTARY, _signed("mine", "own", "own-key"))]
+    assert (await ask(http, "PUT", f"/mine?{V}", recorded_requests.PYTHON_QUEUE, SIGNED)).status == 201
+    for address in (
+        "sb://mine/orders",
+        "sb://localhost://orders",
+        "x://y/orders",
+        "orders/",
+        "/orders",
+        "mine/../orders",
+    ):
+        answer = await ask(http, "PUT", f"/f?{V}", _forwarding("ForwardTo", address), [*SIGNED, *mine])
+        assert answer.status in (400, 401), address
+        assert (await ask(http, "GET", f"/f?{V}", None, SIGNED)).status == 404
+
+
 async def test_the_default_key_does_not_manage_from_elsewhere(http: HttpHandler) -> None:
     answer = await ask(http, "GET", f"/orders?{V}", None, SIGNED, loopback=False)
     assert (answer.status, "loopback only" in answer.detail) == (401, True)
@@ -514,7 +579,7 @@ async def test_the_default_key_does_not_manage_from_elsewhere(http: HttpHandler)
         ("PUT", f"/absent?{V}", recorded_requests.PYTHON_QUEUE, [("If-Match", "*")], 404, "absent"),
         ("PUT", f"/a%20b?{V}", recorded_requests.PYTHON_QUEUE, [], 400, "not allowed"),
         ("PUT", f"/{'x' * 300}?{V}", recorded_requests.PYTHON_QUEUE, [], 400, "260"),
-        ("PUT", f"/q?{V}", recorded_requests.JAVASCRIPT_QUEUE, [], 400, "ForwardTo"),
+        ("PUT", f"/q?{V}", recorded_requests.JAVASCRIPT_QUEUE, [(SUPPLEMENTARY, TOKEN)], 400, "ForwardTo"),
         ("PUT", f"/orders?{V}", recorded_requests.PYTHON_QUEUE, [("If-Match", "*")], 400, "RequiresSession"),
         ("PUT", f"/orders?{V}", recorded_requests.PYTHON_QUEUE, [], 409, "exists"),
         ("PUT", f"/ORDERS?{V}", recorded_requests.PYTHON_QUEUE, [], 409, "exists"),

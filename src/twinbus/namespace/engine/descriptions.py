@@ -210,3 +210,9 @@ class EntityInfo:
     subscriptions: int = 0
     sql_filters: int = 0
     correlation_filters: int = 0
+
+
+def path_of_address(address: str) -> str:
+    """Return the path in an address. An address is `path`, or `sb://host:port/path` as clients write it."""
+    _, scheme, rest = address.partition("://")
+    return (rest.partition("/")[2] if scheme else address).strip("/")

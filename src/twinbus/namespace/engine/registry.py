@@ -17,6 +17,7 @@ from twinbus.namespace.engine.descriptions import (
     QueueDescription,
     SubscriptionDescription,
     TopicDescription,
+    path_of_address,
 )
 from twinbus.namespace.engine.duplicate_detection import SeenIdBudget
 from twinbus.namespace.engine.effects import EngineDecision, PendingDecision, Refusal, not_found
@@ -155,7 +156,7 @@ class EntityRegistry:
         return bool(self._resources.pending_forwards)
 
     def _forward_target(self, address: str) -> Queue | Topic | None:
-        entity = self.find(_path_of(address))
+        entity = self.find(path_of_address(address))
         return None if isinstance(entity, Subscription) else entity
 
     def _forwarding_refusal(self, description: Description) -> Refusal | None:
@@ -168,7 +169,7 @@ class EntityRegistry:
         ):
             if not address:
                 continue
-            if _key(_path_of(address)) == _key(topic):
+            if _key(path_of_address(address)) == _key(topic):
                 return Refusal(Condition.ARGUMENT_ERROR, f"{name}: '{description.path}' cannot forward to itself.")
             if self._forward_target(address) is None:
                 text = f"{name}: there is no queue or topic '{address}' in this namespace."
@@ -241,7 +242,7 @@ def _required_paths(description: Description) -> list[str]:
     """Return the paths of the entities that must exist before the described entity is created."""
     if isinstance(description, TopicDescription):
         return []
-    paths = [_path_of(each) for each in (description.forward_to, description.forward_dead_letters_to) if each]
+    paths = [path_of_address(each) for each in (description.forward_to, description.forward_dead_letters_to) if each]
     if isinstance(description, SubscriptionDescription):
         paths.append(description.topic)
     return [_key(path) for path in paths]
@@ -249,12 +250,6 @@ def _required_paths(description: Description) -> list[str]:
 
 def _key(path: str) -> str:
     return path.lower()
-
-
-def _path_of(address: str) -> str:
-    """Return the path in an address. An address is `path`, or `sb://host:port/path` as clients write it."""
-    _, scheme, rest = address.partition("://")
-    return (rest.partition("/")[2] if scheme else address).strip("/")
 
 
 def _with_name_of(before: Description, description: Description) -> Description:

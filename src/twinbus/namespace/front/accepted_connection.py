@@ -143,6 +143,11 @@ class AcceptedConnection(asyncio.Protocol):
         if isinstance(self._handler, AmqpConnection):
             self._handler.faults_changed()
 
+    def keys_changed(self, entity: str | None) -> None:
+        """Detach the links whose key is no longer valid. `entity` is None for the keys of the namespace."""
+        if isinstance(self._handler, AmqpConnection):
+            self._handler.keys_changed(entity)
+
     def shut_down(self) -> None:
         """Close the connection as the peer's protocol demands, because the namespace stops. Reads the peer's answer."""
         if self._handler is None:

@@ -1,6 +1,7 @@
 """The management API: creates, updates, deletes and lists entities and rules, as ATOM documents over HTTP.
 
-`HttpHandler` checks the token of a request before it calls this module.
+`HttpHandler` checks the token of a request before it calls this module. This module has the tokens checked that a
+request carries for the targets of forwards.
 
 An update replaces the whole description, as in the service: properties that the request leaves out return to their
 defaults. Properties that cannot change after creation keep their values.
@@ -25,9 +26,10 @@ from twinbus.namespace.engine.descriptions import (
     RuleDescription,
     SubscriptionDescription,
     TopicDescription,
+    path_of_address,
 )
 from twinbus.namespace.engine.effects import Refusal
-from twinbus.namespace.engine.entity_properties import FIXED_FIELDS
+from twinbus.namespace.engine.entity_properties import FIXED_FIELDS, PROPERTY_BY_FIELD
 from twinbus.namespace.engine.events import Event, RuleAdded, RuleChanged, RuleRemoved
 from twinbus.namespace.front.atom_entities import (
     STANDARD_MESSAGE_KILOBYTES,
@@ -51,6 +53,11 @@ ENTRY_TYPE: Final = "application/atom+xml;type=entry;charset=utf-8"
 FEED_TYPE: Final = "application/atom+xml;type=feed;charset=utf-8"
 
 _API_VERSION: Final = "2021-05"
+# The fields that name another entity, and the headers with the token for that entity.
+_FORWARD_HEADERS: Final = {
+    "forward_to": "ServiceBusSupplementaryAuthorization",
+    "forward_dead_letters_to": "ServiceBusDlqSupplementaryAuthorization",
+}
 _MAX_PAGE: Final = 100
 _MAX_DIGITS: Final = 9
 _KEY_BYTES: Final = 32
@@ -163,6 +170,17 @@ class NamespaceAdministration(Protocol):
     def now(self) -> int: ...
 
 
+class TokenCheck(Protocol):
+    """Returns why the token in a header does not let the caller manage a resource, or None if it does.
+
+    `rules` are the authorization rules of the entity that owns the resource.
+    """
+
+    def __call__(
+        self, request: HttpRequest, resource: str, rules: tuple[AuthorizationRule, ...], header: str
+    ) -> str | None: ...
+
+
 class _RefusedError(Exception):
     """Ends a request with an error response."""
 
@@ -174,9 +192,10 @@ class _RefusedError(Exception):
 class AdminApi:
     """The management API of one namespace."""
 
-    def __init__(self, name: str, administration: NamespaceAdministration) -> None:
+    def __init__(self, name: str, administration: NamespaceAdministration, check_token: TokenCheck) -> None:
         self._name = name
         self._administration = administration
+        self._check_token = check_token
         self._created = administration.now()
 
     @property
@@ -185,7 +204,10 @@ class AdminApi:
 
     def rules(self, route: AdminRoute) -> tuple[AuthorizationRule, ...]:
         """Return the authorization rules of the entity of a route, without the rules of the namespace."""
-        info = self._entities.info(route.entity) if route.entity else None
+        return self._rules_of(route.entity)
+
+    def _rules_of(self, entity: str) -> tuple[AuthorizationRule, ...]:
+        info = self._entities.info(entity) if entity else None
         if info is None or isinstance(info.description, SubscriptionDescription):
             return ()
         return info.description.authorization_rules
@@ -244,11 +266,28 @@ class AdminApi:
             _unless_refused(await self._administration.ask(route.path, lambda reply: rule_event(reply, rule)))
             return self._rule_response(status, route, self._urls(request))
         entry = _read_entity(request, route)
+        self._check_forward_targets(entry, request)
         if is_new:
             done = await self._administration.create(_new_description(entry, route))
         else:
             done = await self._administration.update(_updated_description(entry, self._find(route).description))
         return HttpResponse(status, render_entity(_unless_refused(done), self._urls(request)), ENTRY_TYPE)
+
+    def _check_forward_targets(self, entry: EntityEntry, request: HttpRequest) -> None:
+        """Check that the caller may manage the entities to which the described entity forwards (X4).
+
+        As in the service, each target needs a token of its own, in every request that names the target. The check comes
+        before the target is looked up, so that callers without the claim do not learn which entities exist.
+        """
+        for field, header in _FORWARD_HEADERS.items():
+            address = entry.fields.get(field)
+            if not address:
+                continue
+            path = path_of_address(address)
+            refused = self._check_token(request, path, self._rules_of(path), header)
+            if refused is not None:
+                name = PROPERTY_BY_FIELD[field].atom_name
+                raise _RefusedError(HTTPStatus.UNAUTHORIZED, f"{name} {path!r}: {refused}")
 
     async def _delete(self, request: HttpRequest, route: AdminRoute) -> HttpResponse:
         if route.kind is ResourceKind.RULE:

@@ -4,7 +4,8 @@ The connection owns the core, the timers, and the parts that its links share (`L
 happens to messages.
 
 Until a token or key is accepted, the small limits of `_UNAUTHENTICATED_LIMITS` apply. When the last token that covers a
-link expires, the link is detached.
+link expires, or the key that signed the token is rotated, the link is detached. The connection stays open, so that the
+peer can put another token.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ _UNAUTHENTICATED_LIMITS = replace(
 # The memory that one accepted token takes, in bytes.
 _GRANT_BYTES = 512
 _MAX_TIMER_SECONDS = 86_400
+_EXPIRED = "The token has expired; put a new one on $cbs."
+_ROTATED = "The key of the token was rotated, or lost the claim; put a token of another key on $cbs."
 # A pair learns from this property that the namespace hides pings from receivers (G3).
 _PROPERTIES = {Symbol("product"): "Twinbus"}
 
@@ -173,6 +176,14 @@ class AmqpConnection:
         """Continue the operations that a `black-hole` fault held back, if that fault has ended."""
         self._faults.faults_changed()
 
+    def keys_changed(self, entity: str | None) -> None:
+        """Detach the links that were attached with a key that is no longer valid (X4).
+
+        `entity` is the entity whose authorization rules may have changed, or None for the rules of the namespace.
+        """
+        if entity is None or self._claims.uses_rules_of(entity):
+            self._detach_uncovered(_ROTATED)
+
     def _set_timer(self) -> None:
         at = self._core.next_timer()
         if at is None or (self._timer is not None and self._timer_at <= at):
@@ -260,7 +271,7 @@ class AmqpConnection:
         request.answer(reply)
         # This call replaces the timer. If the old timer was set for a token that has just expired, that timer does not
         # fire any more, so this call also detaches the links of that token.
-        self._detach_expired()
+        self._detach_uncovered(_EXPIRED)
 
     def _authenticated(self) -> None:
         """Raise the limits: a token or key was accepted."""
@@ -269,20 +280,19 @@ class AmqpConnection:
             self._account.authenticate()
             self._stream.authenticated()
 
-    def _detach_expired(self) -> None:
+    def _detach_uncovered(self, reason: str) -> None:
         """Detach the links that no token covers any more, and set the timer for the next token that expires."""
         now = self._runtime.now()
         for link, attached in list(self._links.items()):
             required = attached.required_claim
             if required is not None and not self._claims.allow(*required, now):
-                expired = Refusal(Condition.UNAUTHORIZED_ACCESS, "The token has expired; put a new one on $cbs.")
-                self._links.detach(link, expired)
+                self._links.detach(link, Refusal(Condition.UNAUTHORIZED_ACCESS, reason))
         if self._token_timer is not None:
             self._token_timer.cancel()
         at = self._claims.next_expiry(now)
         if at is not None:
             seconds = min((at - now) / 1000 + 0.001, _MAX_TIMER_SECONDS)
-            self._token_timer = self._loop.call_later(seconds, self._detach_expired)
+            self._token_timer = self._loop.call_later(seconds, self._detach_uncovered, _EXPIRED)
 
 
 @cache

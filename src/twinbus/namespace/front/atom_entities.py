@@ -28,6 +28,7 @@ from twinbus.namespace.engine.descriptions import (
     RuleDescription,
     SubscriptionDescription,
     TopicDescription,
+    path_of_address,
 )
 from twinbus.namespace.engine.entity_properties import EntityProperty, PropertyType, properties_of
 from twinbus.namespace.front.atom_rules import read_rule, write_rule
@@ -215,6 +216,14 @@ class EntryUrls:
         escaped_path = re.sub("[%?#]", lambda found: quote(found[0]), path)
         return f"{self.root}/{escaped_path}?" + "&".join([*query, f"api-version={quote(self.api_version)}"])
 
+    def address(self, address: str) -> str:
+        """Return the address of an entity under the name of the namespace that the request used.
+
+        The host in a stored address may be out of date: a local namespace may have got another port. A client signs the
+        token for the target of a forward with this address.
+        """
+        return f"sb://{self.root.partition('://')[2]}/{path_of_address(address)}"
+
 
 @dataclass(frozen=True, slots=True)
 class FeedPage:
@@ -266,14 +275,14 @@ def _entity_entry(info: EntityInfo, urls: EntryUrls) -> str:
     description = info.description
     name = type(description).__name__
     properties = "".join(
-        _property_element(row, getattr(description, row.field), info) for row in properties_of(type(description))
+        _property_element(row, getattr(description, row.field), info, urls) for row in properties_of(type(description))
     )
     title = description.name if isinstance(description, SubscriptionDescription) else description.path
     content = f"<{name} {_NAMESPACES}>{properties}{_read_only_elements(info)}</{name}>"
     return _entry(urls.url(description.path), title, info.created, info.updated, content, urls)
 
 
-def _property_element(row: EntityProperty, value: Any, info: EntityInfo) -> str:
+def _property_element(row: EntityProperty, value: Any, info: EntityInfo, urls: EntryUrls) -> str:
     match row.type:
         case PropertyType.DURATION | PropertyType.DURATION_OR_NEVER:
             return element(row.atom_name, render_duration(value))
@@ -282,7 +291,9 @@ def _property_element(row: EntityProperty, value: Any, info: EntityInfo) -> str:
         case PropertyType.AUTHORIZATION_RULES:
             rules = "".join(_authorization_rule_element(rule, info) for rule in value)
             return f"<{row.atom_name}>{rules}</{row.atom_name}>" if rules else f"<{row.atom_name}/>"
-        case PropertyType.INTEGER | PropertyType.TEXT | PropertyType.ENTITY_ADDRESS | PropertyType.STATUS:
+        case PropertyType.ENTITY_ADDRESS:
+            return "" if value is None else element(row.atom_name, urls.address(value))
+        case PropertyType.INTEGER | PropertyType.TEXT | PropertyType.STATUS:
             return "" if value is None else element(row.atom_name, str(value))
 
 

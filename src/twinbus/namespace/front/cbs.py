@@ -17,7 +17,13 @@ from twinbus.namespace.engine.registry import EntityRegistry
 from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import parse_address
 from twinbus.namespace.front.request_response import NodeReply, NodeRequest
-from twinbus.namespace.front.sas_verifier import SasVerifier, TokenProblem, TokenRefusedError, token_expiry
+from twinbus.namespace.front.sas_verifier import (
+    SasVerifier,
+    SigningKey,
+    TokenProblem,
+    TokenRefusedError,
+    token_expiry,
+)
 from twinbus.values import Condition
 
 _FOREVER = 1 << 62
@@ -25,12 +31,13 @@ _MAX_GRANTS = 10_000
 
 
 class _Grant(NamedTuple):
-    """Claims that are valid until an instant.
+    """A token that is valid until an instant, or a key.
 
-    `owner` is the entity whose authorization rule signed the token, or '' for a rule of the namespace.
+    The claims of the grant are the claims that the key has when they are needed: a rotated key has none (X4). `owner`
+    is the entity whose authorization rule signed the token, or '' for a rule of the namespace.
     """
 
-    claims: frozenset[Claim]
+    key: SigningKey
     until: int
     owner: str
 
@@ -44,9 +51,6 @@ class _Grant(NamedTuple):
             return True
         rest = path.removeprefix(self.owner)
         return path.startswith(self.owner) and (not rest or rest.startswith(("/$", "/subscriptions/")))
-
-
-_NOTHING = _Grant(frozenset(), 0, "")
 
 
 class GrantedClaims:
@@ -68,6 +72,7 @@ class GrantedClaims:
         self._arrived_at = arrived_at
         self._max_grants = max_grants
         self._granted: dict[str, _Grant] = {}
+        self._owners: set[str] = set()  # the entities whose rules signed tokens, in lower case
         self._longest = 0  # characters of the longest path that was ever in `_granted`
         self._forbidden: str | None = None  # why no token is accepted
 
@@ -88,12 +93,12 @@ class GrantedClaims:
         address = parse_address(audience)
         path, owner = address.path, ""
         try:
-            claims = self._verified(token, path, (), now)
+            key = self._verified(token, path, (), now)
         except TokenRefusedError:
             owner, rules = _entity_rules(self._namespace, address.entity)
             if not rules:
                 raise
-            claims = self._verified(token, path, rules, now)
+            key = self._verified(token, path, rules, now)
         if address.entity and self._namespace.find(address.entity) is None:
             return refusals.not_found(address.entity)
         if path not in self._granted and not self._has_room(now):
@@ -102,8 +107,10 @@ class GrantedClaims:
                 "Put one for the whole namespace."
             )
             return Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text)
-        self._granted[path] = _Grant(claims, (token_expiry(token) or 0) * 1000, owner)
+        self._granted[path] = _Grant(key, (token_expiry(token) or 0) * 1000, owner)
         self._longest = max(self._longest, len(path))
+        if owner:
+            self._owners.add(owner)
         return None
 
     def _has_room(self, now: int) -> bool:
@@ -116,11 +123,11 @@ class GrantedClaims:
 
         Returns False if there is no such rule, or the key is wrong.
         """
-        name, _, key = response.decode("utf-8", "replace").partition("\0")[2].partition("\0")
-        claims = self._verifier.claims_of_key(name, key, peer_is_loopback=self._loopback)
-        if claims:
-            self._granted[""] = _Grant(claims, _FOREVER, "")
-        return bool(claims)
+        name, _, text = response.decode("utf-8", "replace").partition("\0")[2].partition("\0")
+        key = self._verifier.known_key(name, text, peer_is_loopback=self._loopback)
+        if key is not None:
+            self._granted[""] = _Grant(key, _FOREVER, "")
+        return key is not None
 
     def forbid(self, why: str) -> bool:
         """Revoke all claims, and refuse every token from now on. Returns whether there were any claims."""
@@ -135,8 +142,8 @@ class GrantedClaims:
         # quadratic time (X1).
         audience = path if len(path) <= self._longest else path[: self._longest + 1].rpartition("/")[0]
         while True:
-            granted = self._granted.get(audience, _NOTHING)
-            if claim in granted.claims and granted.until > now and granted.covers(path):
+            granted = self._granted.get(audience)
+            if granted is not None and granted.until > now and granted.covers(path) and claim in self._claims(granted):
                 return True
             if not audience:
                 return False
@@ -146,8 +153,16 @@ class GrantedClaims:
         """Return the instant at which the next valid token expires, or None if there is no valid token."""
         return min((grant.until for grant in self._granted.values() if grant.until > now), default=None)
 
-    def _verified(self, token: str, path: str, rules: Sequence[AuthorizationRule], now: int) -> frozenset[Claim]:
-        return self._verifier.verify(
+    def uses_rules_of(self, entity: str) -> bool:
+        """Return whether an authorization rule of this entity signed a token of the connection."""
+        return entity.lower() in self._owners
+
+    def _claims(self, grant: _Grant) -> frozenset[Claim]:
+        rules = _entity_rules(self._namespace, grant.owner)[1] if grant.owner else ()
+        return self._verifier.current_claims(grant.key, rules)
+
+    def _verified(self, token: str, path: str, rules: Sequence[AuthorizationRule], now: int) -> SigningKey:
+        return self._verifier.signing_key(
             token, path, rules, now / 1000, peer_is_loopback=self._loopback, arrived_at=self._arrived_at
         )
 

@@ -43,6 +43,9 @@ class OpenConnection(Protocol):
     def faults_changed(self) -> None:
         """Continue the connection and the operations that a fault held, if the fault has ended."""
 
+    def keys_changed(self, entity: str | None) -> None:
+        """Detach the links whose key is no longer valid. `entity` is None for the keys of the namespace."""
+
     def shut_down(self) -> None:
         """Close the connection as the peer's protocol demands, because the namespace stops."""
 

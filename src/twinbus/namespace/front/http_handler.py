@@ -84,10 +84,15 @@ class HttpHandler:
         faults: FaultControl,
         registry: CollectorRegistry,
         authority: bytes = b"",
+        keys_changed: Callable[[str], None] = lambda entity: None,
     ) -> None:
-        """`authority` is the certificate of the local authority, in PEM."""
+        """`authority` is the certificate of the local authority, in PEM.
+
+        `keys_changed` is called with the path of an entity whose authorization rules may have changed.
+        """
         self._name = name
-        self._admin_api = AdminApi(name, administration)
+        self._admin_api = AdminApi(name, administration, self._check_token)
+        self._keys_changed = keys_changed
         self._verifier = verifier
         self._faults = faults
         self._registry = registry
@@ -116,7 +121,10 @@ class HttpHandler:
         refused = self._check_token(request, resource, self._admin_api.rules(route))
         if refused is not None:
             return error_response(HTTPStatus.UNAUTHORIZED, refused, _CHALLENGE)
-        return await self._admin_api.answer(request, route)
+        response = await self._admin_api.answer(request, route)
+        if request.method in ("PUT", "DELETE") and route.kind is ResourceKind.ENTITY:
+            self._keys_changed(route.entity)
+        return response
 
     def _answer_faults(self, request: HttpRequest) -> HttpResponse:
         refused = self._check_token(request, "$faults", ())
@@ -159,11 +167,17 @@ class HttpHandler:
     def _if_get(self, request: HttpRequest, answer: Callable[[], HttpResponse]) -> HttpResponse:
         return answer() if request.method == "GET" else method_not_allowed(request.method, "GET")
 
-    def _check_token(self, request: HttpRequest, resource: str, rules: tuple[AuthorizationRule, ...]) -> str | None:
-        """Return the reason why the caller may not manage the resource, or None if the caller may manage it."""
-        token = request.headers.get("authorization")
+    def _check_token(
+        self,
+        request: HttpRequest,
+        resource: str,
+        rules: tuple[AuthorizationRule, ...],
+        header: str = "Authorization",
+    ) -> str | None:
+        """Return why the token in a header does not let the caller manage the resource, or None if it does."""
+        token = request.headers.get(header.lower())
         if not token:
-            return "the request has no Authorization header"
+            return f"the request has no {header} header"
         try:
             claims = self._verifier.verify(
                 token,

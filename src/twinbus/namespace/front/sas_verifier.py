@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 from urllib.parse import unquote, unquote_plus, urlsplit
@@ -45,6 +45,14 @@ class TokenRefusedError(Exception):
         super().__init__(text)
         self.problem = problem
         self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """The key that signed a token, or that a peer sent with SASL PLAIN, and the authorization rule that it is of."""
+
+    rule: str
+    key: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,44 +107,72 @@ class SasVerifier:
     ) -> frozenset[Claim]:
         """Return the claims that the token grants on `resource` (a path or a URI). Raises TokenRefusedError.
 
+        The arguments are those of `signing_key`.
+        """
+        key = self.signing_key(
+            token, resource, entity_rules, now, peer_is_loopback=peer_is_loopback, arrived_at=arrived_at
+        )
+        return self.current_claims(key, entity_rules)
+
+    def signing_key(
+        self,
+        token: str,
+        resource: str,
+        entity_rules: Sequence[AuthorizationRule],
+        now: float,
+        *,
+        peer_is_loopback: bool,
+        arrived_at: str | None = None,
+    ) -> SigningKey:
+        """Return the key that signed a token that is valid for `resource` (a path or a URI). Raises TokenRefusedError.
+
         `entity_rules` are the authorization rules of the entity that owns `resource`. `now` is in epoch seconds.
         `arrived_at` is the address of this end of the connection. A key with the well-known default value grants no
         claim to a peer on another machine.
         """
         parsed = _parse(token)
-        claims, key = self._signed_by(parsed, entity_rules)
+        signed_by = self._signed_by(parsed, entity_rules)
         if int(parsed.expires_at) <= now:
             raise TokenRefusedError(TokenProblem.EXPIRED, f"the token expired at {parsed.expires_at}")
-        self.check_name(unquote_plus(parsed.resource), arrived_at)
+        self.check_name(_signed_url(parsed.resource), arrived_at)
         if not _covers(parsed.resource, resource_path(resource)):
             raise TokenRefusedError(
                 TokenProblem.NOT_COVERED, f"the token is for {unquote_plus(parsed.resource)!r}, not for {resource!r}"
             )
-        if key == DEFAULT_KEY and not peer_is_loopback:
+        if signed_by.key == DEFAULT_KEY and not peer_is_loopback:
             raise TokenRefusedError(
                 TokenProblem.DEFAULT_KEY_ABROAD,
                 f"the default key of {DEFAULT_KEY_NAME} is for loopback only: set another",
             )
-        return claims
+        return signed_by
+
+    def current_claims(self, key: SigningKey, entity_rules: Sequence[AuthorizationRule]) -> frozenset[Claim]:
+        """Return the claims that a key has now. Empty if no rule has the key any more, because it was rotated."""
+        for rule in (*entity_rules, *self._rules):
+            if rule.name == key.rule and key.key in (rule.primary_key, rule.secondary_key):
+                return implied_claims(rule.claims)
+        return frozenset()
+
+    def replace_rules(self, namespace_rules: Sequence[AuthorizationRule]) -> None:
+        """Replace the rules of the namespace. Keys that are in none of the new rules have no claims from now on."""
+        self._rules = tuple(namespace_rules)
 
     def check_name(self, url: str, arrived_at: str | None = None) -> None:
         """Raise TokenRefusedError unless the host in `sb://host:port/entity` is a name of this namespace."""
-        _, scheme, rest = url.partition("://")
-        host = re.split(r"[/?#]", rest, maxsplit=1)[0] if scheme else ""
+        host = re.split(r"[/?#]", url.partition("://")[2], maxsplit=1)[0]
         if not self._names.is_own(host, arrived_at):
             raise TokenRefusedError(TokenProblem.FOREIGN_NAME, self._names.refusal(host or url, arrived_at))
 
-    def claims_of_key(self, name: str, key: str, *, peer_is_loopback: bool) -> frozenset[Claim]:
-        """Return the claims of the namespace's rule with this name and key. Empty if there is no rule with both."""
-        claims: frozenset[Claim] = frozenset()
+    def known_key(self, name: str, key: str, *, peer_is_loopback: bool) -> SigningKey | None:
+        """Return the key if the namespace has a rule with this name and key, else None."""
         for rule in self._rules:
             for right in (rule.primary_key, rule.secondary_key):
                 known = right and rule.name == name and hmac.compare_digest(right.encode(), key.encode())
                 if known and (peer_is_loopback or right != DEFAULT_KEY):
-                    claims |= implied_claims(rule.claims)
-        return claims
+                    return SigningKey(name, right)
+        return None
 
-    def _signed_by(self, token: _Token, entity_rules: Sequence[AuthorizationRule]) -> tuple[frozenset[Claim], str]:
+    def _signed_by(self, token: _Token, entity_rules: Sequence[AuthorizationRule]) -> SigningKey:
         named = [rule for rule in (*entity_rules, *self._rules) if rule.name in token.key_names]
         if not named:
             raise TokenRefusedError(
@@ -147,14 +183,20 @@ class SasVerifier:
             for key in (rule.primary_key, rule.secondary_key):
                 right = sas_signature(key, token.resource, token.expires_at).encode()
                 if key and hmac.compare_digest(right, given):
-                    return implied_claims(rule.claims), key
+                    return SigningKey(rule.name, key)
         raise TokenRefusedError(TokenProblem.BAD_SIGNATURE, "the signature does not match the key")
+
+
+def _signed_url(encoded: str) -> str:
+    """Return the URL that a token is for. The JavaScript client signs `host:port/` for the target of a forward."""
+    url = unquote_plus(encoded)
+    return url if "://" in url else f"sb://{url}"
 
 
 def _covers(encoded: str, path: str) -> bool:
     """Return whether the signed URL is the URL of the path or of a parent of the path."""
     try:
-        signed, wanted = urlsplit(unquote_plus(encoded)).path, _segments(path)
+        signed, wanted = urlsplit(_signed_url(encoded)).path, _segments(path)
     except ValueError:
         return False
     # A client that signs a URL escapes the names in the URL; a client that signs an AMQP address does not escape names.
