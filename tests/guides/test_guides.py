@@ -145,3 +145,21 @@ def test_p2_the_guide_has_every_option_with_its_default_and_its_range() -> None:
 def test_s11_the_guide_names_every_event() -> None:
     text = (GUIDES / "five-minutes.md").read_text(encoding="utf-8")
     assert [event for event in EVENTS if f"`{event}`" not in text] == []
+
+
+def _typed(page: Path) -> list[str]:
+    """Return the lines of a page that a reader types into a shell, and the commands inside its sentences."""
+    text = page.read_text(encoding="utf-8")
+    return [*re.findall(r"^\s*\$ (.*)$", text, re.MULTILINE), *re.findall(r"`([^`\n]*)`", text)]
+
+
+def test_x4_no_page_and_no_help_has_a_key_on_a_command_line() -> None:
+    secret = re.compile(r"SharedAccessKey=|password=|\$\{?\w*(CONNECTION|KEY|JDBC)", re.IGNORECASE)
+    option = re.compile(r"--(primary|secondary|connection-string|jdbc)[ =]|(?:export|fault) .*-c ")
+    pages = [*PAGES, *sorted((ROOT / "docs").glob("*.md")), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+    typed = {f"{page.name}: {line}" for page in pages for line in _typed(page) if not line.startswith("export ")}
+    for code in sorted((ROOT / "src" / "twinbus" / "cli").rglob("*.py")):
+        lines = code.read_text(encoding="utf-8").splitlines()
+        typed |= {f"{code.name}: {line.strip()}" for line in lines if re.match(r"\s+twinbus ", line)}
+    assert len(typed) > 100
+    assert [line for line in typed if "twinbus " in line and (secret.search(line) or option.search(line))] == []

@@ -6,7 +6,7 @@ the verb contacts any namespace.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from twinbus.pairing import Administration, AioAdministration
     from twinbus.syphon import Discovery, Transport
 
+NOT_TYPED: Final = "Other users can read a command line: use the variable or twinbus.toml."
+
 Primary = Annotated[
     str,
     typer.Option(
@@ -27,7 +29,7 @@ Primary = Annotated[
         envvar="TWINBUS_PRIMARY_CONNECTION_STRING",
         show_envvar=True,
         show_default=False,
-        help="Connection string of the primary.",
+        help=f"Connection string of the primary. {NOT_TYPED}",
     ),
 ]
 Secondary = Annotated[
@@ -37,7 +39,7 @@ Secondary = Annotated[
         envvar="TWINBUS_SECONDARY_CONNECTION_STRING",
         show_envvar=True,
         show_default=False,
-        help="Connection string of the secondary.",
+        help=f"Connection string of the secondary. {NOT_TYPED}",
     ),
 ]
 PrimaryName = Annotated[

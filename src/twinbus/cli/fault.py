@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twinbus.cli.connections import NOT_TYPED
 from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.terminal import console
 from twinbus.printable import printable
@@ -23,7 +24,7 @@ Connection = Annotated[
         "-c",
         envvar="TWINBUS_CONNECTION_STRING",
         show_envvar=True,
-        help="Connection string of the namespace, with a key that has the Manage claim.",
+        help=f"Connection string of the namespace, with a key that has the Manage claim. {NOT_TYPED}",
     ),
 ]
 Authority = Annotated[

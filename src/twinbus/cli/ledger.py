@@ -133,8 +133,10 @@ def refuse_no_ledger(directory: Path) -> None:
 
 def refuse_unwritable(directory: Path) -> None:
     """Raise OperatorError if a ledger cannot be written to this directory. Called before a verb moves messages."""
+    from twinbus.ledger import make_ledger_folder  # noqa: PLC0415 - slow
+
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_ledger_folder(directory)
         with TemporaryFile(dir=directory):
             pass
     except OSError as error:

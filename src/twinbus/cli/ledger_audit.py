@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from twinbus.cli import connections
-from twinbus.cli.connections import PrimaryName, Secondary, Seconds
+from twinbus.cli.connections import NOT_TYPED, PrimaryName, Secondary, Seconds
 from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.ledger import (
     LISTED,
@@ -55,7 +55,7 @@ OptionalPrimary = Annotated[
         envvar="TWINBUS_PRIMARY_CONNECTION_STRING",
         show_envvar=True,
         show_default="as named in the ledger",
-        help="Connection string of the primary. Only its name is used.",
+        help=f"Connection string of the primary. Only its name is used. {NOT_TYPED}",
     ),
 ]
 Wait = Annotated[

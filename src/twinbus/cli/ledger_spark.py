@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from twinbus.cli.connections import NOT_TYPED
 from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.ledger import LISTED, SUMS, report, show
 from twinbus.cli.ledger_audit import audit_json, run_audit, show_audit
@@ -63,7 +64,10 @@ Follow = Annotated[bool, typer.Option("--follow", help="Keep running: print agai
 Every = Annotated[float, typer.Option(min=1, help="With --follow: seconds between two checks for new entries.")]
 Jdbc = Annotated[
     str | None,
-    typer.Option(envvar="TWINBUS_JDBC", help="JDBC URL of a database that also gets the result: jdbc:postgresql:…"),
+    typer.Option(
+        envvar="TWINBUS_JDBC",
+        help=f"JDBC URL of a database that also gets the result: jdbc:postgresql:… {NOT_TYPED}",
+    ),
 ]
 OptionalSecondary = Annotated[
     str | None,
@@ -71,7 +75,7 @@ OptionalSecondary = Annotated[
         "--secondary",
         envvar="TWINBUS_SECONDARY_CONNECTION_STRING",
         show_default=False,
-        help="With --audit: connection string of the secondary.",
+        help=f"With --audit: connection string of the secondary. {NOT_TYPED}",
     ),
 ]
 Jars = Annotated[str | None, typer.Option(help="JAR files with JDBC drivers, separated by commas.")]
@@ -356,7 +360,10 @@ def _print_ingested(tables: Tables, version: TablesVersion, json: bool) -> None:
 def _audited(options: LedgerJobOptions, secondary: str | None) -> AuditResult:
     """Audit the ledger. The reconciliation then has what the audit recorded."""
     if options.ledger is None or secondary is None:
-        raise OperatorError("--audit needs a ledger and the secondary", "Give --ledger and --secondary.")
+        raise OperatorError(
+            "--audit needs a ledger and the secondary",
+            "Give --ledger, and set TWINBUS_SECONDARY_CONNECTION_STRING.",
+        )
     if options.follow:
         raise OperatorError("--audit cannot be combined with --follow", "Leave out one of them.")
     return run_audit(options.ledger, secondary)

@@ -45,6 +45,7 @@ from twinbus.ledger.entries import (
 from twinbus.ledger.json_lines import EntryError, decode_entry, encode_entry, id_text, id_value, operation_prefix
 from twinbus.ledger.ledger import Ledger, LedgerUnavailableError
 from twinbus.ledger.options import LedgerOptionError, LedgerOptions
+from twinbus.ledger.permissions import make_ledger_folder
 from twinbus.ledger.running_operation import RunningOperation
 from twinbus.ledger.segments import (
     OPEN_SUFFIX,
@@ -115,6 +116,7 @@ __all__ = [
     "id_value",
     "judge_ledger",
     "list_segments",
+    "make_ledger_folder",
     "operation_prefix",
     "read_for_audit",
     "read_ledger",

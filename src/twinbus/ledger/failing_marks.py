@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from twinbus.ledger.entries import Gap
+from twinbus.ledger.permissions import file_mode
 
 _SUFFIX: Final = ".failing"
 _REASON: Final = "at least one, and how many is not known: its writer could not write to the disk"
@@ -44,12 +45,12 @@ class FailingMark:
                 except OSError as error:
                     if error.errno not in (errno.EMFILE, errno.ENFILE) or self._is_made:
                         raise
-                    os.mknod(self._path, stat.S_IFREG | 0o644)
+                    os.mknod(self._path, stat.S_IFREG | file_mode(self._path.parent))
                 self._is_made = True
 
     def _make_locked(self) -> int:
         hidden = self._path.with_name(f".{self._path.name}")
-        file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, file_mode(self._path.parent))
         try:
             # The rename comes after the lock, so that other processes never see a mark without it.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

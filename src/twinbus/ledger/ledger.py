@@ -22,6 +22,7 @@ from twinbus.ledger.entries import OK, Fact, Metered, Move, Movement, Operation,
 from twinbus.ledger.group_writer import GroupWriter
 from twinbus.ledger.json_lines import broker_times, id_text, operation_prefix
 from twinbus.ledger.options import LedgerOptions
+from twinbus.ledger.permissions import make_ledger_folder
 from twinbus.ledger.running_operation import RunningOperation
 from twinbus.ledger.segment_opening import SegmentOpening
 from twinbus.ledger.segments import SegmentWriter
@@ -67,7 +68,7 @@ class Ledger:
         self._open()
         _ledgers.add(self)
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_ledger_folder(self.directory)
         except OSError as error:
             if self.stops_on_error:
                 raise LedgerUnavailableError(self.directory, str(error)) from error

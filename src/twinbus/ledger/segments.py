@@ -29,6 +29,7 @@ from twinbus.errors import OperatorError
 from twinbus.ledger.entries import Entry
 from twinbus.ledger.failing_marks import failing_gaps
 from twinbus.ledger.json_lines import EntryError, decode_entry
+from twinbus.ledger.permissions import file_mode, make_ledger_folder
 
 SEALED_SUFFIX: Final = ".jsonl"
 OPEN_SUFFIX: Final = ".jsonl.open"
@@ -239,9 +240,10 @@ class SegmentWriter:
         file = -1
         try:
             if not number:
-                self._directory.mkdir(parents=True, exist_ok=True)
+                make_ledger_folder(self._directory)
             header = self._opener.header(number).encode()
-            file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC
+            file = os.open(hidden, flags, file_mode(self._directory))
             # The rename comes after the lock and the header, so that other processes never see a segment without both.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_all(file, header)

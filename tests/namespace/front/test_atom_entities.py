@@ -35,6 +35,7 @@ from twinbus.namespace.engine.descriptions import (
     SubscriptionDescription,
     TopicDescription,
     TrueFilter,
+    path_of_address,
 )
 from twinbus.namespace.engine.entity_properties import PropertyType, properties_of
 from twinbus.namespace.front.atom_entities import (
