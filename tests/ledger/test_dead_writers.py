@@ -1,6 +1,8 @@
 """Which writers are dead, and what is sealed in their name (L1)."""
 
+import fcntl
 import os
+import signal
 import subprocess
 import sys
 from datetime import timedelta
@@ -24,6 +26,42 @@ if sys.stdin.readline() == "close\\n":
     ledger.close()
     print("closed", flush=True)
     sys.stdin.readline()
+os.kill(os.getpid(), 9)
+"""
+
+# Forks while its writer opens a file, before or after the rename; then it is killed, and the child of the fork lives on.
+FORKING = """
+import errno, os, sys
+from twinbus.ledger import Ledger, Stage
+rename, directory, what, when = os.rename, *sys.argv[1:]
+
+def say(line):
+    sys.stdout.write(line + "\\n")
+    sys.stdout.flush()
+
+def full(file, data):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+def forking(old, new):
+    if not str(new).endswith(what):
+        return rename(old, new)
+    if when == "after":
+        rename(old, new)
+    if os.fork() == 0:
+        say("child" if ledger.writer != name else "no writer of its own")
+        sys.stdin.read()
+        os._exit(0)
+    if when == "before":
+        rename(old, new)
+    os.rename = rename
+
+ledger = Ledger(directory)
+name = ledger.writer
+os.rename = forking
+if what == ".failing":
+    os.write = full
+ledger.state("restored", {})
+say(name)
 os.kill(os.getpid(), 9)
 """
 
@@ -57,6 +95,50 @@ def test_l1_a_writer_is_dead_as_soon_as_its_process_was_killed(tmp_path: Path) -
     assert dead_writers(tmp_path, now=0.0) == {one.name}, "the lock proves it: no silence is needed"
     other.kill()
     assert dead_writers(tmp_path) == {one.name, other.name}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("what", [".jsonl.open", ".failing"])
+def test_l1_a_killed_writer_is_dead_though_it_forked_while_it_opened_a_file(
+    tmp_path: Path, what: str, when: str
+) -> None:
+    command = [sys.executable, "-c", FORKING, str(tmp_path), what, when]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = {process.stdout.readline().strip() for _ in range(2)}
+        assert "child" in said
+        (name,) = said - {"child"}
+        assert process.wait(60) == -signal.SIGKILL
+        assert dead_writers(tmp_path) == {name}
+        process.communicate("")
+
+
+def test_l1_a_fork_while_a_reader_looks_at_a_segment_does_not_keep_the_segment_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(tmp_path)
+    writer.kill()
+    waiting, end = os.pipe()
+    fstat, children = os.fstat, []
+
+    def forking(file: int) -> os.stat_result:
+        monkeypatch.setattr(os, "fstat", fstat)
+        if (child := os.fork()) == 0:
+            os.close(end)
+            os.read(waiting, 1)
+            os._exit(0)
+        children.append(child)
+        return fstat(file)
+
+    monkeypatch.setattr(os, "fstat", forking)
+    assert dead_writers(tmp_path) == {writer.name}
+    (segment,) = list_segments(tmp_path)
+    with segment.path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(end)
+    (child,) = children
+    os.waitpid(child, 0)
+    os.close(waiting)
 
 
 def test_l1_a_writer_that_was_closed_is_dead_though_its_process_lives(tmp_path: Path) -> None:

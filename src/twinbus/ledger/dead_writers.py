@@ -156,6 +156,8 @@ def _locked(path: Path, flags: int, lock: int) -> Iterator[int | None]:
             raise FileNotFoundError(path)
         yield file
     finally:
+        # Closing is not enough if another thread has forked: its child has the file open, too.
+        fcntl.flock(file, fcntl.LOCK_UN)
         os.close(file)
 
 

@@ -83,6 +83,8 @@ def is_abandoned(directory: Path, writer: str) -> bool:
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # Closing is not enough if another thread has forked: its child has the file open, too.
+        fcntl.flock(file, fcntl.LOCK_UN)
     except OSError:
         return False
     finally:

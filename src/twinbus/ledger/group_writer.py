@@ -231,8 +231,8 @@ class GroupWriter:
         self._closing = self._ended = True
         self.is_asleep = False  # the thread does not exist in this process, so nothing must wake it
         self.queue.clear()
-        self._segments.abandon()
         self._mark.abandon()
+        self._segments.abandon()
         _writers.discard(self)
 
     def _wake(self) -> None:

@@ -375,6 +375,20 @@ class SegmentWriter:
         for segment in (*self._retired, *((self._current,) if self._current is not None else ())):
             os.close(segment.file)
         self._retired, self._current = [], None
+        _close_files_of(self._writer)
+
+
+def _close_files_of(writer: str) -> None:
+    """Closes every file of a writer that this process has open, whoever opened it. The writer's name is unique.
+
+    A thread of the parent may have been in the middle of opening a file when another thread forked: then no object
+    knows the file's number. While a child has the file open, its lock holds, and a writer that was killed looks alive.
+    """
+    with contextlib.suppress(OSError):  # there is no /proc
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # this file was closed meanwhile, such as the listing's own
+                if Path(os.readlink(f"/proc/self/fd/{number}")).name.removeprefix(".").startswith(writer):
+                    os.close(int(number))
 
 
 def _is_at(path: Path, identity: tuple[int, int]) -> bool:
