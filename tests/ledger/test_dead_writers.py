@@ -29,7 +29,7 @@ if sys.stdin.readline() == "close\\n":
 os.kill(os.getpid(), 9)
 """
 
-# Forks while its writer opens a file, before or after the rename; then it is killed, and the child of the fork lives on.
+# Forks while its writer opens a file, before or after the rename; then it is killed, and the child lives on.
 FORKING = """
 import errno, os, sys
 from twinbus.ledger import Ledger, Stage

@@ -4,13 +4,16 @@ import errno
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from twinbus.ledger.dead_writers import own_host
+from twinbus.ledger import Ledger
+from twinbus.ledger.dead_writers import SEALED_AT_ONCE, own_host
 from twinbus.ledger.entries import Dropped, Ended, Role, SegmentHeader
 from twinbus.ledger.json_lines import decode_entry
 from twinbus.ledger.options import LedgerOptions
@@ -358,6 +361,46 @@ def test_a_segment_of_another_host_is_sealed_only_after_a_long_silence(tmp_path:
     os.utime(path, (0, 0))
     append(writer(tmp_path, "client-here-1-1111111111111111"), GROUP)
     assert not path.exists()
+
+
+def many_abandoned(directory: Path, count: int) -> None:
+    for number in range(count):
+        (directory / f"client-{own_host()}-77-aaaaaaaaaaaaaaaa-{number}.jsonl.open").write_bytes(GROUP)
+
+
+def test_a_sync_seals_only_some_of_many_abandoned_segments_and_the_next_syncs_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many_abandoned(tmp_path, 2 * SEALED_AT_ONCE + 1)
+    one = writer(tmp_path, f"client-{own_host()}-1-0123456789abcdef")
+    syncs: list[int] = []
+    fsync = os.fsync
+
+    def counted(file: int) -> None:
+        syncs[-1] += 1
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    write(one, GROUP)
+    sealed = []
+    while one.is_preparing:
+        syncs.append(0)
+        one.sync()
+        sealed.append(sum(not segment.is_open for segment in list_segments(tmp_path)))
+    assert sealed == [SEALED_AT_ONCE, 2 * SEALED_AT_ONCE, 2 * SEALED_AT_ONCE + 1]
+    # Each sealed segment, and the folder; with the first, the own segment and its name.
+    assert syncs == [SEALED_AT_ONCE + 3, SEALED_AT_ONCE + 1, 2]
+    one.seal()
+
+
+def test_a_writer_seals_many_abandoned_segments_though_it_is_idle(tmp_path: Path) -> None:
+    many_abandoned(tmp_path, 2 * SEALED_AT_ONCE)
+    with Ledger(tmp_path, options=LedgerOptions(group_interval=timedelta(milliseconds=1))) as ledger:
+        ledger.state("restored", {})
+        deadline = time.monotonic() + 60
+        while [segment.writer for segment in list_segments(tmp_path) if segment.is_open] != [ledger.writer]:
+            assert time.monotonic() < deadline, "abandoned segments stay open"
+            time.sleep(0.005)
 
 
 def test_a_writer_whose_segment_another_writer_sealed_goes_on_with_the_next(tmp_path: Path) -> None:

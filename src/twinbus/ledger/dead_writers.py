@@ -31,6 +31,8 @@ _log = logging.getLogger("twinbus.ledger")
 
 SILENCE: Final = timedelta(minutes=15)
 """A writer on another host counts as dead after this time without a write, if the caller gives no other time."""
+SEALED_AT_ONCE: Final = 32
+"""How many segments `seal_abandoned` seals in one call. Each takes a sync, and a flush waits for them."""
 _CHUNK: Final = 64 * 1024
 
 
@@ -101,28 +103,39 @@ def _has_ended(file: int) -> bool:
 # --- sealing ---------------------------------------------------------------------------------------------------------
 
 
-def seal_abandoned(directory: Path, host: str, silent_seconds: float, by: str) -> None:
-    """Seals the open segments whose writer has ended. `by` is the name of the writer that does this.
+def seal_abandoned(segments: Iterator[Segment], host: str, silent_seconds: float, by: str) -> bool:
+    """Seals open segments whose writer has ended, at most SEALED_AT_ONCE. Returns whether it has looked at all of them.
 
-    On this host, a writer has ended if no process locks its segment. The lock of a process on another host may not be
-    visible here, so a segment of another host must also have had no write for `silent_seconds`.
+    `by` is the name of the writer that does this. On this host, a writer has ended if no process locks its segment. The
+    lock of a process on another host may not be visible here, so a segment of another host must also have had no write
+    for `silent_seconds`.
     """
-    for segment in list_segments(directory):
-        if not segment.is_open:
-            continue
+    sealed: list[Segment] = []
+    for segment in segments:
         try:
-            if segment.host == host or time.time() - segment.path.stat().st_mtime > silent_seconds:
-                _seal(segment, by)
+            may_have_ended = segment.host == host or time.time() - segment.path.stat().st_mtime > silent_seconds
+            if may_have_ended and _seal(segment, by):
+                sealed.append(segment)
         except FileNotFoundError:
             continue
         except OSError as error:
             _log.warning("ledger: %s is left open by its writer and cannot be sealed: %s", segment.path, error)
+        if len(sealed) == SEALED_AT_ONCE:
+            break
+    if sealed:
+        directory = sealed[0].path.parent
+        try:
+            sync_folder(directory)
+        except OSError as error:  # after a power failure these segments may be open again
+            _log.warning("ledger: %s cannot be synced: %s", directory, error)
+    return len(sealed) < SEALED_AT_ONCE
 
 
-def _seal(segment: Segment, by: str) -> None:
+def _seal(segment: Segment, by: str) -> bool:
+    """Seals a segment without syncing its new name. Returns False if a process locks the segment."""
     with _locked(segment.path, os.O_RDWR | os.O_APPEND, fcntl.LOCK_EX) as file:
         if file is None:
-            return
+            return False
         os.ftruncate(file, _end_of_last_line(file))
         ended = Ended(
             at=int(time.time() * 1000),
@@ -135,7 +148,7 @@ def _seal(segment: Segment, by: str) -> None:
         write_all(file, encode_entry(ended).encode())
         os.fsync(file)
         segment.path.rename(segment.sealed_path)
-        sync_folder(segment.path.parent)
+    return True
 
 
 @contextmanager

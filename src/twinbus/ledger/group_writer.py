@@ -313,7 +313,8 @@ class GroupWriter:
             self._flush_now.wait(self._group_seconds)
 
     def _has_work(self) -> bool:
-        return bool(self.queue or self._flushes or self._unwritten or self._segments.needs_sync)
+        segments = self._segments
+        return bool(self.queue or self._flushes or self._unwritten or segments.needs_sync or segments.is_preparing)
 
     def _write_group(self) -> None:
         self._flush_now.clear()

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +38,8 @@ class SegmentOpening:
         self._host = host
         self._options = options
         self._version = _version()
+        self._unsealed: Iterator[Segment] | None = None
+        """The open segments that `make_room` has not looked at yet; None before and after this work."""
         self._reported: list[str] = []
         """Dead writers whose marks the lines of `make_room` report."""
 
@@ -56,10 +59,17 @@ class SegmentOpening:
             )
         )
 
-    def make_room(self, number: int) -> str:
-        """Seals segments of dead writers and keeps the disk budget. Returns lines that report what is missing."""
+    def make_room(self, number: int) -> str | None:
+        """Seals segments of dead writers and keeps the disk budget. Returns lines that report what is missing.
+
+        Seals only some of the segments, and returns None, if there are many: a flush may be waiting.
+        """
         options, at = self._options, int(time.time() * 1000)
-        seal_abandoned(self._directory, self._host, 2 * options.segment_age.total_seconds(), self._writer)
+        if self._unsealed is None:
+            self._unsealed = iter([segment for segment in list_segments(self._directory) if segment.is_open])
+        if not seal_abandoned(self._unsealed, self._host, 2 * options.segment_age.total_seconds(), self._writer):
+            return None
+        self._unsealed = None
         group = f"{self._role}-{self._host}"
         budget, wanted = options.budget_bytes, options.segment_bytes
         dropped = keep_to_budget(self._directory, group, budget, wanted, at, self._id(number))

@@ -90,8 +90,11 @@ class SegmentOpener(Protocol):
     def header(self, number: int) -> str:
         """Returns the first line of segment `number`. Does no I/O."""
 
-    def make_room(self, number: int) -> str:
-        """Prepares the directory for segment `number`, which exists already. Returns lines to append to the segment."""
+    def make_room(self, number: int) -> str | None:
+        """Prepares the directory for segment `number`, which exists already. Returns lines to append to the segment.
+
+        Returns None if a part of this work is left: the next sync calls again.
+        """
 
     def room_made(self) -> None:
         """Is called when the lines of `make_room` are written."""
@@ -110,7 +113,7 @@ class _WrittenSegment:
     size: int
     synced_lines: int = 0
     is_prepared: bool = False
-    """Whether `make_room` was called for this segment."""
+    """Whether `make_room` has done all its work for this segment."""
     is_durable: bool = False
     """Whether the file name and the header were synced."""
     unsynced: list[bytes] = field(default_factory=list)
@@ -185,6 +188,12 @@ class SegmentWriter:
         """Whether `sync` has something to do."""
         current = self._current
         return bool(self._retired) or (current is not None and current.unsynced_lines > 0)
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether work for the open segment is left that every `sync` does a part of."""
+        current = self._current
+        return current is not None and not current.is_prepared
 
     def seconds_left(self) -> float:
         """Returns the time until the open segment reaches its age limit; infinite if none is open."""
@@ -295,9 +304,11 @@ class SegmentWriter:
     def _prepare(self, segment: _WrittenSegment) -> None:
         if segment.is_prepared:
             return
-        lines = self._opener.make_room(segment.number).encode()
+        text = self._opener.make_room(segment.number)
+        if text is None:
+            return
         segment.is_prepared = True
-        if lines:
+        if lines := text.encode():
             with self.lock:
                 try:
                     self.write(lines, lines.count(b"\n"))
@@ -385,10 +396,10 @@ def _close_files_of(writer: str) -> None:
     knows the file's number. While a child has the file open, its lock holds, and a writer that was killed looks alive.
     """
     with contextlib.suppress(OSError):  # there is no /proc
-        for number in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # this file was closed meanwhile, such as the listing's own
-                if Path(os.readlink(f"/proc/self/fd/{number}")).name.removeprefix(".").startswith(writer):
-                    os.close(int(number))
+        for link in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):  # the file is not open any more, such as the listing's own
+                if link.readlink().name.removeprefix(".").startswith(writer):
+                    os.close(int(link.name))
 
 
 def _is_at(path: Path, identity: tuple[int, int]) -> bool:
