@@ -5,7 +5,6 @@ import errno
 import gc
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -549,31 +548,6 @@ def test_a_log_handler_that_records_entries_and_a_failing_write_do_not_wait_for_
                 thread.join(10)
             assert not any(thread.is_alive() for thread in threads)
         assert ledger.flush()
-
-
-def test_a_signal_handler_may_record_an_entry_while_a_segment_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rename = os.rename
-
-    def interrupted(*names: Path) -> None:
-        rename(*names)
-        monkeypatch.setattr(os, "rename", rename)
-        signal.raise_signal(signal.SIGUSR1)
-
-    with Ledger(tmp_path) as ledger:
-        before = signal.signal(signal.SIGUSR1, lambda *_: send(ledger, "inner"))
-        try:
-            monkeypatch.setattr(os, "rename", interrupted)
-            send(ledger, "outer")
-        finally:
-            signal.signal(signal.SIGUSR1, before)
-        assert ledger.flush()
-        assert ledger.failure is None
-        assert [segment.number for segment in list_segments(tmp_path) if segment.is_open] == [1]
-    found = balance(read_ledger(tmp_path))
-    assert {message.id for message in found.delivered} == {"inner", "outer"}
-    assert found.incomplete == []
 
 
 def test_while_the_disk_is_full_an_entry_does_not_copy_those_that_wait(

@@ -13,6 +13,9 @@ An entry is turned into a line and written under one lock, `SegmentWriter.lock`:
 its outcome. No sync happens under this lock. Nothing is logged under it: a handler of the application's logging has a
 lock of its own, and may send through a pair and so record an entry.
 
+A signal handler may run at any line of a write, in the same thread, and may record, flush or close. So the locks are
+reentrant, and a handler that interrupted a write never waits for the writer's thread (`is_interrupted`).
+
 While the disk cannot be written, the lines are stored in memory, up to `buffer_bytes`, and the thread tries again every
 RETRY_SECONDS. Further lines are dropped and counted as missing; as soon as the disk can be written, a `gap` entry
 reports the count. Entries of a segment that somebody removed count as missing too (L7).
@@ -23,9 +26,11 @@ The writer only reports failures (`failure`, `missing`, the log). The `Ledger` d
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import logging
 import math
+import queue
 import threading
 import time
 import weakref
@@ -88,11 +93,14 @@ class GroupWriter:
         # `Ledger.__del__`, which calls `finish`.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
+        self._start_turn = threading.Lock()
+        """Held while the thread is started. It is not reentrant: a signal handler must not start a second thread."""
         self.is_asleep = True
         """Whether the thread waits for `_wake`, or does not run yet."""
-        self._work_queued = threading.Event()
-        self._flush_now = threading.Event()
-        self._closing = False
+        self._work_queued = _WakeUp()
+        self._flush_now = _WakeUp()
+        self.is_closing = False
+        """Whether `finish` was called."""
         self._ended = False
         """Whether the last line was written. Changed only under the lock of the segments."""
         self._is_blocked = False
@@ -200,15 +208,27 @@ class GroupWriter:
         The result of the future is None, or the reason why entries are not on the disk.
         """
         future: Future[str | None] = Future()
+        if self.is_interrupted():
+            future.set_result("a signal handler interrupted a write of the same thread")
+            return future
         self._flushes.append(future)
         self._flush_now.set()
         self._wake()
         return future
 
+    def is_interrupted(self) -> bool:
+        """Returns whether the calling thread is inside a write already: a signal handler interrupted it.
+
+        The writer's thread needs the locks that this write holds. So the handler must not wait for the thread.
+        """
+        return any(map(_is_held_here, (self._segments.lock, self._lock)))
+
     def finish(self) -> threading.Thread | None:
         """Starts to close: the thread will write the queued entries, seal the segment and end. Returns the thread."""
         with self._lock:
-            self._closing = True
+            self.is_closing = True
+            if self._thread is None and (self._segments.opened or self.queue):
+                self._is_started()
             thread = self._thread
         self._flush_now.set()
         self._work_queued.set()
@@ -228,7 +248,7 @@ class GroupWriter:
     def abandon(self) -> None:
         """Closes the file without writing. For the child process of a fork: the parent process writes the entries."""
         self._lock = threading.RLock()  # a thread of the parent may have had the lock
-        self._closing = self._ended = True
+        self.is_closing = self._ended = True
         self.is_asleep = False  # the thread does not exist in this process, so nothing must wake it
         self.queue.clear()
         self._mark.abandon()
@@ -236,29 +256,38 @@ class GroupWriter:
         _writers.discard(self)
 
     def _wake(self) -> None:
-        """Starts the thread if it does not run, and wakes the thread. If the writer is closed, drops the queue."""
+        """Starts the thread if it does not run, and wakes the thread. If the thread has ended, drops the queue.
+
+        If the writer is closing and the thread never ran, a write in progress may have been the first one. Then the
+        thread is started to seal the segment.
+        """
         with self._lock:
-            is_closing = self._closing
-            if not is_closing and self._is_started():
+            is_unused = not (self._segments.opened or self.queue)
+            is_refused = self.is_closing and (self._thread is not None or is_unused)
+            if not is_refused and self._is_started():
                 self.is_asleep = False
                 self._work_queued.set()
         self._log_now()
-        if is_closing and (self._thread is None or not self._thread.is_alive()):
+        if is_refused and (self._thread is None or not self._thread.is_alive()):
             self._refuse()
 
     def _is_started(self) -> bool:
         """Starts the thread if it does not run. Returns False if this fails; the next `_wake` tries again."""
-        if self._thread is not None and self._thread.is_alive():
+        if not self._start_turn.acquire(blocking=False):  # a signal handler interrupted this method
             return True
-        thread = threading.Thread(target=self._run, name=f"twinbus-ledger-{self.writer_id}", daemon=True)
         try:
-            thread.start()
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._run, name=f"twinbus-ledger-{self.writer_id}", daemon=True)
+                thread.start()
+                self._thread = thread
         except RuntimeError as error:  # the process cannot start more threads; the entries stay queued
+            self.is_asleep = True
             self._record_failure(OSError(str(error)), is_disk=False)
             while self._flushes:
                 _resolve(self._flushes.popleft(), self.failure)
             return False
-        self._thread = thread
+        finally:
+            self._start_turn.release()
         return True
 
     def _refuse(self) -> None:
@@ -288,7 +317,7 @@ class GroupWriter:
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._closing:
+        while not self.is_closing:
             self._sleep()
             self._write_group()
         self._write_group()
@@ -304,7 +333,7 @@ class GroupWriter:
         if not self._has_work():
             self.is_asleep = True
             # Checked again, because `put` did not wake this thread before the line above was executed.
-            if not self._has_work() and not self._closing:
+            if not self._has_work() and not self.is_closing:
                 left = self._segments.seconds_left()
                 self._work_queued.wait(None if math.isinf(left) else max(left, 0.0))
             self.is_asleep = False
@@ -492,6 +521,28 @@ class GroupWriter:
         self._log_now()
 
 
+class _WakeUp:
+    """Like a `threading.Event`, but `set` may interrupt `set`: an Event's lock is not reentrant.
+
+    Only one thread may call `wait` and `clear`. After `wait`, it must call `clear` before it waits again.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def set(self) -> None:
+        self._queue.put(None)
+
+    def wait(self, timeout: float | None) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._queue.get(timeout=timeout)
+
+    def clear(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
+
+
 class _MissingEntries:
     """How many entries are missing, the times of the first and the last, and the reason for the last."""
 
@@ -512,6 +563,15 @@ class _MissingEntries:
     def entry(self, at: int, writer_id: str, number: int) -> Gap:
         id_ = f"{writer_id}-gap-{number}"
         return Gap(at=at, id=id_, count=self.count, since=self.since, until=self.until, reason=self.reason)
+
+
+def _is_held_here(lock: threading.RLock) -> bool:
+    """Returns whether the calling thread holds a lock."""
+    try:
+        threading.Condition(lock).notify()  # nothing waits for this condition
+    except RuntimeError:  # it needs the lock
+        return False
+    return True
 
 
 def _resolve(future: Future[str | None], reason: str | None) -> None:

@@ -154,7 +154,7 @@ class Ledger:
 
     def check(self) -> None:
         """Raises LedgerUnavailableError if `on_error` is "stop" and the ledger cannot be written."""
-        if self.stops_on_error and (self._closed or self._writer.failure is not None):
+        if self.stops_on_error and (self._writer.is_closing or self._writer.failure is not None):
             raise LedgerUnavailableError(self.directory, self._writer.failure or "it was closed")
 
     # --- other facts -------------------------------------------------------------------------------------------------
@@ -223,7 +223,8 @@ class Ledger:
     def flush(self, timeout: float | None = FLUSH_SECONDS) -> bool:
         """Waits until all entries that were recorded before this call are on the disk. Returns False if this fails.
 
-        If `on_error` is "stop", raises LedgerUnavailableError instead of returning False.
+        If `on_error` is "stop", raises LedgerUnavailableError instead of returning False. Fails at once in a signal
+        handler that interrupted a write of the same thread.
         """
         try:
             reason = self._writer.flush().result(timeout)
@@ -269,8 +270,13 @@ class Ledger:
         """Writes all queued entries and seals the segment.
 
         If `on_error` is "stop", raises LedgerUnavailableError if not all entries were written within `timeout` seconds.
+        In a signal handler that interrupted a write of the same thread, this method does not wait: the ledger closes
+        after the handler has returned. Then a second call waits for this.
         """
         if self._closed:
+            return
+        if self._writer.is_interrupted():
+            self._writer.finish()
             return
         self._closed = True
         if not self._writer.close(timeout) and self.stops_on_error:
