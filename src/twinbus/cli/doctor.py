@@ -1,25 +1,40 @@
-"""`twinbus doctor`: inspect the backlog queues of a pair (P6), and test whether the primary hides pings (G3)."""
+"""`twinbus doctor`: check both namespaces and the backlog of a pair (P6, Y1), and whether the primary hides pings (G3).
+
+`doctor_checks` gathers the facts; `twinbus.pairing.findings` decides what the facts mean.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json as json_text
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from twinbus.cli import connections
 from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seconds
-from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.errors import ATTENTION, BROKEN, Debug, WrongUsageError, errors_reported
 from twinbus.cli.spinner import spinner
 from twinbus.cli.terminal import console
-from twinbus.errors import OperatorError
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
-    from twinbus.pairing import Administration, FoundQueue, Inspection, PingCheck
+    from rich.console import RenderableType
 
-PROBLEMS = 3
+    from twinbus.cli.doctor_checks import DoctorChecks
+    from twinbus.pairing import (
+        Administration,
+        Finding,
+        FoundQueue,
+        Inspection,
+        LedgerFacts,
+        PrimaryFacts,
+        SecondaryFacts,
+    )
+
+_CODES: Final = {"broken": BROKEN, "attention": ATTENTION, None: 0}
+_COLOURS: Final = {"broken": "bold red", "attention": "bold yellow", "note": "dim"}
 
 
 def doctor(
@@ -27,67 +42,70 @@ def doctor(
     secondary: Secondary,
     count: Count = 10,
     primary_name: PrimaryName = None,
+    entity: Annotated[
+        list[str] | None,
+        typer.Option(help="An entity that applications send to: test it on the primary; may be repeated."),
+    ] = None,
     ping: Annotated[bool, typer.Option(help="Test in a scratch queue of the primary whether it hides pings.")] = True,
     ping_entity: Annotated[
         str | None, typer.Option(help="Test in this queue of the primary instead, if no queue may be created.")
     ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Directory of a ledger: look at it, too.", show_default="none")
+    ] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds between two looks at messages that wait.")] = 5.0,
     clean: Annotated[bool, typer.Option("--clean", help="Remove empty extra queues, after a confirmation.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --clean: do not ask for confirmation.")] = False,
     seconds: Seconds = 10.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Check the backlog queues of a pair.
+    """Check a pair: namespaces, rights, queues, messages.
 
-    Changes nothing without --clean.
+    Each finding has a cause and a next step. Changes nothing without --clean.
 
-    Exit code: 0 if all is well, 3 if there are problems, 1 if the check failed.
+    Exit code: 0 if all is well, 3 if something needs attention, 4 if the pair is broken, 1 if the check failed.
 
     Examples:
       twinbus doctor
+      twinbus doctor --entity orders --ledger ./ledger
       twinbus doctor --count 5 --clean     # remove empty queues beyond five, after a confirmation
       twinbus doctor --no-ping --json
     """
     with errors_reported(debug=debug):
         if json and clean and not yes:
-            raise OperatorError("--clean asks for confirmation, and --json cannot ask", "Add --yes.")
+            raise WrongUsageError("--clean asks for confirmation, and --json cannot ask", "Add --yes.")
         connections.require_two_namespaces(primary, secondary)
         name = connections.backlog_name(primary, primary_name)
+        from twinbus.cli.doctor_checks import DoctorChecks, ledger_facts  # noqa: PLC0415 - slow
+        from twinbus.pairing import findings_of, overall  # noqa: PLC0415
+
+        checks = DoctorChecks(primary, secondary, name, count, seconds, wait)
+        book = None if ledger is None else ledger_facts(ledger)
         with connections.administration(secondary, seconds) as administration:
-            with spinner(f"inspecting {administration.namespace}"):
-                inspection = _inspected(administration, name, count)
-            with spinner("testing a ping"):
-                pings = asyncio.run(_pings(primary, ping_entity, seconds)) if ping else None
-            report = _report(inspection, pings)
+            with spinner("examining the pair"):
+                facts = checks.inspected(administration)
+                ours, theirs = asyncio.run(_examined(checks, facts, entity or (), ping_entity, ping=ping))
+            found = findings_of(ours, theirs, book)
+            worst = overall(found)
+            report = _report(name, ours, theirs, book, found)
             if not json:
-                _print(inspection, pings)
-            if clean:
-                report["cleaned"] = _clean(administration, inspection, count, yes=yes, quiet=json)
+                _print(name, ours, theirs, found)
+            if clean and theirs.inspection is not None and theirs.management is None:
+                report["cleaned"] = _clean(administration, theirs.inspection, count, yes=yes, quiet=json)
         if json:
             typer.echo(json_text.dumps(report))
-        if inspection.problems:
-            raise typer.Exit(PROBLEMS)
+        if worst is not None:
+            raise typer.Exit(_CODES[worst])
 
 
-def _inspected(administration: Administration, name: str, count: int) -> Inspection:
-    from azure.core.exceptions import AzureError  # noqa: PLC0415 - slow
-
-    from twinbus.pairing import inspect_backlog  # noqa: PLC0415
-
-    try:
-        return inspect_backlog(administration, name, count)
-    except (AzureError, OSError) as error:
-        raise connections.connection_error("secondary", error) from error
-
-
-async def _pings(primary: str, entity: str | None, seconds: float) -> PingCheck:
-    from twinbus.pairing import check_pings  # noqa: PLC0415 - slow
-
-    async with (
-        connections.aio_client(primary) as client,
-        connections.aio_administration(primary, seconds) as administration,
-    ):
-        return await check_pings(client, administration, entity=entity, seconds=2 * seconds)
+async def _examined(
+    checks: DoctorChecks, facts: SecondaryFacts, entities: list[str] | tuple[()], ping_entity: str | None, *, ping: bool
+) -> tuple[PrimaryFacts, SecondaryFacts]:
+    ours, theirs = await asyncio.gather(checks.primary_facts(entities), checks.looked_at(facts))
+    if ping and ours.failure is None:
+        ours = await checks.pings(ours, ping_entity)
+    return ours, theirs
 
 
 def _clean(
@@ -120,18 +138,32 @@ def _clean(
 # --- output ---------------------------------------------------------------------------------------------------------
 
 
-def _report(inspection: Inspection, pings: PingCheck | None) -> dict[str, Any]:
+def _report(
+    name: str,
+    primary: PrimaryFacts,
+    secondary: SecondaryFacts,
+    ledger: LedgerFacts | None,
+    findings: tuple[Finding, ...],
+) -> dict[str, Any]:
+    from twinbus.pairing import Severity, overall  # noqa: PLC0415 - slow
+
+    inspection, pings = secondary.inspection, primary.pings
     return {
-        "primary": inspection.primary,
-        "secondary": inspection.secondary,
-        "queues": [_queue(queue) for queue in inspection.queues],
-        "missing": list(inspection.missing),
-        "extras": [_queue(queue) for queue in inspection.extras],
-        "orphans": [_queue(queue) for queue in inspection.orphans],
+        "primary": name,
+        "secondary": secondary.host if inspection is None else inspection.secondary,
+        "state": overall(findings) or "well",
+        "findings": [one._asdict() for one in findings],
+        "queues": [] if inspection is None else [_queue(queue) for queue in inspection.queues],
+        "missing": [] if inspection is None else list(inspection.missing),
+        "extras": [] if inspection is None else [_queue(queue) for queue in inspection.extras],
+        "orphans": [] if inspection is None else [_queue(queue) for queue in inspection.orphans],
+        "oldest_seconds": max((look.age for look in secondary.looks if look.age is not None), default=None),
+        "clock_offset_seconds": secondary.clock,
+        "syphons": None if ledger is None else list(ledger.syphons),
         "pings": None
         if pings is None
         else {"visibility": str(pings.visibility), "detail": pings.detail, "advice": pings.advice},
-        "problems": inspection.problems,
+        "problems": [f"{one.what} {one.next_step}" for one in findings if one.severity is not Severity.NOTE],
     }
 
 
@@ -142,28 +174,58 @@ def _queue(queue: FoundQueue) -> dict[str, Any]:
         "messages": depth.active,
         "dead_lettered": depth.dead_lettered,
         "other": depth.other,
+        "size_bytes": queue.size,
+        "max_bytes": queue.capacity,
         "differences": [difference._asdict() for difference in queue.differences],
     }
 
 
-def _print(inspection: Inspection, pings: PingCheck | None) -> None:
-    from rich.table import Table  # noqa: PLC0415 - slow, and not needed with --json
+def _print(name: str, primary: PrimaryFacts, secondary: SecondaryFacts, findings: tuple[Finding, ...]) -> None:
+    from rich.text import Text  # noqa: PLC0415 - slow, and not needed with --json
+
+    from twinbus.pairing import overall  # noqa: PLC0415
 
     shown = console()
-    table = Table("backlog queue", "what", "messages", "dead-lettered", "other", "differs in")
-    for what, queues in (("used", inspection.queues), ("extra", inspection.extras), ("orphan", inspection.orphans)):
-        for queue in queues:
-            depth = queue.depth
-            differs = "\n".join(f"{d.property}: {d.found}, not {d.wanted}" for d in queue.differences)
-            counts = (str(depth.active), str(depth.dead_lettered), str(depth.other))
-            table.add_row(queue.path, what, *counts, differs or "-")
-    for path in inspection.missing:
-        table.add_row(path, "missing", "", "", "", "")
-    shown.print(table)
-    if inspection.orphans:
-        shown.print("Orphans belong to another primary. --clean never removes them: applications may use them.")
-    if pings is not None:
-        shown.print(f"pings are {pings.visibility} on the primary: {pings.detail}. {pings.advice}")
-    for problem in inspection.problems:
-        shown.print(f"- {problem}", soft_wrap=True)
-    shown.print("problems were found" if inspection.problems else "all is well")
+    shown.print(f"primary    {primary.host}")
+    shown.print(f"secondary  {secondary.host}")
+    shown.print(f"backlog    {_summary(name, secondary)}")
+    if findings:
+        shown.print()
+        shown.print(_table(findings))
+    match overall(findings):
+        case None:
+            text = Text("all is well", "bold green")
+        case worst:
+            needing = sum(one.severity != "note" for one in findings)
+            text = Text(f"{worst}: {needing} finding{'' if needing == 1 else 's'}", _COLOURS[worst])
+    shown.print()
+    shown.print(text)
+
+
+def _summary(name: str, facts: SecondaryFacts) -> str:
+    found = facts.inspection
+    if found is None:
+        return f"unknown, of {name}"
+    own = (*found.queues, *found.extras)
+    depth = [sum(getattr(queue.depth, what) for queue in own) for what in ("active", "dead_lettered", "other")]
+    at_least = "" if facts.counted else "at least "
+    other = f", {depth[2]:,} scheduled or in transfer" if depth[2] else ""
+    return f"{len(own)} queues of {name}: {at_least}{depth[0]:,} messages, {depth[1]:,} dead-lettered{other}"
+
+
+def _table(findings: tuple[Finding, ...]) -> RenderableType:
+    """Return the findings as a grid: severity on the left; what, why and what to do on the right."""
+    from rich.table import Table  # noqa: PLC0415 - slow, and not needed with --json
+    from rich.text import Text  # noqa: PLC0415
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    # A long word, such as a path, continues on the next line.
+    grid.add_column(overflow="fold")
+    for number, one in enumerate(findings):
+        if number:
+            grid.add_row("", "")
+        grid.add_row(Text(one.severity, _COLOURS[one.severity]), Text(printable(one.what), "bold"))
+        grid.add_row(Text("  why", "dim"), printable(one.cause))
+        grid.add_row(Text("  next", "dim"), printable(one.next_step))
+    return grid

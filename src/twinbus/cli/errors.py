@@ -14,12 +14,24 @@ from typing import Annotated
 import typer
 
 from twinbus.cli.terminal import console
-from twinbus.errors import OperatorError, TwinbusError
+from twinbus.errors import OperatorError, OptionError, TwinbusError
 
+# The exit codes of all verbs; docs/guides/exit-codes.md has them for each verb.
 FAILED = 1
+"""The command itself failed. Also, by clause L3, a ledger verb that finds lost messages."""
+WRONG_USAGE = 2
+"""Options or arguments are wrong, or do not go together. Typer uses the same code."""
+ATTENTION = 3
+"""The command did its work, and found something that needs attention."""
+BROKEN = 4
+"""The command did its work, and found that nothing can work."""
 SIGNALLED = 128
 """The exit code after a signal is this number plus the number of the signal, as in shells."""
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+class WrongUsageError(OperatorError):
+    """Options or arguments of the command line are wrong, or do not go together. The exit code is WRONG_USAGE."""
 
 
 def print_error(error: BaseException, *, debug: bool = False) -> None:
@@ -54,7 +66,7 @@ def errors_reported(*, debug: bool) -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(SIGNALLED + signal.SIGPIPE) from None
         print_error(error, debug=debug)
-        raise typer.Exit(FAILED) from None
+        raise typer.Exit(WRONG_USAGE if isinstance(error, WrongUsageError | OptionError) else FAILED) from None
 
 
 def _stdout_is_closed() -> bool:

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seconds
-from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.errors import ATTENTION, Debug, errors_reported
 from twinbus.cli.spinner import spinner
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
     from twinbus.pairing import Provisioned
-
-PARTLY = 3
 
 
 def provision(
@@ -31,7 +29,7 @@ def provision(
 
     Does not contact the primary; only its name is used.
 
-    Exit code: 0 if every queue exists, 3 if some do, 1 if none does.
+    Exit code: 0 if every queue exists, 3 if some are missing or would lose messages, 1 if none exists.
 
     Examples:
       twinbus provision
@@ -52,15 +50,22 @@ def provision(
                 _print_json(administration.namespace, done)
             else:
                 _print(administration.namespace, done)
-        if done.failed:
-            raise typer.Exit(PARTLY)
+        if done.failed or done.losing:
+            raise typer.Exit(ATTENTION)
 
 
 def _print_json(secondary: str, done: Provisioned) -> None:
     failed = [{"queue": cause.queue, "kind": str(cause.kind), "detail": cause.detail} for cause in done.failed]
+    unsafe = [{"queue": queue, **one._asdict()} for queue, one in done.losing]
     existed = [path for path in done.found if path not in done.created]
-    report = {"secondary": secondary, "created": list(done.created), "existed": existed, "failed": failed}
-    typer.echo(json_text.dumps(report))
+    report = {
+        "secondary": secondary,
+        "created": list(done.created),
+        "existed": existed,
+        "failed": failed,
+        "unsafe": unsafe,
+    }
+    typer.echo(json_text.dumps({**report, "failed": failed, "unsafe": unsafe}))
 
 
 def _print(secondary: str, done: Provisioned) -> None:
@@ -68,5 +73,7 @@ def _print(secondary: str, done: Provisioned) -> None:
         typer.echo(f"{'created' if path in done.created else 'existed'}  {path}")
     for cause in done.failed:
         typer.echo(printable(f"failed   {cause.queue}: {cause.kind} ({cause.detail})"), err=True)
+    for queue, one in done.losing:
+        typer.echo(printable(f"unsafe   {queue}: {one}"), err=True)
     total = len(done.found) + len(done.failed)
     typer.echo(f"{len(done.found)} of {total} backlog queues exist on {secondary}")

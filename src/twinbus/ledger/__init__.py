@@ -42,6 +42,7 @@ from twinbus.ledger.entries import (
     billable_units,
     result_of_failure,
 )
+from twinbus.ledger.failing_marks import failing_writers
 from twinbus.ledger.json_lines import EntryError, decode_entry, encode_entry, id_text, id_value, operation_prefix
 from twinbus.ledger.ledger import Ledger, LedgerUnavailableError
 from twinbus.ledger.options import LedgerOptionError, LedgerOptions
@@ -111,6 +112,7 @@ __all__ = [
     "dead_writers",
     "decode_entry",
     "encode_entry",
+    "failing_writers",
     "grouped_moves",
     "id_text",
     "id_value",

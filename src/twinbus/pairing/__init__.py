@@ -39,7 +39,30 @@ if TYPE_CHECKING:
         TimeToLiveError,
     )
     from twinbus.pairing.events import EVENTS, BacklogDrained
-    from twinbus.pairing.inspection import FoundQueue, Inspection, PingCheck, check_pings, clean_extra, inspect_backlog
+    from twinbus.pairing.findings import (
+        CheckFailure,
+        Finding,
+        LedgerFacts,
+        PrimaryFacts,
+        QueueLook,
+        SecondaryFacts,
+        Severity,
+        findings_of,
+        overall,
+    )
+    from twinbus.pairing.inspection import (
+        Depth,
+        FoundQueue,
+        Inspection,
+        PingCheck,
+        Visibility,
+        check_pings,
+        clean_extra,
+        clock_of_refusal,
+        clock_offset,
+        inspect_backlog,
+        service_text,
+    )
     from twinbus.pairing.metrics import PING_SUCCEEDED
     from twinbus.pairing.options import CHOICES, RANGES, SendAvailabilityOptions
     from twinbus.pairing.pair_sides import (
@@ -72,13 +95,17 @@ __all__ = [
     "BacklogDrained",
     "BacklogHandle",
     "BacklogUnavailableError",
+    "CheckFailure",
+    "Depth",
     "Drill",
     "DrillMoment",
     "EntityMode",
     "EntityState",
     "FailoverEngaged",
+    "Finding",
     "FoundQueue",
     "Inspection",
+    "LedgerFacts",
     "MessageTooLargeForBacklogError",
     "NotPairedError",
     "OperationRecorder",
@@ -94,25 +121,35 @@ __all__ = [
     "PairingRefusedError",
     "PartialSendError",
     "PingCheck",
+    "PrimaryFacts",
     "PrimaryUnusableError",
     "Provisioned",
     "ProvisioningError",
+    "QueueLook",
     "QuietReceiver",
     "Restored",
     "ScheduledInBacklogError",
+    "SecondaryFacts",
     "SendAvailabilityOptions",
+    "Severity",
     "TimeToLiveError",
+    "Visibility",
     "aio_pair_connection_strings",
     "aio_pair_namespaces",
     "check_pings",
     "clean_extra",
+    "clock_of_refusal",
+    "clock_offset",
+    "findings_of",
     "inspect_backlog",
     "management_credential",
     "management_failure",
+    "overall",
     "pair_connection_strings",
     "pair_namespaces",
     "provisioning_steps",
     "run_drill",
+    "service_text",
 ]
 
 # If a name is offered under another name, the offered name follows after a colon.
@@ -131,7 +168,11 @@ _NAMES_BY_MODULE: Final = {
         "ScheduledInBacklogError TimeToLiveError"
     ),
     "events": "EVENTS BacklogDrained",
-    "inspection": "FoundQueue Inspection PingCheck check_pings clean_extra inspect_backlog",
+    "findings": ("CheckFailure Finding LedgerFacts PrimaryFacts QueueLook SecondaryFacts Severity findings_of overall"),
+    "inspection": (
+        "Depth FoundQueue Inspection PingCheck Visibility check_pings clean_extra clock_of_refusal clock_offset "
+        "inspect_backlog service_text"
+    ),
     "metrics": "PING_SUCCEEDED",
     "options": "CHOICES RANGES SendAvailabilityOptions",
     "pair_sides": "NotPairedError PairClosedError PairFaultedError PairForkedError PairLoopError PairingRefusedError",

@@ -1,6 +1,7 @@
 """Inspect a secondary and a primary for `twinbus doctor`: backlog queues (P6), and whether pings are hidden (G3).
 
-`inspect_backlog` compares the backlog queues with the properties that they should have. `clean_extra` removes an extra
+`inspect_backlog` compares the backlog queues with the properties that they should have; `findings` decides what this
+means. `clock_offset` compares this machine's clock with the secondary's. `clean_extra` removes an extra
 queue if it is empty. `check_pings` sends one ping, and removes the scratch queue that it made. No other function
 removes a queue.
 """
@@ -8,10 +9,13 @@ removes a queue.
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from enum import Enum, StrEnum
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
@@ -42,6 +46,7 @@ DEFAULTS: Final[Mapping[str, object]] = {
     "status": "Active",
 }
 _SPANS: Final = {LONGEST: timedelta(days=10675199), "PT1M": timedelta(minutes=1)}
+_LONGEST_TEXT: Final = 200
 _DEPTH_FIELDS: Final = (
     "active_message_count",
     "dead_letter_message_count",
@@ -74,12 +79,17 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class FoundQueue:
-    """A backlog queue on the secondary, of this primary or of another primary (an *orphan* here)."""
+    """A backlog queue on the secondary, of this primary or of another primary (an *orphan* here).
+
+    `size` and `capacity` are the used and the allowed bytes; 0 if not known.
+    """
 
     path: str
     depth: Depth
     differences: tuple[PropertyDifference, ...] = ()
     losing: tuple[LosingProperty, ...] = ()
+    size: int = 0
+    capacity: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,25 +107,6 @@ class Inspection:
     extras: tuple[FoundQueue, ...]
     orphans: tuple[FoundQueue, ...]
 
-    @property
-    def problems(self) -> list[str]:
-        """Return what an operator should mend, one line each."""
-        lines = [f"{path} is missing: `twinbus provision` creates it" for path in self.missing]
-        for queue in self.queues:
-            losing = {one.property for one in queue.losing}
-            lines += (f"{queue.path} would lose messages: {one}" for one in queue.losing)
-            lines += (
-                f"{queue.path}: {d.property} is {d.found}, not {d.wanted}"
-                for d in queue.differences
-                if d.property not in losing
-            )
-        lines += (
-            f"{extra.path} holds {extra.depth.total} messages, and senders no longer use it: a syphon empties it"
-            for extra in self.extras
-            if extra.depth.total
-        )
-        return lines
-
 
 # --- inspecting ------------------------------------------------------------------------------------------------------
 
@@ -127,8 +118,15 @@ def inspect_backlog(administration: Administration, name: str, count: int) -> In
     figures = {str(queue.name): queue for queue in administration.request(client.list_queues_runtime_properties)}
 
     def found(path: str) -> FoundQueue:
-        queue = settings[path]
-        return FoundQueue(path, _depth(figures.get(path)), differences(queue), losing_properties(queue))
+        queue, figure = settings[path], figures.get(path)
+        return FoundQueue(
+            path,
+            _depth(figure),
+            differences(queue),
+            losing_properties(queue),
+            getattr(figure, "size_in_bytes", None) or 0,
+            (queue.max_size_in_megabytes or 0) * 2**20,
+        )
 
     by_index = {backlog_queue_index(name, path): path for path in settings}
     wanted = backlog_queue_paths(name, count)
@@ -178,6 +176,47 @@ def _depth(figures: Any) -> Depth:
         return Depth()
     active, dead, *other = (getattr(figures, name) or 0 for name in _DEPTH_FIELDS)
     return Depth(active, dead, sum(other))
+
+
+def clock_offset(administration: Administration) -> float | None:
+    """Return by how many seconds this machine's clock is ahead of the namespace's. None if the namespace tells no time.
+
+    The time is in a header of every answer, in whole seconds. Raises the errors of the management API.
+    """
+    dates: list[str] = []
+
+    def note_date(response: Any, found: Any, _: object) -> Any:
+        dates.append(response.http_response.headers.get("Date", ""))
+        return found
+
+    before = time.time()
+    administration.request(administration.client.get_namespace_properties, cls=note_date)
+    here = (before + time.time()) / 2
+    return _ahead(dates[-1] if dates else None, here)
+
+
+def clock_of_refusal(error: Exception) -> float | None:
+    """Return the clock offset by the answer with which the management API refused a request; None if it has no time.
+
+    A wrong clock may be the reason of the refusal: the token is signed with an expiry.
+    """
+    response = getattr(error, "response", None)
+    return None if response is None else _ahead(response.headers.get("Date"), time.time())
+
+
+def _ahead(date: str | None, here: float) -> float | None:
+    try:
+        # The header is cut to whole seconds: on average half a second is missing.
+        return here - parsedate_to_datetime(date or "").timestamp() - 0.5
+    except ValueError:
+        return None
+
+
+def service_text(error: BaseException) -> str:
+    """Return the reason in an answer of the management API, without the XML around it."""
+    text = " ".join(str(error).split())
+    detail = re.search("<Detail>(.*?)</Detail>", text)
+    return detail[1] if detail else text[:_LONGEST_TEXT]
 
 
 # --- cleaning --------------------------------------------------------------------------------------------------------
@@ -265,7 +304,7 @@ async def check_pings(
                 return await _in_queue(client, path, scratch=True)
     except Exception as error:
         kind = "timeout" if isinstance(error, TimeoutError) else classify(evidence_of(error))
-        text = " ".join(str(error).split())[:200]
+        text = service_text(error)
         return PingCheck(Visibility.UNKNOWN, f"the check failed ({kind}{f': {text}' if text else ''})")
 
 

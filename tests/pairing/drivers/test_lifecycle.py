@@ -22,6 +22,7 @@ from twinbus import (
 from twinbus.backlog import FailureKind, backlog_queue_paths, failure_kind
 from twinbus.connect import connect
 from twinbus.pairing import Administration
+from twinbus.pairing.findings import PrimaryFacts, SecondaryFacts, findings_of
 from twinbus.pairing.inspection import differences, inspect_backlog
 from twinbus.testing import LocalNamespace
 
@@ -161,14 +162,16 @@ async def test_p6_a_backlog_queue_that_would_lose_messages_is_reported_at_pairin
             pair = await world.pair(primary_name=name)
         assert set(pair.backlog_queues) == {short, disabled}
         reported = [one for one in caplog.messages if one.startswith("backlog_queue_unsafe")]
-        problems = inspect_backlog(admin, name, 2).problems
+        inspection = inspect_backlog(admin, name, 2)
     said = [(short, "default_message_time_to_live"), (short, "auto_delete_on_idle"), (disabled, "status")]
     assert len(reported) == len(said)
     for line, (path, losing) in zip(reported, said, strict=True):
         assert f"queue={path} property={losing} " in line
-    expected = "default_message_time_to_live is 1 day, 0:00:00: messages that wait longer are removed"
-    assert f"{short} would lose messages: {expected}" in problems
-    assert any(line.startswith(f"{disabled} would lose messages: status is ReceiveDisabled") for line in problems)
+    found = findings_of(PrimaryFacts("primary"), SecondaryFacts("secondary", inspection=inspection))
+    unsafe = {(one.what, one.cause) for one in found if one.check == "queue_loses_messages"}
+    lifetime = "default_message_time_to_live is 1 day, 0:00:00: messages that wait longer are removed."
+    assert (f"{short} would lose messages.", lifetime) in unsafe
+    assert [what for what, cause in unsafe if "ReceiveDisabled" in cause] == [f"{disabled} would lose messages."]
 
 
 # --- while it lives --------------------------------------------------------------------------------------------------

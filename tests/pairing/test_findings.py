@@ -1,0 +1,331 @@
+"""What the doctor's facts mean: which finding, how bad, and what to do next. Pure tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinbus.backlog import FailureKind
+from twinbus.pairing.findings import (
+    RIGHTS,
+    CheckFailure,
+    Finding,
+    LedgerFacts,
+    PrimaryFacts,
+    QueueLook,
+    SecondaryFacts,
+    Severity,
+    findings_of,
+    overall,
+)
+from twinbus.pairing.inspection import Depth, FoundQueue, Inspection, PingCheck, PropertyDifference, Visibility
+from twinbus.pairing.provisioning import LosingProperty
+
+K = FailureKind
+BROKEN, ATTENTION, NOTE = Severity
+GOOD = PrimaryFacts("primary", may_send=True)
+QUEUES = tuple(FoundQueue(f"p/x-servicebus-transfer/{index}", Depth()) for index in range(2))
+INSPECTED = Inspection("p", "secondary", QUEUES, (), (), ())
+WELL = SecondaryFacts("secondary", inspection=INSPECTED, clock=0.2, look_seconds=5.0)
+WAITING = QueueLook(QUEUES[0].path, "orders", 90.0)
+
+
+def refused(kind: FailureKind) -> CheckFailure:
+    return CheckFailure(kind, "the text of the service")
+
+
+def inspected(*queues: FoundQueue, **changes: object) -> SecondaryFacts:
+    found = replace(INSPECTED, queues=queues or QUEUES, **changes)  # type: ignore[arg-type]  # the names vary
+    return replace(WELL, inspection=found)
+
+
+def only(*findings: Finding) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+def test_a_pair_without_fault_has_no_finding() -> None:
+    assert findings_of(GOOD, WELL, LedgerFacts("ledger", free=2**40)) == ()
+    assert overall(()) is None
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_a_primary_that_cannot_be_used_is_broken_if_senders_do_not_divert_and_else_needs_attention(
+    kind: FailureKind,
+) -> None:
+    found = only(*findings_of(replace(GOOD, failure=refused(kind)), WELL))
+    if kind in (K.AUTHENTICATION, K.UNAUTHORIZED, K.CERTIFICATE, K.TOKEN_UNAVAILABLE):
+        assert (found.severity, found.check) == (BROKEN, "primary_refused")
+    else:
+        assert (found.severity, found.check) == (ATTENTION, "primary_unreachable")
+        assert "senders divert" in found.next_step
+    assert found.cause == "the text of the service"
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_a_secondary_that_cannot_be_used_is_broken(kind: FailureKind) -> None:
+    found = only(*findings_of(GOOD, SecondaryFacts("secondary", failure=refused(kind))))
+    assert found.severity is BROKEN
+    assert "Nothing can be diverted" in found.what
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (K.DNS, "does not resolve"),
+        (K.CONNECTION_LOST, "accepts no connection"),
+        (K.TIMEOUT, "was silent"),
+        (K.CERTIFICATE, "is not trusted"),
+        (K.TLS, "does not speak TLS"),
+        (K.PROTOCOL, "does not speak TLS and AMQP"),
+        (K.AUTHENTICATION, "refuses the key"),
+        (K.SERVER_BUSY, "answers with an error (server_busy)"),
+    ],
+)
+def test_errors_of_the_network_are_told_in_plain_words(kind: FailureKind, words: str) -> None:
+    assert words in only(*findings_of(GOOD, SecondaryFacts("secondary", failure=refused(kind)))).what
+    assert words in only(*findings_of(replace(GOOD, failure=refused(kind)), WELL)).what
+
+
+@pytest.mark.parametrize(
+    ("kind", "check", "severity"),
+    [
+        (K.UNAUTHORIZED, "primary_send_missing", BROKEN),
+        (K.ENTITY_NOT_FOUND, "entity_missing", ATTENTION),
+        (K.ENTITY_DISABLED, "entity_unusable", ATTENTION),
+        (K.QUOTA_EXCEEDED, "entity_unusable", ATTENTION),
+    ],
+)
+def test_an_entity_that_applications_cannot_send_to_is_named(kind: FailureKind, check: str, severity: Severity) -> None:
+    found = only(*findings_of(replace(GOOD, entities={"orders": refused(kind), "events": None}), WELL))
+    assert (found.check, found.severity) == (check, severity)
+    assert "orders" in found.what
+
+
+@pytest.mark.parametrize(
+    ("right", "changes", "severity"),
+    [
+        ("Send", {"send": refused(K.UNAUTHORIZED)}, BROKEN),
+        ("Listen", {"listen": refused(K.UNAUTHORIZED)}, ATTENTION),
+        ("Manage", {"management": refused(K.UNAUTHORIZED)}, ATTENTION),
+    ],
+)
+def test_a_missing_right_on_the_secondary_is_named_with_the_verbs_that_need_it(
+    right: str, changes: dict[str, CheckFailure], severity: Severity
+) -> None:
+    found = only(*findings_of(GOOD, replace(WELL, **changes)))  # type: ignore[arg-type]  # the names vary
+    assert (found.check, found.severity) == (f"secondary_{right.lower()}_missing", severity)
+    assert f"no {right} right" in found.what
+    assert RIGHTS["secondary", right] in found.next_step
+
+
+def test_what_was_not_tested_is_a_note() -> None:
+    found = only(*findings_of(replace(GOOD, may_send=None), WELL))
+    assert (found.severity, found.check) == (NOTE, "primary_send_untested")
+    pings = PingCheck(Visibility.UNKNOWN, "the check failed")
+    assert only(*findings_of(replace(GOOD, pings=pings), WELL)).severity is NOTE
+
+
+@pytest.mark.parametrize(("ahead", "words"), [(5.0, "5 s ahead of"), (-7200.0, "2 hours behind")])
+def test_a_large_clock_offset_needs_attention(ahead: float, words: str) -> None:
+    found = only(*findings_of(GOOD, replace(WELL, clock=ahead)))
+    assert (found.severity, found.check) == (ATTENTION, "clock_offset")
+    assert words in found.what
+    refusing = replace(WELL, clock=ahead, failure=refused(K.AUTHENTICATION))
+    assert {one.check for one in findings_of(GOOD, refusing)} == {"secondary_refused", "clock_offset"}
+    assert findings_of(GOOD, replace(WELL, clock=4.9 if ahead > 0 else -4.9)) == ()
+
+
+# --- queues ----------------------------------------------------------------------------------------------------------
+
+
+def test_p6_some_missing_queues_need_attention_and_none_at_all_is_broken_if_nobody_can_create_them() -> None:
+    some = only(*findings_of(GOOD, inspected(*QUEUES[:1], missing=(QUEUES[1].path,))))
+    assert (some.severity, some.what) == (ATTENTION, "1 of 2 backlog queues are missing.")
+    assert "twinbus provision" in some.next_step
+    none = replace(INSPECTED, queues=(), missing=tuple(queue.path for queue in QUEUES))
+    assert only(*findings_of(GOOD, replace(WELL, inspection=none))).severity is ATTENTION
+    weak = replace(WELL, inspection=none, management=refused(K.UNAUTHORIZED), counted=False)
+    assert [one.check for one in findings_of(GOOD, weak) if one.severity is BROKEN] == ["queues_missing"]
+
+
+def test_p4_a_wrong_primary_name_is_suggested_by_the_orphans() -> None:
+    orphan = FoundQueue("contoso/x-servicebus-transfer/0", Depth())
+    facts = replace(WELL, inspection=replace(INSPECTED, queues=(), missing=("p/0",), orphans=(orphan,)))
+    missing = next(one for one in findings_of(GOOD, facts) if one.check == "queues_missing")
+    assert "contoso" in missing.next_step
+
+
+def test_p6_equal_differences_of_many_queues_are_one_finding() -> None:
+    differs = PropertyDifference("lock_duration", "PT1M", "0:00:30")
+    losing = LosingProperty("status", "Disabled", "senders cannot use the queue")
+    unlike = [replace(queue, differences=(differs,), losing=(losing,)) for queue in QUEUES]
+    found = {one.check: one for one in findings_of(GOOD, inspected(*unlike))}
+    assert set(found) == {"queue_differs", "queue_loses_messages"}
+    for one in found.values():
+        assert QUEUES[0].path in one.what
+        assert QUEUES[1].path in one.what
+        assert one.severity is ATTENTION
+
+
+def test_p6_a_property_that_loses_messages_is_not_reported_again_as_a_difference() -> None:
+    queue = replace(
+        QUEUES[0],
+        differences=(PropertyDifference("status", "Active", "Disabled"),),
+        losing=(LosingProperty("status", "Disabled", "senders cannot use the queue"),),
+    )
+    assert only(*findings_of(GOOD, inspected(queue))).check == "queue_loses_messages"
+
+
+@pytest.mark.parametrize(("size", "reported"), [(799, False), (800, True), (1000, True)])
+def test_a_backlog_queue_near_its_size_is_reported(size: int, reported: bool) -> None:
+    found = findings_of(GOOD, inspected(replace(QUEUES[0], size=size, capacity=1000)))
+    assert [one.check for one in found] == (["queue_nearly_full"] if reported else [])
+
+
+def test_p6_extras_with_messages_need_attention_and_empty_ones_are_a_note() -> None:
+    full, empty = FoundQueue("p/x-servicebus-transfer/8", Depth(active=3)), FoundQueue("p/x/9", Depth())
+    found = {one.check: one for one in findings_of(GOOD, inspected(extras=(full, empty)))}
+    assert found["extras_hold_messages"].severity is ATTENTION
+    assert "3 messages" in found["extras_hold_messages"].what
+    assert found["extras"].severity is NOTE
+    assert "--clean" in found["extras"].next_step
+
+
+def test_p6_orphans_are_a_note_that_names_their_primary() -> None:
+    orphan = FoundQueue("contoso/x-servicebus-transfer/0", Depth(active=2))
+    found = only(*findings_of(GOOD, inspected(orphans=(orphan,))))
+    assert (found.severity, found.check) == (NOTE, "orphans")
+    assert "contoso" in found.what
+    assert "2 messages" in found.cause
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def deep(active: int = 76, dead: int = 0) -> tuple[FoundQueue, ...]:
+    return (replace(QUEUES[0], depth=Depth(active, dead)), QUEUES[1])
+
+
+def test_y6_dead_letters_need_attention_with_their_number_and_the_next_step() -> None:
+    found = only(*findings_of(GOOD, inspected(*deep(0, 1234))))
+    assert (found.severity, found.check) == (ATTENTION, "dead_letters")
+    assert found.what.startswith("1,234 messages")
+    assert "`twinbus deadletter list`" in found.next_step
+
+
+def test_y1_messages_that_did_not_move_need_attention_and_the_text_claims_no_more_than_was_seen() -> None:
+    found = only(*findings_of(GOOD, replace(inspected(*deep()), looks=(WAITING,))))
+    assert (found.severity, found.check) == (ATTENTION, "backlog_waits")
+    assert found.what == "76 messages are in the backlog, the oldest for 90 s (to orders)."
+    assert "did not move within 5 s. Perhaps no syphon runs." in found.cause
+    assert "cannot be seen" in found.cause
+
+
+def test_y1_messages_that_move_are_a_note() -> None:
+    moving = replace(inspected(*deep()), looks=(WAITING._replace(moved=True),))
+    assert only(*findings_of(GOOD, moving)).severity is NOTE
+
+
+def test_y1_one_queue_that_stands_still_is_enough() -> None:
+    looks = (WAITING._replace(moved=True), QueueLook(QUEUES[1].path, "events", 5.0))
+    found = only(*findings_of(GOOD, replace(inspected(*deep()), looks=looks)))
+    assert found.check == "backlog_waits"
+
+
+@pytest.mark.parametrize(
+    ("ledger", "words"),
+    [
+        (LedgerFacts("l", syphons=("syphon-host-1-abc",)), "A syphon that writes this ledger runs"),
+        (LedgerFacts("l"), "No syphon that writes this ledger runs."),
+        (LedgerFacts("l", "It does not exist."), "Perhaps no syphon runs."),
+        (LedgerFacts("l", written=False), "Perhaps no syphon runs."),
+    ],
+)
+def test_y1_a_ledger_says_whether_a_syphon_runs(ledger: LedgerFacts, words: str) -> None:
+    found = findings_of(GOOD, replace(inspected(*deep()), looks=(WAITING,)), ledger)
+    assert words in next(one for one in found if one.check == "backlog_waits").cause
+
+
+def test_y1_messages_wait_for_a_primary_that_is_away() -> None:
+    away = replace(GOOD, failure=refused(K.CONNECTION_LOST))
+    found = findings_of(away, replace(inspected(*deep()), looks=(WAITING,)))
+    waits = next(one for one in found if one.check == "backlog_waits")
+    assert "primary cannot be used" in waits.cause
+    assert "syphon" in waits.next_step
+
+
+def test_y5_messages_put_aside_are_counted_by_destination() -> None:
+    looks = (QueueLook("a", aside=(("orders", 2), ("events", 1))), QueueLook("b", aside=(("orders", 1),)))
+    found = only(*findings_of(GOOD, replace(WELL, looks=looks)))
+    assert (found.severity, found.check) == (ATTENTION, "messages_put_aside")
+    assert found.what.startswith("At least 4 messages")
+    assert found.cause == "For events (1), orders (3)."
+
+
+def test_without_the_right_to_count_numbers_are_lower_limits() -> None:
+    facts = replace(inspected(*deep(1, 1)), looks=(WAITING,), counted=False)
+    assert {one.check: one.what.split(" in ")[0] for one in findings_of(GOOD, facts)} == {
+        "dead_letters": "At least 1 message is",
+        "backlog_waits": "At least 1 message is",
+    }
+
+
+# --- the ledger ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "check"),
+    [
+        (LedgerFacts("l", "It does not exist."), "ledger_unusable"),
+        (LedgerFacts("l", failing=("client-host-1-abc",)), "ledger_entries_missing"),
+        (LedgerFacts("l", free=2**20), "ledger_disk_full"),
+    ],
+)
+def test_l7_a_ledger_that_cannot_be_used_needs_attention(facts: LedgerFacts, check: str) -> None:
+    found = only(*findings_of(GOOD, WELL, facts))
+    assert (found.severity, found.check) == (ATTENTION, check)
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+FAILURES = st.none() | st.builds(CheckFailure, st.sampled_from(FailureKind), st.just("text"))
+DEPTHS = st.builds(Depth, st.integers(0, 3), st.integers(0, 2), st.integers(0, 2))
+FOUND = st.lists(
+    st.builds(FoundQueue, st.sampled_from(["p/0", "p/1", "q/0"]), DEPTHS, size=st.integers(0, 9)), max_size=2
+)
+INSPECTIONS = st.none() | st.builds(
+    Inspection,
+    st.just("p"),
+    st.just("s"),
+    FOUND.map(tuple),
+    st.lists(st.sampled_from(["p/2", "p/3"]), max_size=2).map(tuple),
+    FOUND.map(tuple),
+    FOUND.map(tuple),
+)
+PRIMARIES = st.builds(PrimaryFacts, st.just("host"), FAILURES, st.dictionaries(st.just("orders"), FAILURES))
+SECONDARIES = st.builds(
+    SecondaryFacts, st.just("host"), FAILURES, FAILURES, FAILURES, FAILURES, INSPECTIONS, st.booleans()
+)
+
+
+@given(PRIMARIES, SECONDARIES)
+def test_every_finding_has_a_cause_and_a_next_step_and_the_worst_come_first(
+    primary: PrimaryFacts, secondary: SecondaryFacts
+) -> None:
+    found = findings_of(primary, secondary)
+    order = [list(Severity).index(one.severity) for one in found]
+    assert order == sorted(order)
+    for one in found:
+        assert one.check.replace("_", "").isalpha()
+        assert one.what.endswith(".")
+        assert one.cause
+        assert one.next_step.endswith((".", "?"))
+    # What makes a pair unusable is never called well.
+    if secondary.failure is not None:
+        assert overall(found) is BROKEN
+    if primary.failure is not None:
+        assert overall(found) is not None
