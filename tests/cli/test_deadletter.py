@@ -69,7 +69,7 @@ def test_y6_a_long_list_is_shown_page_by_page(backlog: Backlog) -> None:
     assert [json.loads(line)["message_id"] for line in rest.stdout.splitlines()] == ["4"]
     assert "more:" not in rest.stderr
     wrong = invoke("deadletter", "list", "--after", "nothing", **backlog.environment)
-    assert wrong.exit_code == 1
+    assert wrong.exit_code == 2
     assert "--after 'nothing'" in wrong.stderr
     elsewhere = invoke("deadletter", "list", "--after", "nosuch:3", **backlog.environment)
     assert elsewhere.exit_code == 1
@@ -147,20 +147,20 @@ def test_y6_nothing_is_moved_without_a_yes(backlog: Backlog) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "says", "code"),
     [
-        ((), "no message is selected"),
-        (("--id", "nope"), "no dead-lettered message matches"),
-        (("--all", "--id", "1"), "no message is selected"),
-        (("--all", "--json"), "Add --yes"),
-        (("--all", "--yes"), "1 of them have no destination"),
+        ((), "no message is selected", 2),
+        (("--id", "nope"), "no dead-lettered message matches", 1),
+        (("--all", "--id", "1"), "no message is selected", 2),
+        (("--all", "--json"), "Add --yes", 2),
+        (("--all", "--yes"), "1 of them have no destination", 1),
     ],
 )
 def test_y6_what_cannot_be_meant_is_refused_with_a_hint(
-    backlog: Backlog, arguments: tuple[str, ...], says: str
+    backlog: Backlog, arguments: tuple[str, ...], says: str, code: int
 ) -> None:
     done = invoke("deadletter", "resubmit", *arguments, **backlog.environment)
-    assert done.exit_code == 1
+    assert done.exit_code == code
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert len(backlog.dead()) == 4

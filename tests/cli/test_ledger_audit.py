@@ -90,6 +90,15 @@ def test_l3_a_deleted_queue_ends_with_1_and_names_every_message(backlog: BookedB
     assert invoke("ledger", "check", str(backlog.ledger)).exit_code == 1, "the ledger knows from now on"
 
 
+def test_l3_an_audit_of_a_ledger_with_missing_entries_ends_with_3(backlog: BookedBacklog) -> None:
+    backlog.accept("a")
+    # The mark of a writer that could not write.
+    (backlog.ledger / "client-elsewhere-1-0123456789abcdef.failing").touch()
+    done = invoke("ledger", "audit", str(backlog.ledger), **backlog.environment)
+    assert done.exit_code == 3, done.output
+    assert "not proven" in done.output
+
+
 def test_l3_an_audit_needs_neither_the_primary_nor_the_right_to_list(backlog: BookedBacklog) -> None:
     backlog.accept("a")
     environment = {
@@ -104,7 +113,7 @@ def test_l3_a_secondary_that_does_not_answer_is_an_error(backlog: BookedBacklog)
     wrong = {**backlog.environment}
     wrong["TWINBUS_SECONDARY_CONNECTION_STRING"] += "wrong"
     done = invoke("ledger", "audit", str(backlog.ledger), **wrong)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "lost" not in done.output
     assert "secondary" in done.output
     assert audit(backlog)[1]["lost"] == 0

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from twinbus.cli.main import app
+from twinbus.namespace import FaultClient
 from twinbus.pairing import Administration
 
 from .running import Serving, run, serving
@@ -116,10 +117,10 @@ def test_two_namespaces_that_are_one_and_a_string_that_is_none_are_refused(
 ) -> None:
     primary = strings["TWINBUS_PRIMARY_CONNECTION_STRING"]
     same = invoke(*verb, "--secondary", primary, **strings)
-    assert same.exit_code == 1
+    assert same.exit_code == 2
     assert "the same namespace" in same.stderr
     wrong = invoke(*verb, "--secondary", "contoso.servicebus.windows.net", **strings)
-    assert wrong.exit_code == 1
+    assert wrong.exit_code == 2
     assert "--secondary: part 1 of the connection string" in wrong.stderr
 
 
@@ -151,6 +152,19 @@ def test_s11_a_drill_may_wait_for_a_ping_and_leave_what_was_diverted(strings: di
         path = f"{strings['TWINBUS_PRIMARY_NAME']}/x-servicebus-transfer/0"
         left = administration.request(administration.client.get_queue_runtime_properties, path)
     assert left.active_message_count == 1
+
+
+@pytest.mark.thorough
+def test_s11_a_drill_whose_sends_fail_ends_with_3(server: Serving, strings: dict[str, str]) -> None:
+    faults = FaultClient(str(server.namespaces["primary"]["connection_string"]))
+    faults.set("internal-error", entity="orders", points=["send"])
+    try:
+        done = invoke("drill", "--entity", "orders", "--count", "1", "--timeout", "3", "--yes", **strings)
+    finally:
+        faults.clear()
+    assert done.exit_code == 3, done.stdout + done.stderr
+    assert "send failed" in done.stdout
+    assert done.stdout.splitlines()[-1] == "something did not go as expected"
 
 
 def test_s11_a_drill_of_an_entity_that_is_not_there_says_so(strings: dict[str, str]) -> None:

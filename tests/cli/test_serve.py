@@ -167,7 +167,7 @@ def test_n1_an_entity_that_exists_as_another_kind_is_refused(
 
 def test_n1_a_queue_that_cannot_be_named_so_starts_nothing(tmp_path: Path) -> None:
     refused = run("serve", "--data", str(tmp_path / "x"), "--queue", "or ders")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "--queue or ders: 'or ders' contains character(s) that are not allowed" in refused.stderr
     assert "hint: Write --queue NAME or --queue NAMESPACE:NAME." in refused.stderr
     assert not (tmp_path / "x").exists()
@@ -198,7 +198,7 @@ def test_a_file_with_a_rule_that_cannot_be_taken_starts_nothing(tmp_path: Path) 
     namespaces = [{"Name": "sbemulatorns", "Queues": [], "Topics": [topic]}]
     config.write_text(json.dumps({"UserConfig": {"Namespaces": namespaces}}))
     refused = run("serve", "--data", str(tmp_path / "x"), "--config", str(config))
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "Subscriptions[0].Rules[0]: The filter of rule 'red' cannot be understood. At column 8" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert not (tmp_path / "x").exists()

@@ -124,7 +124,7 @@ def test_what_is_wrong_is_told_in_a_line_with_a_hint(
             {**given, name: value} if name in given else {key: one.replace(name, value) for key, one in given.items()}
         )
     done = invoke("syphon", "--drain", **given)
-    assert done.exit_code == 1
+    assert done.exit_code == (2 if says.startswith("--") else 1)
     assert says in done.stderr
     assert hint in done.stderr
     assert "Traceback" not in done.stderr
@@ -134,7 +134,7 @@ def test_what_is_wrong_is_told_in_a_line_with_a_hint(
 @pytest.mark.parametrize("rate", ["0.0", "inf", "nan"])
 def test_a_rate_that_is_none_is_refused_by_name(backlog: Backlog, rate: str) -> None:
     done = invoke("syphon", "--rate", rate, **backlog.environment)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert f"rate is {rate}; it must be" in done.stderr
     assert "unexpected error" not in done.stderr
 
@@ -142,7 +142,7 @@ def test_a_rate_that_is_none_is_refused_by_name(backlog: Backlog, rate: str) -> 
 @pytest.mark.parametrize("option", [("--master", "local"), ("--ledger", "somewhere"), ("--lanes", "2")])
 def test_a_dry_run_refuses_what_it_would_not_use(backlog: Backlog, option: tuple[str, str]) -> None:
     done = invoke("syphon", "--dry-run", "--engine", "spark", *option, **backlog.environment)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "--dry-run cannot be combined" in done.stderr
 
 

@@ -203,7 +203,7 @@ def test_x3_a_hostile_settings_file_is_refused_readably(tmp_path: Path) -> None:
     settings = tmp_path / "twinbus.toml"
     settings.write_text(f"[serve]\n{json.dumps(HOSTILE)} = 1\n", encoding="utf-8")
     code, shown = in_terminal("--settings", str(settings), "serve", columns=WIDE)
-    assert (code, controls(shown)) == (1, [])
+    assert (code, controls(shown)) == (2, [])
     assert "pwned" in shown
 
 
@@ -248,7 +248,7 @@ def test_x3_faults_of_hostile_entities_are_listed_readably(namespaces: LocalName
         assert (code, controls(shown)) == (0, []), shown
         assert "[red]c[/]" in unwrapped(shown)
         wrong = in_terminal("fault", "set", HOSTILE, "-c", connection, columns=WIDE)
-        assert (wrong[0], controls(wrong[1])) == (1, []), wrong
+        assert (wrong[0], controls(wrong[1])) == (2, []), wrong
         assert "pwned" in wrong[1]
     finally:
         namespaces["primary"].faults.clear()

@@ -103,7 +103,7 @@ def test_the_help_of_cost_actual_names_the_defaults_that_a_ledger_does_not_have(
 
 def test_connection_strings_come_from_the_file_and_keys_are_not_shown(here: Path) -> None:
     done = settled(f'[connections]\nprimary = "{PRIMARY}"\nsecondary = "{PRIMARY}"\n', "doctor")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "--primary and --secondary are the same namespace" in done.stderr
     assert "c2VjcmV0" not in done.output
 
@@ -137,14 +137,14 @@ def test_a_verb_has_a_table_of_its_own(here: Path) -> None:
 )
 def test_a_mistake_in_the_file_is_told_with_its_place(here: Path, text: str, told: str) -> None:
     done = settled(text, "fault", "list")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert told in done.stderr.replace("\nhint:", ". hint:")
     assert "Traceback" not in done.output
 
 
 def test_a_file_that_was_named_must_be_there(here: Path) -> None:
     done = CliRunner().invoke(app, ["--settings", "missing.toml", "ledger", "check", "x"])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "missing.toml cannot be read: No such file" in done.stderr
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from twinbus.cli.errors import WrongUsageError
 from twinbus.errors import OperatorError, TwinbusError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def endpoint(side: str, text: str) -> Endpoint:
     try:
         found = ConnectionString.parse(text)
     except ConnectionStringError as error:
-        raise OperatorError(
+        raise WrongUsageError(
             f"--{side}: {error}",
             "The portal shows a namespace's connection strings; `twinbus serve` prints those of local ones.",
         ) from None
@@ -82,9 +83,9 @@ def backlog_name(primary: str, given: str | None) -> str:
 
 
 def require_two_namespaces(primary: str, secondary: str) -> None:
-    """Raise OperatorError if both connection strings are for the same namespace (P3)."""
+    """Raise WrongUsageError if both connection strings are for the same namespace (P3)."""
     if endpoint("primary", primary) == endpoint("secondary", secondary):
-        raise OperatorError("--primary and --secondary are the same namespace", "Give two different namespaces.")
+        raise WrongUsageError("--primary and --secondary are the same namespace", "Give two different namespaces.")
 
 
 def administration(text: str, seconds: float) -> Administration:

@@ -13,7 +13,7 @@ import typer
 
 from twinbus.cli import cost_tables
 from twinbus.cli.cost_options import field_of, given, read, with_scenario
-from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger_spark import IngestFirst, Master, Since, TablesFolder, Until, in_utc, tables_and_writers
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
@@ -160,7 +160,7 @@ def _scenario(values: dict[str, Any]) -> Scenario:
     try:
         return Scenario(**values)
     except ScenarioError as error:
-        raise OperatorError(str(error), "--help explains each option.") from error
+        raise WrongUsageError(str(error), "--help explains each option.") from error
 
 
 def _foreseen(values: dict[str, Any], table: Prices) -> Forecast:
@@ -168,14 +168,17 @@ def _foreseen(values: dict[str, Any], table: Prices) -> Forecast:
     try:
         return foreseen(scenario, table)
     except ScenarioError as error:
-        raise OperatorError(str(error), "--help explains each option.") from error
+        raise WrongUsageError(str(error), "--help explains each option.") from error
+    except PricesError as error:
+        # The price table has no such tier or bandwidth.
+        raise WrongUsageError(error.text, error.hint) from error
 
 
 def _variants(compare: str, values: dict[str, Any], table: Prices) -> tuple[str, dict[str, Forecast]]:
     option, equals, texts = compare.partition("=")
     listed = [text for text in texts.split(",") if text.strip()]
     if not equals or not listed:
-        raise OperatorError(f"--compare {compare} has no values", "Example: --compare backlog-queues=2,5,10,20")
+        raise WrongUsageError(f"--compare {compare} has no values", "Example: --compare backlog-queues=2,5,10,20")
     field = field_of(option)
     made = {text.strip(): _foreseen(values | {field: read(field, text)}, table) for text in listed}
     return field.replace("_", "-"), made

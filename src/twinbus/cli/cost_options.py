@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from twinbus.errors import OperatorError
+from twinbus.cli.errors import WrongUsageError
 from twinbus.money import OutageKind, PingKind, Scenario, SyphonRuns
 
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d|)")
@@ -103,7 +103,7 @@ def read(field: str, text: str) -> Any:
     try:
         return reader(text.strip())
     except ValueError:
-        raise OperatorError(f"{field.replace('_', '-')}={text} cannot be read", _HELP[field]) from None
+        raise WrongUsageError(f"{field.replace('_', '-')}={text} cannot be read", _HELP[field]) from None
 
 
 def field_of(option: str) -> str:
@@ -111,7 +111,7 @@ def field_of(option: str) -> str:
     field = option.strip().removeprefix("--").replace("-", "_")
     if field not in _HELP:
         known = ", ".join(name.replace("_", "-") for name in _HELP)
-        raise OperatorError(f"{option!r} is not an option of a forecast", f"Choose from {known}.")
+        raise WrongUsageError(f"{option!r} is not an option of a forecast", f"Choose from {known}.")
     return field
 
 

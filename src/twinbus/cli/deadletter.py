@@ -13,7 +13,7 @@ import typer
 
 from twinbus.cli import connections
 from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds
-from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import refuse_unwritable
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
@@ -58,7 +58,8 @@ def list_(
     """
     with errors_reported(debug=debug):
         wanted = _Selection(ids, destinations)
-        asyncio.run(_list(_Backlog(primary, secondary, primary_name, seconds), wanted, limit, after, json=json))
+        cursor = _cursor(after)
+        asyncio.run(_list(_Backlog(primary, secondary, primary_name, seconds), wanted, limit, cursor, json=json))
 
 
 @app.command("resubmit")
@@ -93,11 +94,11 @@ def resubmit(
     """
     with errors_reported(debug=debug):
         if everything == bool(ids or destinations):
-            raise OperatorError(
+            raise WrongUsageError(
                 "no message is selected", "Give --all, --id or --destination. `twinbus deadletter list` shows them."
             )
         if json and not yes:
-            raise OperatorError("resubmit asks for confirmation, and --json cannot ask", "Add --yes.")
+            raise WrongUsageError("resubmit asks for confirmation, and --json cannot ask", "Add --yes.")
         if ledger is not None:
             refuse_unwritable(ledger)
         backlog = _Backlog(primary, secondary, primary_name, seconds)
@@ -158,11 +159,13 @@ class _Backlog:
             )
 
 
-async def _list(backlog: _Backlog, wanted: _Selection, limit: int, after: str | None, *, json: bool) -> None:
+async def _list(
+    backlog: _Backlog, wanted: _Selection, limit: int, after: tuple[str, int] | None, *, json: bool
+) -> None:
     shown, last = 0, ""
     page: list[DeadLetter] = []
     async with backlog.opened() as dead:
-        async for letter in dead.found(_cursor(after)):
+        async for letter in dead.found(after):
             if letter not in wanted:
                 continue
             if limit and shown == limit:
@@ -214,7 +217,9 @@ def _cursor(after: str | None) -> tuple[str, int] | None:
         return None
     queue, _, number = after.rpartition(":")
     if not queue or not number.isdigit():
-        raise OperatorError(f"--after {after!r} is not QUEUE:NUMBER", "Copy it from the last line of the page before.")
+        raise WrongUsageError(
+            f"--after {after!r} is not QUEUE:NUMBER", "Copy it from the last line of the page before."
+        )
     return queue, int(number)
 
 

@@ -14,13 +14,11 @@ import typer
 
 from twinbus.cli import connections
 from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seconds
-from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.errors import ATTENTION, Debug, errors_reported
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
     from twinbus.pairing import Drill, DrillMoment, SendAvailabilityOptions
-
-NOT_AS_MEANT = 3
 
 
 def drill(
@@ -70,7 +68,7 @@ def drill(
         else:
             typer.echo("everything went as expected" if done.as_meant else "something did not go as expected")
         if not done.as_meant:
-            raise typer.Exit(NOT_AS_MEANT)
+            raise typer.Exit(ATTENTION)
 
 
 def _options(

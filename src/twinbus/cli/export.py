@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.fault import Authority, Connection
 from twinbus.printable import printable
 
@@ -37,7 +37,7 @@ def export(
         try:
             found = NamespaceHttpClient(connection_string, ca=ca).request("GET", "/$config")
         except ConnectionStringError as error:
-            raise OperatorError(
+            raise WrongUsageError(
                 str(error), "`twinbus serve` prints the connection string of each namespace."
             ) from error
         text = json.dumps(found["config"], indent=2)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twinbus.cli.connections import NOT_TYPED
-from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.terminal import console
 from twinbus.printable import printable
 
@@ -74,18 +75,25 @@ def set_fault(
       twinbus fault set drop-ack --entity orders --on send --count 1       # stored, not acknowledged
     """
     with errors_reported(debug=debug):
-        made = _client(connection_string, ca).set(
-            kind,
-            entity=entity,
-            link=link,
-            points=on or (),
-            probability=probability,
-            count=count,
-            duration=duration,
-            delay=delay,
-            seed=seed,
-            after=after,
-        )
+        from twinbus.namespace import NamespaceRequestError  # noqa: PLC0415 - `serve` starts without it
+
+        try:
+            made = _client(connection_string, ca).set(
+                kind,
+                entity=entity,
+                link=link,
+                points=on or (),
+                probability=probability,
+                count=count,
+                duration=duration,
+                delay=delay,
+                seed=seed,
+                after=after,
+            )
+        except NamespaceRequestError as error:
+            if error.status == HTTPStatus.BAD_REQUEST:
+                raise WrongUsageError(error.text, error.hint) from error
+            raise
         if json:
             _print_json(made)
         elif not made:
@@ -140,13 +148,12 @@ def list_faults(connection_string: Connection, ca: Authority = None, json: Json 
 
 def _client(connection_string: str, ca: Path | None) -> FaultClient:
     from twinbus.connect import ConnectionStringError  # noqa: PLC0415 - `serve` starts without it
-    from twinbus.errors import OperatorError  # noqa: PLC0415
     from twinbus.namespace import FaultClient  # noqa: PLC0415
 
     try:
         return FaultClient(connection_string, ca=ca)
     except ConnectionStringError as error:
-        raise OperatorError(str(error), "`twinbus serve` prints the connection string of each namespace.") from error
+        raise WrongUsageError(str(error), "`twinbus serve` prints the connection string of each namespace.") from error
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from twinbus.cli.connections import NOT_TYPED
-from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import LISTED, SUMS, report, show
 from twinbus.cli.ledger_audit import audit_json, run_audit, show_audit
 from twinbus.cli.spinner import spinner
@@ -258,7 +258,7 @@ def tables_and_writers(tables: Path, ledger: Path | None, master: str | None) ->
 def _opened(options: LedgerJobOptions, jobs: Sequence[str]) -> tuple[Tables, WriterStates, StreamingQuery | None]:
     """Return the tables, the writers of the ledger, and the query that ingests it, or None if no ledger is given."""
     if options.follow and options.ledger is None:
-        raise OperatorError("--follow needs a ledger", "Name its directory with --ledger.")
+        raise WrongUsageError("--follow needs a ledger", "Name its directory with --ledger.")
     if options.ledger is not None and not options.ledger.is_dir():
         raise OperatorError(f"{options.ledger} is no directory", "Name the directory that was given as `ledger`.")
     from twinbus.pipeline.session import session  # noqa: PLC0415 - slow; its error names the extra to install
@@ -360,12 +360,12 @@ def _print_ingested(tables: Tables, version: TablesVersion, json: bool) -> None:
 def _audited(options: LedgerJobOptions, secondary: str | None) -> AuditResult:
     """Audit the ledger. The reconciliation then has what the audit recorded."""
     if options.ledger is None or secondary is None:
-        raise OperatorError(
+        raise WrongUsageError(
             "--audit needs a ledger and the secondary",
             "Give --ledger, and set TWINBUS_SECONDARY_CONNECTION_STRING.",
         )
     if options.follow:
-        raise OperatorError("--audit cannot be combined with --follow", "Leave out one of them.")
+        raise WrongUsageError("--audit cannot be combined with --follow", "Leave out one of them.")
     return run_audit(options.ledger, secondary)
 
 

@@ -40,6 +40,7 @@ class _Twinbus(typer.Typer):
 app = _Twinbus(
     name="twinbus",
     help="Paired Service Bus namespaces, and a local namespace that the official SDKs use unchanged.",
+    epilog="Exit codes: 0 well, 1 failed, 2 wrong usage, 3 needs attention, 4 broken (docs/guides/exit-codes.md).",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
 from twinbus.namespace import (
@@ -128,7 +128,7 @@ def serve(
     """
     with errors_reported(debug=debug):
         if log_level not in _LEVELS:
-            raise OperatorError(f"--log-level {log_level!r} is unknown", f"Choose from {', '.join(_LEVELS)}.")
+            raise WrongUsageError(f"--log-level {log_level!r} is unknown", f"Choose from {', '.join(_LEVELS)}.")
         read_plan = partial(
             make_serve_plan,
             data=data,
@@ -142,7 +142,11 @@ def serve(
             topics=topic or (),
             limits=ResourceLimits.of(max_connections=max_connections, megabytes=connection_memory),
         )
-        plan = read_plan()
+        try:
+            plan = read_plan()
+        except OperatorError as error:
+            # The plan is made from the options and the configuration file alone.
+            raise WrongUsageError(error.text, error.hint) from error
         configure_logging(log_level, log_format, keys=plan.keys)
         # These imports are slow, so they are here, after the check of the options.
         from twinbus.namespace import print_ready_json, serve_until_stopped  # noqa: PLC0415

@@ -17,7 +17,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup, TyperOption
 
-from twinbus.errors import OperatorError
+from twinbus.cli.errors import WrongUsageError
 from twinbus.printable import printable
 
 NAME: Final = "twinbus.toml"
@@ -65,9 +65,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OperatorError(f"{path} cannot be read: {error.strerror}", "--settings selects another file.") from None
+        raise WrongUsageError(f"{path} cannot be read: {error.strerror}", "--settings selects another file.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OperatorError(f"{path} is not TOML: {error}", "docs/guides/settings.md has an example.") from None
+        raise WrongUsageError(f"{path} is not TOML: {error}", "docs/guides/settings.md has an example.") from None
 
 
 def _warn_if_open(path: Path, table: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ def _warn_if_open(path: Path, table: Mapping[str, Any]) -> None:
 
 def _table(path: Path, name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise OperatorError(f"{path}: {name} is not a table", f"Write [{name}] on a line, values below it.")
+        raise WrongUsageError(f"{path}: {name} is not a table", f"Write [{name}] on a line, values below it.")
     return value
 
 
@@ -87,7 +87,7 @@ def _refuse_unknown(path: Path, where: str, values: Mapping[str, Any], known: li
         if key not in known:
             near = get_close_matches(key, known, 1)
             hint = f"Is it {near[0]}?" if near else f"Known there: {', '.join(sorted(known))}."
-            raise OperatorError(f"{path}: {where} has no {key!r}", hint)
+            raise WrongUsageError(f"{path}: {where} has no {key!r}", hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class _Reader:
         try:
             option.type_cast_value(self.context, value)
         except typer.BadParameter as error:
-            raise OperatorError(f"{self.path}: {where}: {error.message}") from None
+            raise WrongUsageError(f"{self.path}: {where}: {error.message}") from None
         return value
 
 

@@ -20,11 +20,11 @@ import typer
 
 from twinbus.cli import connections
 from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds
-from twinbus.cli.errors import FAILED, SIGNALLED, Debug, errors_reported
+from twinbus.cli.errors import ATTENTION, FAILED, SIGNALLED, Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import refuse_unwritable
 from twinbus.cli.ledger_audit import announce, audited, drain_audit, show_lost
 from twinbus.cli.progress import LINE_SECONDS, Display, display
-from twinbus.errors import OperatorError, TwinbusError
+from twinbus.errors import TwinbusError
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from twinbus.syphon import Discovery, DryRunResult, Progress, Syphon, SyphonOptions, Transport
 
 T = TypeVar("T")
-LEFT_BEHIND = 3
 # An audit needs about 1 KB of memory for each message, and a drain must not end for lack of memory.
 _MOST_AUDITED_BYTES = 256 * 2**20
 # The garbage collector runs after this many new objects, as in the server. Messages in flight are in no reference
@@ -142,15 +141,15 @@ def syphon(
                 show_lost(ended.audit)
             raise typer.Exit(FAILED)
         if drain and (ended.total.dead_lettered or ended.total.kept or ended.aside):
-            raise typer.Exit(LEFT_BEHIND)
+            raise typer.Exit(ATTENTION)
 
 
 def _refuse(engine: Engine, ledger: Path | None, master: str | None, lanes: int | None, *, dry_run: bool) -> None:
     """Raise an error for options that have no effect, and for a ledger that cannot be written."""
     if dry_run and (ledger is not None or master is not None or lanes is not None):
-        raise OperatorError("--dry-run cannot be combined with --ledger, --master or --lanes", "Leave them out.")
+        raise WrongUsageError("--dry-run cannot be combined with --ledger, --master or --lanes", "Leave them out.")
     if engine is Engine.NATIVE and (master is not None or lanes is not None):
-        raise OperatorError("--master and --lanes need --engine spark", "Add it, or leave them out.")
+        raise WrongUsageError("--master and --lanes need --engine spark", "Add it, or leave them out.")
     if ledger is not None:
         refuse_unwritable(ledger)
 
@@ -168,7 +167,7 @@ def _on_spark(
     from twinbus.pipeline.session import session  # noqa: PLC0415 - slow
 
     if work.carrier is not Carrier.NATIVE:
-        raise OperatorError("--engine spark works with the native transport only", "Leave out --transport.")
+        raise WrongUsageError("--engine spark works with the native transport only", "Leave out --transport.")
     # The Spark session is not stopped here, because another part of this process may have made the session.
     spark = session("twinbus syphon", master=master)
     return _on_loop(work.run_on_spark(spark, options, None if ledger is None else ledger.absolute(), shown, lanes))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from twinbus.cli.errors import SIGNALLED, Debug, errors_reported
+from twinbus.cli.errors import ATTENTION, SIGNALLED, Debug, errors_reported
 from twinbus.cli.syphon import Engine
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from twinbus.cli.demo.script import DemoOptions, DemoResult
 
-NOT_PROVEN: Final = 3
 _PATIENCE_SECONDS: Final = 60.0
 
 
@@ -81,7 +80,7 @@ def demo(
         if json:
             typer.echo(json_text.dumps(summary(options, found, proof, keep, page)))
         if proof.problems:
-            raise typer.Exit(NOT_PROVEN)
+            raise typer.Exit(ATTENTION)
 
 
 @contextmanager

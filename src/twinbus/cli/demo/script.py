@@ -26,7 +26,8 @@ from twinbus.cli.demo.application import (
 from twinbus.cli.demo.display import TextDisplay
 from twinbus.cli.demo.processes import LEDGER, TABLES, DemoProcesses, Process
 from twinbus.cli.demo.snapshot import Monitor
-from twinbus.cli.syphon import LEFT_BEHIND, Engine
+from twinbus.cli.errors import ATTENTION
+from twinbus.cli.syphon import Engine
 from twinbus.errors import OperatorError
 from twinbus.ledger import EXIT_CODES
 from twinbus.pairing import AioAdministration, EntityMode, FailoverEngaged, Restored
@@ -152,7 +153,7 @@ async def _drain_backlog(options: DemoOptions, world: DemoProcesses, show: TextD
     verb = ["syphon", "--engine", options.engine.value, "--drain", "--ledger", LEDGER]
     code, process = await world.run(*verb, "--json", "--every", "0.5", hidden=3, on_line=on_output)
     # The verdict reports messages that were left behind, and those that the audit after the drain calls lost.
-    if code not in (0, LEFT_BEHIND) and not has_ended:
+    if code not in (0, ATTENTION) and not has_ended:
         raise OperatorError(f"the syphon ended with {code}", process.error_text())
     show.event(f"{watch.age():5.1f} s  {watch.returned:,} messages are home")
 
