@@ -48,7 +48,7 @@ def test_l3_d3_reconcile_with_an_audit_names_what_was_removed(secondary: str, tm
         ledger.begin(Stage.SEND_BACKLOG, space, QUEUE, IDS, [1, 1], "contoso/orders").end()
     arguments = ["ledger", "reconcile", str(tmp_path / "tables"), "--audit", "--json"]
     refused = CliRunner().invoke(app, arguments)
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "--audit needs a ledger" in refused.stderr
     done = CliRunner().invoke(
         app,

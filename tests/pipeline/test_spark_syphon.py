@@ -319,5 +319,5 @@ def test_d2_what_does_not_go_together_is_refused(backlog: Backlog, arguments: tu
         TWINBUS_PRIMARY_CONNECTION_STRING=backlog.primary.connection_string,
         TWINBUS_SECONDARY_CONNECTION_STRING=backlog.secondary.connection_string,
     )
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert told in done.stderr

@@ -17,6 +17,7 @@ from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seco
 from twinbus.cli.errors import ATTENTION, BROKEN, Debug, WrongUsageError, errors_reported
 from twinbus.cli.spinner import spinner
 from twinbus.cli.terminal import console
+from twinbus.errors import OperatorError
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
@@ -91,10 +92,13 @@ def doctor(
             report = _report(name, ours, theirs, book, found)
             if not json:
                 _print(name, ours, theirs, found)
-            if clean and theirs.inspection is not None and theirs.management is None:
-                report["cleaned"] = _clean(administration, theirs.inspection, count, yes=yes, quiet=json)
+            listed = theirs.inspection if theirs.management is None else None
+            if clean and listed is not None:
+                report["cleaned"] = _clean(administration, listed, count, yes=yes, quiet=json)
         if json:
             typer.echo(json_text.dumps(report))
+        if clean and listed is None:
+            raise OperatorError("nothing was cleaned: the queues could not be listed", "The findings say why.")
         if worst is not None:
             raise typer.Exit(_CODES[worst])
 

@@ -169,8 +169,12 @@ class DoctorChecks:
                 found = await first_look(bus, queue.path, now)
                 dead = 0 if facts.counted else len(await _dead_letters(bus, queue.path))
             except TwinbusError as error:
-                facts = replace(facts, listen=facts.listen or _failure_of(error))
-                continue
+                failure = _failure_of(error)
+                facts = replace(facts, listen=facts.listen or failure)
+                if failure.kind in _OF_ONE_ENTITY:
+                    continue
+                # The others would be as silent, and each costs a timeout.
+                break
             first.append(found)
             if not facts.counted:
                 depth = replace(queue.depth, active=int(found.number is not None), dead_lettered=dead)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from twinbus.cli.cost import PricesFile
-from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import show_judgement
 from twinbus.cli.ledger_spark import Master, Since, Until, in_utc, tables_and_writers
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
 from twinbus.ledger import list_segments
-from twinbus.money import Prices, Scenario
+from twinbus.money import Prices, PricesError, Scenario
 
 if TYPE_CHECKING:
     from twinbus.pipeline import Tables, WriterStates
@@ -69,8 +69,11 @@ def report(
         from twinbus.report import check_writable, write_page  # noqa: PLC0415 - other verbs start without
 
         billed, scenario = Prices.load(prices), Scenario(tier=tier, bandwidth=bandwidth)
-        billed.tier(tier)
-        billed.zone(bandwidth)
+        try:
+            billed.tier(tier)
+            billed.zone(bandwidth)
+        except PricesError as error:
+            raise WrongUsageError(error.text, error.hint) from error
         check_writable(output)
         with _open_tables(ledger, tables, master) as (place, writers), spinner("computing the report"):
             from twinbus.pipeline import TimeWindow, collect_report_data  # noqa: PLC0415 - needs the extra `spark`
