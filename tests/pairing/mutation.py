@@ -27,13 +27,16 @@ OURS = ("twinbus.backlog", "twinbus.pairing", "tests.pairing.")
 SEEDS = 300
 SECONDS = 20
 """Seconds of CPU time after which a mutant that hangs is killed."""
-FAILOVER = tuple(f"pairing/decide/test_failover{name}.py" for name in ("", "_pings", "_trial", "_hold", "_busy"))
+FAILOVER = tuple(
+    f"pairing/decide/test_failover{name}.py" for name in ("", "_pings", "_trial", "_hold", "_busy", "_known")
+)
 PARTS = {
     "pairing/decide/failover.py": (
         *FAILOVER,
         "pairing/decide/test_failover_diagram.py",
         "pairing/test_options.py",
     ),
+    "pairing/decide/known_state.py": ("pairing/decide/test_known_state.py",),
     "pairing/decide/rotation.py": ("pairing/decide/test_rotation.py",),
     "backlog/message_format.py": ("backlog/test_message_format.py",),
     "backlog/body_compression.py": ("backlog/test_body_compression.py",),
@@ -65,7 +68,8 @@ ENUMS = {"Trigger", "EntityMode", "Action", "SendRoute", "_T", "_A"}
 
 
 TYPE_ALIASES = {
-    "Cause", "Effect", "Event", "FailoverNotice", "PropertyName", "QueueNotice", "SendStep", "SendSteps", "T",
+    "Cause", "Effect", "Event", "FailoverNotice", "PropertyName", "QueueNotice", "SendStep", "SendSteps",
+    "StateChange", "T",
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from twinbus.pairing.decide.failover import (
     FailoverEngaged,
     FailoverHeld,
     FailoverNotice,
+    FailoverTakenOver,
     PrimaryUnusable,
     Restored,
     TrialFailed,
@@ -140,6 +141,7 @@ Callback = Callable[[Any], object]
 LEVELS: Final[Mapping[str, int]] = {
     FailoverEngaged.name: logging.WARNING,
     FailoverHeld.name: logging.WARNING,
+    FailoverTakenOver.name: logging.WARNING,
     Restored.name: logging.WARNING,
     PrimaryUnusable.name: logging.ERROR,
     TrialPassed.name: logging.INFO,

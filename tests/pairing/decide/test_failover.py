@@ -250,6 +250,8 @@ EVENTS: tuple[f.Event, ...] = (
     f.FailoverForced(),
     f.FailoverForced(hold=True),
     f.RestoreForced(),
+    f.FailoverKnown(K.TIMEOUT, engaged=-10.0, next_ping=0.0),
+    f.FailoverKnown(f.DrillCause.FORCED, engaged=-10.0, hold=True),
     f.PairClosed(),
 )
 

@@ -1,4 +1,4 @@
-"""Decide when an entity fails over to the backlog and when it returns to the primary (S3–S5, S11, S14, S15, G2, G4).
+"""Decide when an entity fails over to the backlog and when it returns to the primary (S3–S5, S11, S14–S16, G2, G4).
 
 An entity is in one mode. The mode says where a call that starts now goes:
 
@@ -21,6 +21,10 @@ restores before the call began: a call from before a restore decides nothing abo
 
 A trial fails with the first counting failure of a call with messages. The failover that follows pings half as often as
 the failover before it: an entity may accept a ping, or open a link, and refuse every message.
+
+Another process may know of a failover or a hold (S16). `FailoverKnown` takes it over, with its cause, the time at which
+it engaged and the time of its next ping. An entity that is failed over already, or on trial, knows better itself; only
+a hold is taken over in these modes.
 
 This module is pure. Messages, queues, clocks and locks belong to the driver. Times are seconds on a monotonic clock;
 `chance` is a number in [0, 1).
@@ -94,6 +98,8 @@ class Trigger(StrEnum):
     FORCED_OVER = "force_failover"
     FORCED_HOLD = "force_failover with hold"
     FORCED_BACK = "force_restore"
+    KNOWN_OVER = "another process has failed over"
+    KNOWN_HOLD = "an operator holds the failover in another process"
     CLOSED = "the pair closes or faults"
 
 
@@ -109,6 +115,7 @@ class Action(StrEnum):
     PUBLISH_RESTORED = "emit restored"
     PUBLISH_UNUSABLE = "emit primary_unusable"
     PUBLISH_HELD = "emit failover_held"
+    PUBLISH_TAKEN_OVER = "emit failover_taken_over"
     PUBLISH_PASSED = "emit trial_passed"
     PUBLISH_FAILED = "emit trial_failed"
     RAISE = "raise to the caller"
@@ -126,6 +133,8 @@ _HEALTHY, _FAILING, _FAILED_OVER, _UNUSABLE, _HELD, _ON_TRIAL, _CLOSED = EntityM
 _T, _A = Trigger, Action
 _ENGAGE: Final = (_A.PUBLISH_ENGAGED, _A.ARM_PING)
 _ENGAGE_HELD: Final = (_A.PUBLISH_ENGAGED, _A.PUBLISH_HELD)
+_TAKE_OVER: Final = (_A.PUBLISH_ENGAGED, _A.PUBLISH_TAKEN_OVER, _A.ARM_PING)
+_TAKE_OVER_HELD: Final = (_A.PUBLISH_ENGAGED, _A.PUBLISH_TAKEN_OVER, _A.PUBLISH_HELD)
 
 # The cells that failed_over, unusable and held share. Failed_over and unusable differ only in what a refused ping does.
 # A held entity has no pings: its cells for pings are never used.
@@ -149,6 +158,8 @@ _CHANGES: Final[Mapping[EntityMode, Mapping[Trigger, Transition]]] = {
         _T.FAILED_AT_ONCE: Transition(_FAILED_OVER, (*_ENGAGE, _A.DIVERT)),
         _T.FORCED_OVER: Transition(_FAILED_OVER, _ENGAGE),
         _T.FORCED_HOLD: Transition(_HELD, _ENGAGE_HELD),
+        _T.KNOWN_OVER: Transition(_FAILED_OVER, _TAKE_OVER),
+        _T.KNOWN_HOLD: Transition(_HELD, _TAKE_OVER_HELD),
         _T.CLOSED: Transition(_CLOSED),
     },
     _FAILING: {
@@ -160,12 +171,15 @@ _CHANGES: Final[Mapping[EntityMode, Mapping[Trigger, Transition]]] = {
         _T.FORCED_OVER: Transition(_FAILED_OVER, (_A.DISARM_TIMER, *_ENGAGE)),
         _T.FORCED_HOLD: Transition(_HELD, (_A.DISARM_TIMER, *_ENGAGE_HELD)),
         _T.FORCED_BACK: Transition(_HEALTHY, (_A.DISARM_TIMER,)),
+        _T.KNOWN_OVER: Transition(_FAILED_OVER, (_A.DISARM_TIMER, *_TAKE_OVER)),
+        _T.KNOWN_HOLD: Transition(_HELD, (_A.DISARM_TIMER, *_TAKE_OVER_HELD)),
         _T.CLOSED: Transition(_CLOSED, (_A.DISARM_TIMER,)),
     },
     _FAILED_OVER: {
         _T.PING_SUCCEEDED: _RESTORE,
         _T.PING_REFUSED: Transition(_UNUSABLE, (_A.PUBLISH_UNUSABLE, _A.ARM_PING)),
         _T.FORCED_HOLD: _HOLD_PINGED,
+        _T.KNOWN_HOLD: _HOLD_PINGED,
         _T.FORCED_BACK: _RESTORE,
         _T.CLOSED: _CLOSE_PINGS,
     },
@@ -173,6 +187,7 @@ _CHANGES: Final[Mapping[EntityMode, Mapping[Trigger, Transition]]] = {
         _T.PING_SUCCEEDED: _RESTORE,
         _T.PING_REFUSED: Transition(_UNUSABLE, (_A.ARM_PING,)),
         _T.FORCED_HOLD: _HOLD_PINGED,
+        _T.KNOWN_HOLD: _HOLD_PINGED,
         _T.FORCED_BACK: _RESTORE,
         _T.CLOSED: _CLOSE_PINGS,
     },
@@ -186,6 +201,7 @@ _CHANGES: Final[Mapping[EntityMode, Mapping[Trigger, Transition]]] = {
         _T.FAILED_WITHOUT_MESSAGE: Transition(_ON_TRIAL, (_A.DIVERT,)),
         _T.FORCED_OVER: Transition(_FAILED_OVER, _ENGAGE),
         _T.FORCED_HOLD: Transition(_HELD, _ENGAGE_HELD),
+        _T.KNOWN_HOLD: Transition(_HELD, _TAKE_OVER_HELD),
         _T.CLOSED: Transition(_CLOSED),
     },
     _CLOSED: {},
@@ -218,6 +234,15 @@ FAILED: Final = frozenset(
 TABLE: Final[Mapping[tuple[EntityMode, Trigger], Transition]] = {
     (mode, trigger): _CHANGES[mode].get(trigger) or _stay(mode, trigger) for mode in EntityMode for trigger in Trigger
 }
+
+
+class DrillCause(StrEnum):
+    """The cause of a failover that an operator forced."""
+
+    FORCED = "forced"
+
+
+Cause = FailureKind | DrillCause
 
 
 # --- events: what happened -------------------------------------------------------------------------------------------
@@ -292,6 +317,20 @@ class RestoreForced:
 
 
 @dataclass(frozen=True, slots=True)
+class FailoverKnown:
+    """Another process has failed the entity over, or an operator holds the failover there (S15, S16).
+
+    `engaged` and `next_ping` are on this process's monotonic clock. A hold has no pings and needs no `next_ping`.
+    """
+
+    cause: Cause
+    engaged: float
+    next_ping: float = 0.0
+    failed_trials: int = 0
+    hold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PairClosed:
     """The pair, or the side that calls need, closed or faulted (C1). The driver makes the error of the next calls."""
 
@@ -306,20 +345,12 @@ Event = (
     | BacklogAccepted
     | FailoverForced
     | RestoreForced
+    | FailoverKnown
     | PairClosed
 )
 
 
 # --- effects: what the driver must do --------------------------------------------------------------------------------
-
-
-class DrillCause(StrEnum):
-    """The cause of a failover that an operator forced."""
-
-    FORCED = "forced"
-
-
-Cause = FailureKind | DrillCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +476,20 @@ class FailoverHeld:
     episode: int
 
 
-FailoverNotice = FailoverEngaged | FailoverHeld | Restored | PrimaryUnusable | TrialPassed | TrialFailed
+@dataclass(frozen=True, slots=True)
+class FailoverTakenOver:
+    """The failover that just engaged was known from another process (S16). `outage` is the seconds since it engaged."""
+
+    name: ClassVar[str] = "failover_taken_over"
+    entity: str
+    at: float
+    episode: int
+    outage: float
+
+
+FailoverNotice = (
+    FailoverEngaged | FailoverHeld | FailoverTakenOver | Restored | PrimaryUnusable | TrialPassed | TrialFailed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,6 +631,8 @@ def trigger_of(entity: Entity, event: Event, now: float) -> Trigger:
             return Trigger.FORCED_HOLD if event.hold else Trigger.FORCED_OVER
         case RestoreForced():
             return Trigger.FORCED_BACK
+        case FailoverKnown():
+            return Trigger.KNOWN_HOLD if event.hold else Trigger.KNOWN_OVER
         case PairClosed():
             return Trigger.CLOSED
         case _:
@@ -649,6 +695,11 @@ def _entered(entity: Entity, mode: EntityMode, event: Event, now: float, chance:
             return replace(entity, mode=mode, since=now, next_ping=None, pinging=False)
         case EntityMode.HELD:
             return replace(_engaged(entity, event, now), mode=mode)
+        case EntityMode.FAILED_OVER if isinstance(event, FailoverKnown):
+            # The clocks of two machines may differ: the next ping is due after one interval at the latest.
+            entity = replace(entity, failed_trials=event.failed_trials)
+            next_ping = min(event.next_ping, now + entity.ping_interval)
+            return replace(_engaged(entity, event, now), mode=mode, next_ping=next_ping)
         case EntityMode.FAILED_OVER:
             # The first ping is due one interval after the failover (G2), plus a random delay, so that processes do not
             # all ping at the same time.
@@ -674,7 +725,7 @@ def _engaged(entity: Entity, event: Event, now: float) -> Entity:
         since=now,
         cause=_cause_of(entity, event),
         deadline=None,
-        engaged=now,
+        engaged=min(event.engaged, now) if isinstance(event, FailoverKnown) else now,
         episode=entity.episode + 1,
         diverted=0,
     )
@@ -708,6 +759,8 @@ def _stayed(entity: Entity, trigger: Trigger, event: Event, now: float) -> Entit
 def _cause_of(entity: Entity, event: Event) -> Cause:
     if isinstance(event, FailoverForced):
         return DrillCause.FORCED
+    if isinstance(event, FailoverKnown):
+        return event.cause
     if entity.cause is None:
         assert isinstance(event, PrimarySendFailed)
         return event.kind
@@ -753,6 +806,9 @@ def _effect(action: Action, before: Entity, after: Entity, event: Event, now: fl
             return PublishNotice(PrimaryUnusable(after.path, now, after.episode, after.cause))
         case Action.PUBLISH_HELD:
             return PublishNotice(FailoverHeld(after.path, now, after.episode))
+        case Action.PUBLISH_TAKEN_OVER:
+            assert after.engaged is not None
+            return PublishNotice(FailoverTakenOver(after.path, now, after.episode, now - after.engaged))
         case Action.PUBLISH_PASSED:
             return PublishNotice(TrialPassed(after.path, now, after.episode, now - before.since))
         case Action.PUBLISH_FAILED:

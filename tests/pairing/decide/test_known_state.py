@@ -1,0 +1,338 @@
+"""What processes tell each other about failovers and holds, clause by clause: S15, S16."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.pairing.decide.test_failover import CLOSED, FAILED, FAILING, GONE, HEALTHY, OVER, PINGING, K
+from tests.pairing.decide.test_failover_hold import HELD
+from tests.pairing.decide.test_failover_trial import TRIAL
+from twinbus.backlog import FailureKind
+from twinbus.pairing.decide import failover as f
+from twinbus.pairing.decide import known_state as s
+from twinbus.pairing.decide.known_state import EVERY_ENTITY, NOTHING_KNOWN, KnownState, apply_changes
+
+WALL, NOW = 1_700_000_000.0, 500.0
+OVER_SINCE = s.FailoverRecord("Orders", K.TIMEOUT, WALL - 100, WALL + 20, 60.0, 0, WALL - 40, "host:1")
+RESTORED = s.RestoreRecord("orders", WALL, "host:2")
+
+
+def hold(entity: str = EVERY_ENTITY) -> s.HoldRecord:
+    return s.HoldRecord(entity, WALL - 1000, "operator")
+
+
+def release(entity: str = EVERY_ENTITY) -> s.ReleaseRecord:
+    return s.ReleaseRecord(entity, WALL, "operator")
+
+
+def taken_over(*changes: s.StateChange, wall: float = WALL, entity: str = "orders") -> f.FailoverKnown | None:
+    return s.known_failover(apply_changes(changes), entity, wall, NOW)
+
+
+# --- S16: failovers --------------------------------------------------------------------------------------------------
+
+
+def test_s16_a_failover_is_taken_over_with_cause_age_and_ping_schedule() -> None:
+    expected = f.FailoverKnown(K.TIMEOUT, engaged=NOW - 100, next_ping=NOW + 20)
+    assert taken_over(OVER_SINCE) == expected
+    assert taken_over(replace(OVER_SINCE, failed_trials=2)) == replace(expected, failed_trials=2)
+
+
+def test_s16_nothing_known_is_nothing_to_take_over() -> None:
+    assert taken_over() is None
+    assert taken_over(OVER_SINCE, entity="bills") is None
+
+
+def test_s16_a_ping_that_is_due_is_due_now() -> None:
+    found = taken_over(replace(OVER_SINCE, next_ping_at=WALL - 5))
+    assert found is not None
+    assert found.next_ping == NOW
+
+
+def test_s16_any_restore_clears_a_failover_and_a_later_failover_counts_again() -> None:
+    assert taken_over(OVER_SINCE, RESTORED) is None
+    assert taken_over(OVER_SINCE, RESTORED, OVER_SINCE) is not None
+    assert taken_over(RESTORED) is None
+
+
+@pytest.mark.parametrize(
+    ("age", "believed"), [(0.0, True), (179.9, True), (180.0, True), (180.1, False), (-180.0, True), (-180.1, False)]
+)
+def test_s16_a_failover_is_believed_for_three_ping_intervals_past_or_future(age: float, believed: bool) -> None:
+    record = replace(OVER_SINCE, written_at=WALL - age)
+    assert (taken_over(record) is not None) is believed
+
+
+def test_s16_the_age_limit_grows_with_the_current_ping_interval() -> None:
+    record = replace(OVER_SINCE, written_at=WALL - 500, ping_interval=240.0, failed_trials=2)
+    assert taken_over(record) is not None
+
+
+def test_s16_a_failover_of_the_future_engaged_now() -> None:
+    found = taken_over(replace(OVER_SINCE, engaged_at=WALL + 30, written_at=WALL + 30))
+    assert found is not None
+    assert found.engaged == NOW
+
+
+def test_s16_paths_ignore_case_and_slashes() -> None:
+    assert taken_over(OVER_SINCE, entity="/ORDERS/") is not None
+    assert taken_over(OVER_SINCE, replace(RESTORED, entity="ORDERS/")) is None
+
+
+# --- S15: holds ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "held"),
+    [
+        ([], False),
+        ([hold("orders")], True),
+        ([hold("Orders/")], True),
+        ([hold("bills")], False),
+        ([hold()], True),
+        ([hold("orders"), release("orders")], False),
+        ([hold("orders"), release()], False),
+        ([hold(), release()], False),
+        ([hold(), release("orders")], False),
+        ([hold(), release("bills")], True),
+        ([hold(), release("orders"), hold()], True),
+        ([hold(), release("orders"), hold("orders")], True),
+        ([hold(), release("orders"), hold("bills")], False),
+        ([hold("orders"), hold(), release("orders")], False),
+        ([release("orders"), hold()], True),
+        ([hold(), release(), hold("bills")], False),
+        ([hold("orders"), RESTORED], True),
+        ([hold("orders"), OVER_SINCE, RESTORED], True),
+    ],
+)
+def test_s15_the_last_hold_or_release_of_an_entity_or_of_all_decides(changes: list[s.StateChange], held: bool) -> None:
+    state = apply_changes(changes)
+    assert (state.hold_of("orders") is not None) is held
+    assert (taken_over(*changes) == f.FailoverKnown(f.DrillCause.FORCED, NOW - 1000, hold=True)) is held
+    rebuilt = apply_changes(s.hold_changes(state))
+    assert (rebuilt.holds, rebuilt.released) == (state.holds, state.released)
+
+
+def test_s15_a_hold_has_no_age_limit_and_no_future() -> None:
+    assert taken_over(hold("orders"), wall=WALL + 1e9) is not None
+    found = taken_over(hold("orders"), wall=WALL - 1e6)
+    assert found is not None
+    assert (found.engaged, found.hold) == (NOW, True)
+
+
+def test_s15_a_hold_goes_before_a_failover() -> None:
+    found = taken_over(OVER_SINCE, hold())
+    assert found is not None
+    assert found.hold
+    after = taken_over(OVER_SINCE, hold(), release())
+    assert after is not None
+    assert not after.hold
+
+
+# --- what a process writes -------------------------------------------------------------------------------------------
+
+
+def shared(entity: f.Entity, event: f.Event, now: float) -> s.StateChange | None:
+    return s.change_to_share(entity, f.advance(entity, event, now).entity, event, now, WALL, "me")
+
+
+def test_s16_a_failover_that_engages_is_written_with_its_first_ping() -> None:
+    record = s.FailoverRecord("orders", K.TIMEOUT, WALL, WALL + 30.0, 30.0, 0, WALL, "me")
+    assert shared(FAILING, f.FailoverTimerFired(), 70.0) == record
+
+
+def test_s16_a_ping_that_begins_is_written_with_the_time_of_the_next_one() -> None:
+    record = s.FailoverRecord("orders", K.TIMEOUT, WALL - 30.0, WALL + 30.0, 30.0, 0, WALL, "me")
+    assert shared(OVER, f.PingDue(), 100.0) == record
+    assert shared(PINGING, f.PingFailed(1, K.TIMEOUT), 101.0) is None
+
+
+def test_s16_a_refused_ping_is_written_with_its_cause() -> None:
+    found = shared(PINGING, f.PingFailed(1, K.ENTITY_NOT_FOUND), 101.0)
+    assert isinstance(found, s.FailoverRecord)
+    assert found.cause is K.ENTITY_NOT_FOUND
+    assert shared(f.advance(GONE, f.PingDue(), 200.0).entity, f.PingFailed(1, K.ENTITY_NOT_FOUND), 201.0) is None
+
+
+@pytest.mark.parametrize("event", [f.PingSucceeded(1), f.RestoreForced()])
+def test_s16_every_restore_is_written(event: f.Event) -> None:
+    assert shared(PINGING, event, 101.0) == s.RestoreRecord("orders", WALL, "me")
+
+
+def test_s14_s16_a_failed_trial_is_written_with_its_longer_interval() -> None:
+    found = shared(TRIAL, FAILED, 300.0)
+    assert isinstance(found, s.FailoverRecord)
+    assert (found.ping_interval, found.failed_trials, found.next_ping_at) == (60.0, 1, WALL + 60.0)
+
+
+@pytest.mark.parametrize(
+    ("entity", "event"),
+    [
+        (HEALTHY, f.PrimarySendSucceeded()),
+        (HEALTHY, FAILED),
+        (FAILING, f.PrimarySendSucceeded()),
+        (OVER, f.BacklogAccepted()),
+        (OVER, FAILED),
+        (OVER, f.PairClosed()),
+        (CLOSED, f.RestoreForced()),
+        (TRIAL, f.PrimarySendSucceeded()),
+        (TRIAL, f.PairClosed()),
+    ],
+)
+def test_s16_a_step_that_engages_and_restores_nothing_writes_nothing(entity: f.Entity, event: f.Event) -> None:
+    assert shared(entity, event, 100.0) is None
+
+
+def test_s16_what_was_taken_over_is_not_written_before_its_first_ping() -> None:
+    known = f.FailoverKnown(K.DNS, engaged=50.0, next_ping=90.0)
+    assert shared(HEALTHY, known, 100.0) is None
+    over = f.advance(HEALTHY, known, 100.0).entity
+    found = shared(over, f.PingDue(), 100.0)
+    assert found == s.FailoverRecord("orders", K.DNS, WALL - 50.0, WALL + 30.0, 30.0, 0, WALL, "me")
+
+
+@pytest.mark.parametrize("event", [f.FailoverForced(), f.FailoverForced(hold=True)])
+def test_s11_s16_a_drill_of_one_process_is_not_written(event: f.FailoverForced) -> None:
+    assert shared(HEALTHY, event, 100.0) is None
+    forced = f.advance(HEALTHY, event, 100.0).entity
+    assert shared(forced, f.PingDue(), 200.0) is None
+
+
+def test_s15_s16_the_end_of_a_hold_clears_an_earlier_failover_of_the_entity() -> None:
+    assert shared(HELD, f.RestoreForced(), 100.0) == s.RestoreRecord("orders", WALL, "me")
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+entities = st.text(min_size=1, max_size=260)
+times = st.integers(86_400_001, 4_000_000_000_000).map(lambda ms: ms / 1000)
+writers = st.text(min_size=1, max_size=100)
+changes = st.one_of(
+    st.builds(
+        s.FailoverRecord,
+        entities,
+        st.sampled_from(FailureKind),
+        times,
+        times,
+        st.floats(0.001, 1800),
+        st.integers(0, 64),
+        times,
+        writers,
+    ),
+    st.builds(s.RestoreRecord, entities, times, writers),
+    st.builds(s.HoldRecord, entities, times, writers),
+    st.builds(s.ReleaseRecord, entities, times, writers),
+)
+
+
+@given(st.lists(changes, max_size=20))
+def test_s16_what_is_written_is_read_as_it_was(written: list[s.StateChange]) -> None:
+    text = s.state_text(written)
+    assert s.read_state(text) == s.read_state(text.encode()) == tuple(written)
+
+
+@given(st.lists(changes, max_size=12))
+def test_s15_the_holds_of_any_state_can_be_written_again(written: list[s.StateChange]) -> None:
+    state = apply_changes(written)
+    rebuilt = apply_changes(s.hold_changes(state))
+    assert (rebuilt.holds, rebuilt.released) == (state.holds, state.released)
+
+
+def test_s16_the_text_is_what_the_docs_show() -> None:
+    found = json.loads(s.state_text([OVER_SINCE, hold("bills")]))
+    assert found == {
+        "version": 1,
+        "changes": [
+            {
+                "what": "failed_over",
+                "entity": "Orders",
+                "writer": "host:1",
+                "cause": "timeout",
+                "engaged_at": "2023-11-14T22:11:40.000+00:00",
+                "next_ping_at": "2023-11-14T22:13:40.000+00:00",
+                "ping_interval": 60.0,
+                "failed_trials": 0,
+                "written_at": "2023-11-14T22:12:40.000+00:00",
+            },
+            {
+                "what": "held",
+                "entity": "bills",
+                "writer": "operator",
+                "cause": "forced",
+                "engaged_at": "2023-11-14T21:56:40.000+00:00",
+            },
+        ],
+    }
+
+
+def test_s16_a_later_version_may_add_kinds_causes_and_fields() -> None:
+    found = json.loads(s.state_text([OVER_SINCE]))
+    found["changes"][0] |= {"cause": "solar_flare", "more": 1}
+    found["changes"].append({"what": "something else", "entity": "x", "writer": "y"})
+    assert s.read_state(json.dumps(found)) == (replace(OVER_SINCE, cause=K.UNKNOWN),)
+
+
+GOOD = json.loads(s.state_text([OVER_SINCE]))["changes"][0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "7",
+        '"text"',
+        "[" * 60_000,
+        "{}",
+        '{"version": 2, "changes": []}',
+        '{"version": 1}',
+        '{"version": 1, "changes": {}}',
+        '{"version": 1, "changes": [7]}',
+        " " * (s.MAX_STATE_BYTES + 1),
+        b"\xff\xfe\xfa",
+        *(
+            json.dumps({"version": 1, "changes": [GOOD | wrong]})
+            for wrong in (
+                {"entity": ""},
+                {"entity": None},
+                {"entity": "x" * 1025},
+                {"writer": 5},
+                {"cause": None},
+                {"engaged_at": "yesterday"},
+                {"engaged_at": "2023-11-14T22:11:40"},
+                {"engaged_at": "0001-01-01T00:00:00+23:59"},
+                {"next_ping_at": 5},
+                {"written_at": None},
+                {"ping_interval": 0},
+                {"ping_interval": 1801},
+                {"ping_interval": True},
+                {"ping_interval": float("nan")},
+                {"failed_trials": -1},
+                {"failed_trials": 65},
+                {"failed_trials": 1.0},
+            )
+        ),
+    ],
+)
+def test_s16_a_text_that_is_no_state_is_refused(text: str | bytes) -> None:
+    with pytest.raises(s.StateFormatError):
+        s.read_state(text)
+
+
+@given(st.binary(max_size=200))
+def test_s16_no_bytes_raise_another_error(data: bytes) -> None:
+    with contextlib.suppress(s.StateFormatError):
+        s.read_state(data)
+
+
+def test_the_empty_state_knows_nothing() -> None:
+    assert KnownState() == NOTHING_KNOWN
+    assert s.hold_changes(NOTHING_KNOWN) == ()
