@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from azure.servicebus import ServiceBusClient
     from azure.servicebus.management import ServiceBusAdministrationClient
 
@@ -74,20 +76,34 @@ def pair_namespaces(
     *,
     secondary_admin: ServiceBusAdministrationClient | None = None,
     options: SendAvailabilityOptions | None = None,
+    state: str | PathLike[str] | None = None,
 ) -> Pair:
-    """Pair two namespaces, with clients that the caller made (P1) and must close."""
+    """Pair two namespaces, with clients that the caller made (P1) and must close.
+
+    `state` replaces the option `state`: where processes share failovers and holds (S16).
+    """
     from twinbus import pairing  # noqa: PLC0415 - loads the SDK
 
-    return pairing.pair_namespaces(primary, secondary, secondary_admin=secondary_admin, options=options, syphon=_syphon)
+    return pairing.pair_namespaces(
+        primary, secondary, secondary_admin=secondary_admin, options=options, state=state, syphon=_syphon
+    )
 
 
 def pair_connection_strings(
-    primary: str, secondary: str, *, options: SendAvailabilityOptions | None = None, **kwargs: Any
+    primary: str,
+    secondary: str,
+    *,
+    options: SendAvailabilityOptions | None = None,
+    state: str | PathLike[str] | None = None,
+    **kwargs: Any,
 ) -> Pair:
-    """Pair two namespaces by their connection strings. The pair makes both clients, with `kwargs`, and closes them."""
+    """Pair two namespaces by their connection strings. The pair makes both clients, with `kwargs`, and closes them.
+
+    `state` replaces the option `state`: where processes share failovers and holds (S16).
+    """
     from twinbus import pairing  # noqa: PLC0415 - loads the SDK
 
-    return pairing.pair_connection_strings(primary, secondary, options=options, syphon=_syphon, **kwargs)
+    return pairing.pair_connection_strings(primary, secondary, options=options, state=state, syphon=_syphon, **kwargs)
 
 
 def _syphon(primary: Any, secondary: Any, admin: Any, pair: PairState) -> PairSyphon:

@@ -16,6 +16,8 @@ from twinbus.pairing import BacklogHandle, EntityState, SendAvailabilityOptions
 from twinbus.pairing import PairSyphon as Syphon
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from twinbus.pairing import PairState
 
 __all__ = [
@@ -38,6 +40,7 @@ def pair_namespaces(
     *,
     secondary_admin: ServiceBusAdministrationClient | None = None,
     options: SendAvailabilityOptions | None = None,
+    state: str | PathLike[str] | None = None,
 ) -> Pair:
     """Pair two namespaces, with clients that the caller made (P1) and must close.
 
@@ -46,20 +49,29 @@ def pair_namespaces(
     sender's call does not fail: a background task of the pair continues to look for the backlog queues. For
     `async with pair` and `await pair`, the option `on_secondary_down` decides whether they fail in this case. Use the
     pair in one event loop only, and close the pair.
+
+    `state` replaces the option `state`: where processes share failovers and holds (S16).
     """
     return pairing.aio_pair_namespaces(
-        primary, secondary, secondary_admin=secondary_admin, options=options, syphon=_syphon
+        primary, secondary, secondary_admin=secondary_admin, options=options, state=state, syphon=_syphon
     )
 
 
 def pair_connection_strings(
-    primary: str, secondary: str, *, options: SendAvailabilityOptions | None = None, **kwargs: Any
+    primary: str,
+    secondary: str,
+    *,
+    options: SendAvailabilityOptions | None = None,
+    state: str | PathLike[str] | None = None,
+    **kwargs: Any,
 ) -> Pair:
     """Pair two namespaces by their connection strings. The pair makes both clients, with `kwargs`, and closes them.
 
     The docstring of `pair_namespaces` explains when pairing happens.
     """
-    return pairing.aio_pair_connection_strings(primary, secondary, options=options, syphon=_syphon, **kwargs)
+    return pairing.aio_pair_connection_strings(
+        primary, secondary, options=options, state=state, syphon=_syphon, **kwargs
+    )
 
 
 def _syphon(primary: Any, secondary: Any, admin: Any, pair: PairState) -> Syphon:

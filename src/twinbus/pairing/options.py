@@ -92,6 +92,8 @@ class SendAvailabilityOptions:
     """Time between checks of the backlog queues that the pair diverted to, until they are empty. 0: never (Y1)."""
     backlog_unattended_after: timedelta = 30 * _MINUTE
     """Time that a message may wait in the backlog, although it could be delivered, before an alert (Y1)."""
+    state: str | os.PathLike[str] | None = None
+    """Where processes share failovers and holds (S16): a folder, or `secondary`."""
     ledger: str | os.PathLike[str] | Ledger | None = None
     """Records every operation and change of state (M1, S11): a directory, or a Ledger of the caller."""
     ledger_on_error: Literal["go_on", "stop"] = "go_on"
@@ -118,6 +120,9 @@ class SendAvailabilityOptions:
             name is None or (isinstance(name, str) and bool(PRIMARY_NAME_PATTERN.fullmatch(name))),
             "letters, digits, '.', '-' and '_', beginning and ending with a letter or digit, at most 63 of them",
         )
+        state: object = self.state
+        named = isinstance(state, os.PathLike) or (isinstance(state, str) and bool(state.strip()))
+        _check("state", state, named or state is None, "a folder, or 'secondary'")
         self._check_ledger()
         kinds = f"kinds of failure, '-' before those that shall not count: {', '.join(FailureKind)}"
         _check("failover_on", self.failover_on, _are_kinds(self.failover_on), kinds)
@@ -150,12 +155,16 @@ class SendAvailabilityOptions:
             server_busy_counts_after=None if busy is None else busy.total_seconds(),
         )
 
+    def with_state(self, state: str | os.PathLike[str] | None) -> Self:
+        """Return these options with another `state`; None returns them as they are."""
+        return self if state is None else replace(self, state=state)
+
     @classmethod
     def for_short_lived_processes(cls, **given: Any) -> Self:
         """Return options for a job or a function that lives for seconds; `given` options replace them.
 
         Such a process ends before a failover interval is over. So the failing call itself diverts (S4), attempts are
-        short, and the process does not check the backlog.
+        short, and the process does not check the backlog. With `state`, the next processes divert their first call.
         """
         usual: dict[str, Any] = {
             "failover_interval": timedelta(0),

@@ -31,6 +31,7 @@ from twinbus.pairing.decide.failover import (
     EntityMode,
     FailoverForced,
     PairClosed,
+    PingSucceeded,
     PrimarySendFailed,
     PrimarySendSucceeded,
     Restored,
@@ -63,6 +64,7 @@ from twinbus.pairing.receivers import record_receiver
 from twinbus.pairing.recording import OperationRecorder
 from twinbus.pairing.shared_pair import MemberDriver, forget_all, register, release, shared_pair
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
+from twinbus.pairing.state_sharing import StateAccess, StateSharing
 from twinbus.sdk import (
     RetrySettings,
     client_endpoint,
@@ -162,7 +164,12 @@ class PairState:
         self.name = options.primary_name or primary_name(self.primary.endpoint)
         self.queues = backlog_queue_paths(self.name, options.backlog_queue_count)
         self.driver = driver
-        self._shared = shared_pair(self, self.primary.endpoint, self.secondary.endpoint, options, self.queues)
+        self._shared = shared_pair(
+            self, self.primary.endpoint, self.secondary.endpoint, options, self.name, self.queues
+        )
+        self.sharing = self._shared.sharing
+        """What the pair shares with other processes (S16), or None."""
+        self.state_access: StateAccess | None = None
         self.ledger = self._shared.ledger
         """The ledger of the pair and of its syphon, or None."""
         self.primary_recorder = OperationRecorder(self.ledger, self.name)
@@ -185,11 +192,17 @@ class PairState:
         self._other_side_timer = driver.timer(self._fault_other_side)
         self._registered = False
 
-    def begin(self) -> None:
-        """Register the pair in this process and in the metrics. Raises PairingRefusedError if P3 forbids it."""
+    def begin(self, state_access: StateAccess | None = None) -> None:
+        """Register the pair in this process and in the metrics. Raises PairingRefusedError if P3 forbids it.
+
+        With `state_access`, the first of the pairs that share looks at the shared state, in the background (S16).
+        """
+        self.state_access = state_access
         register(self._shared, self)
         self._registered = True
         self._others_go_on = None
+        if self.sharing is not None:
+            self.sharing.begin()
         _pair_states.add(self)
         if self.ledger is not None:
             self.ledger.state(PAIRED, self._cost_facts(), pair=self.name)
@@ -197,6 +210,11 @@ class PairState:
     @property
     def _is_acting(self) -> bool:
         return self._shared.drivers[:1] == (self.driver,)
+
+    def sharing_to_finish(self) -> StateSharing | None:
+        """Return what closing this pair must finish. None if there is nothing, or other members go on with it (P3)."""
+        is_last = self._shared.members == [self]
+        return self.sharing if is_last and not self.closed else None
 
     def show_in_metrics(self) -> None:
         """Show this pair in the gauges, for all pairs that share its state."""
@@ -271,9 +289,12 @@ class PairState:
             found = entities.get(key)
             if found is not None:
                 return found
-            found = entities[key] = SharedEntity(path, self.options.policy, self._shared)
+            on_step = None if self.sharing is None else self.sharing.advanced
+            found = entities[key] = SharedEntity(path, self.options.policy, self._shared, on_step=on_step)
         # The lock is released first: a callback for an event may make another sender.
-        if self._shared.hold_all:
+        if self.sharing is not None and (known := self.sharing.event_for(path)) is not None:
+            found.advance(known)
+        elif self._shared.hold_all:
             found.advance(FailoverForced(hold=True))
         if self.primary.state is not SideState.OPEN:
             # This pair closes just now. Other pairs may use the entity (P3).
@@ -312,13 +333,17 @@ class PairState:
     def is_held(self, path: str) -> bool:
         """Return whether an operator holds the failover of the entity, so that nothing may be delivered to it (S15)."""
         shared = self._entities.get(_key(path))
-        return self._shared.hold_all if shared is None else shared.entity.mode is EntityMode.HELD
+        if shared is not None:
+            return shared.entity.mode is EntityMode.HELD
+        return self._shared.hold_all or (self.sharing is not None and self.sharing.known.hold_of(path) is not None)
 
     def force_failover(self, entity: str | None, *, hold: bool) -> None:
         """Fail an entity over; None: all entities. With `hold`, None holds entities that are used later, too (S15)."""
         self.primary.refuse_unless_open()
         if entity is None:
             self._shared.hold_all = self._shared.hold_all or hold
+        if hold and self.sharing is not None:
+            self.sharing.hold(entity)
         for shared in self._chosen(entity):
             shared.advance(FailoverForced(hold))
 
@@ -327,8 +352,18 @@ class PairState:
         self.primary.refuse_unless_open()
         if entity is None:
             self._shared.hold_all = False
+        if self.sharing is not None:
+            self.sharing.release(entity)
         for shared in self._chosen(entity):
             shared.advance(RestoreForced())
+
+    def ping_succeeded(self, shared: SharedEntity, episode: int) -> None:
+        """Report a ping that succeeded. If an operator of another process holds the entity, hold it instead (S15)."""
+        if self.sharing is None:
+            shared.advance(PingSucceeded(episode))
+        else:
+            path = shared.entity.path
+            self.sharing.check_hold(path, lambda hold: shared.advance(hold or PingSucceeded(episode)))
 
     def _chosen(self, entity: str | None) -> list[SharedEntity]:
         return list(self._entities.values()) if entity is None else [self.entity(entity)]

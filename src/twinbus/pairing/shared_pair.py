@@ -29,6 +29,7 @@ from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import PairForkedError, PairingRefusedError
 from twinbus.pairing.recording import open_ledger
 from twinbus.pairing.shared_state import DriverTimer, PairDriver, SharedEntity, SharedRotation
+from twinbus.pairing.state_sharing import StateAccess, StateLocation, StateSharing
 
 if TYPE_CHECKING:
     from twinbus.pairing.pair_state import PairState
@@ -112,7 +113,11 @@ class SharedPair:
     """The shared part of pairs. It is the driver of the shared entities and of the rotation."""
 
     def __init__(
-        self, endpoints: tuple[Endpoint, Endpoint], options: SendAvailabilityOptions, queues: tuple[str, ...]
+        self,
+        endpoints: tuple[Endpoint, Endpoint],
+        options: SendAvailabilityOptions,
+        name: str,
+        queues: tuple[str, ...],
     ) -> None:
         self.endpoints = endpoints
         self.options = options
@@ -129,6 +134,15 @@ class SharedPair:
         self._process: int | None = None
         self._timers: list[SharedTimer] = []
         self.rotation = SharedRotation(queues, options.probation.total_seconds(), self)
+        self.sharing: StateSharing | None = None
+        """What the pairs share with other processes (S16), or None without the option `state`."""
+        if options.state is not None:
+            self.sharing = StateSharing(
+                StateLocation.of(options.state, name),
+                self,
+                may_create=options.provision == "create",
+                watch_interval=options.ping_interval.total_seconds(),
+            )
 
     @property
     def is_used(self) -> bool:
@@ -162,6 +176,8 @@ class SharedPair:
             others = bool(self.members or self.made)
             if closes:
                 self.is_closed = not others
+                if self.is_closed and self.sharing is not None:
+                    self.sharing.stop()
             else:
                 self.made.add(member)
             acted = self._choose()
@@ -206,8 +222,25 @@ class SharedPair:
     def forked(self) -> None:
         """Replace locks in the child of a fork, where a copied lock may be held for ever."""
         self.making = threading.Lock()
+        if self.sharing is not None:
+            self.sharing.forked()
         for timer in self._timers:
             timer.forked()
+
+    # --- what sharing with other processes needs (S16) ---------------------------------------------------------------
+
+    def state_access(self) -> StateAccess | None:
+        """Return the access of the acting member to the shared state. None without members."""
+        for member in list(self.members):
+            if self.drivers[:1] == (member.driver,):
+                return member.state_access
+        return None
+
+    def all_entities(self) -> list[SharedEntity]:
+        return list(self.entities.values())
+
+    def release_all(self) -> None:
+        self.hold_all = False
 
     # --- what the shared state needs of a driver ---------------------------------------------------------------------
 
@@ -239,6 +272,7 @@ def shared_pair(
     primary: Endpoint,
     secondary: Endpoint,
     options: SendAvailabilityOptions,
+    name: str,
     queues: tuple[str, ...],
 ) -> SharedPair:
     """Return the part that a new pair shares with other pairs of the same namespaces and options, or a new one."""
@@ -247,7 +281,7 @@ def shared_pair(
             if found.endpoints == (primary, secondary) and found.options == options and not found.is_closed:
                 break
         else:
-            found = SharedPair((primary, secondary), options, queues)
+            found = SharedPair((primary, secondary), options, name, queues)
             _all_shared.add(found)
         found.made.add(member)
         return found

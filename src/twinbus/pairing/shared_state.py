@@ -72,6 +72,8 @@ FailedCallEffect = RaiseToCaller | SendToBacklog | RaiseUnusable
 ForCall = TryAnother | RaiseSendError | rotation.ProbeEffect
 Now = Callable[[], float]
 Chance = Callable[[], float]
+OnStep = Callable[[Entity, Entity, failover.Event, float], None]
+"""Gets the entity before and after a step, the event, and the time."""
 IsFailedOver = Callable[[str], bool]
 """Returns whether the entity at this path is failed over in this pair."""
 
@@ -107,8 +109,11 @@ class SharedEntity:
         *,
         now: Now = time.monotonic,
         chance: Chance = random.random,
+        on_step: OnStep | None = None,
     ) -> None:
+        """`on_step` is called after each step that changes `entity`. It must not block."""
         self.entity = Entity(path, policy, now())
+        self._on_step = on_step
         self._driver = driver
         self._now = now
         self._chance = chance
@@ -124,9 +129,12 @@ class SharedEntity:
         failed_call: FailedCallEffect | None = None
         notices: list[failover.FailoverNotice] = []
         with self._lock:
-            before = self.entity.route
-            decision = failover.advance(self.entity, event, self._now(), self._chance())
+            entity, now = self.entity, self._now()
+            before = entity.route
+            decision = failover.advance(entity, event, now, self._chance())
             self.entity = decision.entity
+            if self._on_step is not None and decision.entity is not entity:
+                self._on_step(entity, decision.entity, event, now)
             for effect in decision.effects:
                 match effect:
                     case RaiseToCaller() | SendToBacklog() | RaiseUnusable():

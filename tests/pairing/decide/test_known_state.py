@@ -290,7 +290,7 @@ GOOD = json.loads(s.state_text([OVER_SINCE]))["changes"][0]
         "null",
         "7",
         '"text"',
-        "[" * 60_000,
+        "[" * 600_000,
         "{}",
         '{"version": 2, "changes": []}',
         '{"version": 1}',

@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
@@ -41,9 +42,10 @@ from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.aio.backlog_link import AioBacklogLinks
 from twinbus.pairing.aio.backlog_peeker import AioBacklogPeeker
 from twinbus.pairing.aio.sender import PairedSender, detach
-from twinbus.pairing.aio.timeouts import LoopTimer, TaskTimeouts, cancel, cancel_until_done
+from twinbus.pairing.aio.state_access import TaskStateAccess
+from twinbus.pairing.aio.timeouts import LoopTimer, TaskTimeouts, cancel, cancel_until_done, wait_for_event
 from twinbus.pairing.decide.backlog_watch import PeekPage
-from twinbus.pairing.decide.failover import PingFailed, PingSucceeded
+from twinbus.pairing.decide.failover import PingFailed
 from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.message_copies import ping_message
 from twinbus.pairing.options import SendAvailabilityOptions
@@ -52,6 +54,7 @@ from twinbus.pairing.pair_state import PairInterface, PairState, SyphonFactory
 from twinbus.pairing.provisioning import Provisioned, background_pause
 from twinbus.pairing.receivers import AioQuietReceiver
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
+from twinbus.pairing.state_sharing import FLUSH_SECONDS, StateSharing, look_seconds
 from twinbus.sdk import check_version, open_aio_link
 
 _log = logging.getLogger("twinbus.pairing")
@@ -168,7 +171,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
             lambda: self._timeouts.prepare(make()),
             self._links,
             self._timeouts,
-            until_paired=None if self._paired else partial(self._until_paired, by_sender=True),
+            until_ready=None if self._paired and self._has_looked else self._until_ready,
         )
         self._senders.add(sender)
         if self._state.primary.state is not SideState.OPEN:
@@ -232,13 +235,39 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
         finally:
             self._waiting -= 1
 
+    @property
+    def _has_looked(self) -> bool:
+        return self._state.sharing is None or self._state.sharing.has_looked
+
+    async def _until_ready(self, until: float | None) -> None:
+        """Wait until the namespaces are paired, and until the pair has looked at the shared state (S16).
+
+        The look takes a second at most. A call that must end at `until` waits half of its time for the look.
+        """
+        pairing = self._until_paired(by_sender=True)
+        await (pairing if until is None else self._timeouts.bound(pairing, until - time.monotonic()))
+        sharing = self._state.sharing
+        if sharing is not None and not sharing.has_looked:
+            looked = asyncio.Event()
+            wake = partial(self._timeouts.tell, looked.set)
+            sharing.on_looked.add(wake)
+            try:
+                if not sharing.has_looked:
+                    await wait_for_event(looked, look_seconds(until, time.monotonic()))
+            finally:
+                sharing.on_looked.discard(wake)
+
     def _pairing_ended(self, pairing: asyncio.Task[None]) -> None:
         if pairing.cancelled() or pairing.exception() is not None:
             self._pairing = None
 
     async def _pair(self, background: bool) -> None:
-        self._state.begin()
         secondary = self._secondary_client
+        access: TaskStateAccess | None = None
+        if self._state.sharing is not None:
+            recorder, location = self._state.secondary_recorder, self._state.sharing.location
+            access = TaskStateAccess(location, secondary, self._timeouts, recorder, self._administration)
+        self._state.begin(access)
         try:
             administration = self._administration()
             try:
@@ -261,9 +290,22 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
         may close the pair; connections of the closed loop then end without notice to the namespaces.
         """
         self._timeouts.claim_to_close()
+        if (sharing := self._state.sharing_to_finish()) is not None and self._timeouts.has_loop and self._timeouts.ours:
+            await self._write_state(sharing)
         for side in (self._state.primary, self._state.secondary):
             side.leave(SideState.CLOSED)
         await self._wait_until_ended()
+
+    async def _write_state(self, sharing: StateSharing) -> None:
+        """Write what waits, within a second: a process that ends leaves what it knows to the next one (S16)."""
+        written = asyncio.Event()
+        wake = partial(self._timeouts.tell, written.set)
+        sharing.on_written.add(wake)
+        try:
+            if not sharing.finish():
+                await wait_for_event(written, FLUSH_SECONDS)
+        finally:
+            sharing.on_written.discard(wake)
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
@@ -379,7 +421,10 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
             elif sender is not None:
                 self._timeouts.discard(sender)
         self._state.events.pinged(path, failure, time.monotonic() - started)
-        entity.advance(PingSucceeded(episode) if failure is None else PingFailed(episode, failure))
+        if failure is None:
+            self._state.ping_succeeded(entity, episode)
+        else:
+            entity.advance(PingFailed(episode, failure))
 
     async def _send_ping(self, sender: Any) -> None:
         await open_aio_link(sender, self._timeouts.try_timeout)
@@ -434,16 +479,24 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
             await administration.close()
 
 
+def _given(options: SendAvailabilityOptions | None, state: str | os.PathLike[str] | None) -> SendAvailabilityOptions:
+    return (options or SendAvailabilityOptions()).with_state(state)
+
+
 def pair_namespaces(
     primary: ServiceBusClient,
     secondary: ServiceBusClient,
     *,
     secondary_admin: ServiceBusAdministrationClient | None = None,
     options: SendAvailabilityOptions | None = None,
+    state: str | os.PathLike[str] | None = None,
     syphon: SyphonFactory | None = None,
 ) -> Pair:
-    """Return a pair of two namespaces on clients that the caller made (P1). The caller must close the clients."""
-    return Pair(primary, secondary, options or SendAvailabilityOptions(), admin=secondary_admin, syphon=syphon)
+    """Return a pair of two namespaces on clients that the caller made (P1). The caller must close the clients.
+
+    `state` replaces the option `state` (S16).
+    """
+    return Pair(primary, secondary, _given(options, state), admin=secondary_admin, syphon=syphon)
 
 
 def pair_connection_strings(
@@ -451,9 +504,13 @@ def pair_connection_strings(
     secondary: str,
     *,
     options: SendAvailabilityOptions | None = None,
+    state: str | os.PathLike[str] | None = None,
     syphon: SyphonFactory | None = None,
     **kwargs: Any,
 ) -> Pair:
-    """Return a pair made from two connection strings. Keywords go to both clients, which the pair makes and closes."""
+    """Return a pair made from two connection strings. Keywords go to both clients, which the pair makes and closes.
+
+    `state` replaces the option `state` (S16).
+    """
     clients = [ServiceBusClient.from_connection_string(text, **kwargs) for text in (primary, secondary)]
-    return Pair(clients[0], clients[1], options or SendAvailabilityOptions(), syphon=syphon, owns_clients=True)
+    return Pair(clients[0], clients[1], _given(options, state), syphon=syphon, owns_clients=True)

@@ -55,17 +55,18 @@ class PairedSender:
         links: AioBacklogLinks,
         timeouts: TaskTimeouts,
         *,
-        until_paired: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        until_ready: Callable[[float | None], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """`make` returns a new sender of the SDK, prepared for `timeouts`.
 
-        `until_paired` pairs the namespaces, or waits until they are paired. It is None if they are paired already.
+        `until_ready` pairs the namespaces, or waits until they are paired, and until the pair has looked at the shared
+        state (S16). It is None if both are done.
         """
         self._context, self._entity, self._primary, self._recorder, self._retries = setup
         self._make = make
         self._links = links
         self._timeouts = timeouts
-        self._until_paired = until_paired
+        self._until_ready = until_ready
         self._send_prefix = self._recorder.prefix(Stage.SEND_PRIMARY, self._context.path)
         self._destination = f"{self._recorder.namespace}/{self._context.path}"
         self._link = PrimaryLink(make(), timeouts, self._entity.entity.episode)
@@ -169,11 +170,10 @@ class PairedSender:
         if asyncio.get_running_loop() is not self._timeouts.loop:
             self._primary.refuse_unless_open()
             self._timeouts.claim()
-        if self._until_paired is not None:
+        if self._until_ready is not None:
             # Nothing is sent before every backlog queue was found or created (P1).
-            paired = self._until_paired()
-            await (paired if until is None else self._timeouts.bound(paired, until - time.monotonic()))
-            self._until_paired = None
+            await self._until_ready(until)
+            self._until_ready = None
         entity = self._entity.entity
         failed: Exception | None = None
         if entity.route is SendRoute.PRIMARY:

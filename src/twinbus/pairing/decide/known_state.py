@@ -32,7 +32,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from twinbus.backlog import FailureKind
 from twinbus.pairing.decide.failover import (
@@ -52,7 +52,7 @@ EVERY_ENTITY: Final = "*"
 AGE_LIMIT: Final = 3
 """A FailoverRecord is too old after this number of ping intervals (S16)."""
 STATE_VERSION: Final = 1
-MAX_STATE_BYTES: Final = 64 * 1024
+MAX_STATE_BYTES: Final = 1024 * 1024
 """The most bytes of one file or message of the state. A longer one is not read."""
 _LONGEST_TEXT: Final = 1024
 _MOST_TRIALS: Final = 64
@@ -137,6 +137,13 @@ class KnownState:
 
 
 NOTHING_KNOWN: Final = KnownState()
+
+
+class StateReading(NamedTuple):
+    """What was read from the shared state. `unreadable` names files or messages that could not be read, and why."""
+
+    state: KnownState
+    unreadable: tuple[str, ...] = ()
 
 
 def apply_change(state: KnownState, change: StateChange) -> KnownState:

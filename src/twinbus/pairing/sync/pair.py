@@ -6,9 +6,11 @@ The state of a pair is in `pair_state`, its senders are in `sender`.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Self
 from weakref import WeakSet
 
@@ -20,7 +22,7 @@ from twinbus.backlog import FailureKind, failure_kind
 from twinbus.ledger import Stage
 from twinbus.pairing.administration import Administration
 from twinbus.pairing.decide.backlog_watch import PeekPage
-from twinbus.pairing.decide.failover import PingFailed, PingSucceeded
+from twinbus.pairing.decide.failover import PingFailed
 from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.message_copies import ping_message
 from twinbus.pairing.options import SendAvailabilityOptions
@@ -29,9 +31,11 @@ from twinbus.pairing.pair_state import PairInterface, PairState, SyphonFactory
 from twinbus.pairing.provisioning import Provisioned, background_pause
 from twinbus.pairing.receivers import QuietReceiver
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
+from twinbus.pairing.state_sharing import FLUSH_SECONDS, StateSharing, look_seconds
 from twinbus.pairing.sync.backlog_link import BacklogLinks
 from twinbus.pairing.sync.backlog_peeker import BacklogPeeker
 from twinbus.pairing.sync.sender import PairedSender, detach, retired_link
+from twinbus.pairing.sync.state_access import ThreadStateAccess
 from twinbus.pairing.sync.timeout_thread import ThreadTimer
 from twinbus.pairing.sync.timeouts import ThreadTimeouts
 from twinbus.sdk import check_version, client_endpoint, interrupt, open_sync_link
@@ -93,8 +97,12 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
         self._links = BacklogLinks(secondary, self._state.secondary, self._state.rotation, self._timeouts, recorder)
         self.primary = PairSide(self, self._state.primary)
         self.secondary = PairSide(self, self._state.secondary)
+        access: ThreadStateAccess | None = None
+        if self._state.sharing is not None:
+            location = self._state.sharing.location
+            access = ThreadStateAccess(location, secondary, self._timeouts, recorder, self._administration)
         # The pair is registered last, so that a pair whose `__init__` failed is not registered (P3).
-        self._state.begin()
+        self._state.begin(access)
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:
@@ -114,7 +122,10 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
 
     def _make_sender(self, path: str, make: Callable[[], Any]) -> PairedSender:
         setup = self._state.sender_setup(path)
-        sender = PairedSender(setup, lambda: self._timeouts.prepare(make()), self._links, self._timeouts)
+        sharing = self._state.sharing
+        until_looked = None if sharing is None or sharing.has_looked else partial(_wait_for_look, sharing)
+        prepared = lambda: self._timeouts.prepare(make())  # noqa: E731 - too short for a name of its own
+        sender = PairedSender(setup, prepared, self._links, self._timeouts, until_looked)
         self._senders.add(sender)
         if self._state.primary.state is not SideState.OPEN:
             # The pair closed after `sender_setup`: it may have missed this sender.
@@ -127,6 +138,8 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
     # --- closing ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
+        if (sharing := self._state.sharing_to_finish()) is not None and self._timeouts.ours:
+            _flush(sharing)
         self._leave((self._state.primary, self._state.secondary), SideState.CLOSED)
 
     def __enter__(self) -> Self:
@@ -225,7 +238,10 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
             elif sender is not None:
                 self._timeouts.discard(sender)
         self._state.events.pinged(path, failure, time.monotonic() - started)
-        entity.advance(PingSucceeded(episode) if failure is None else PingFailed(episode, failure))
+        if failure is None:
+            self._state.ping_succeeded(entity, episode)
+        else:
+            entity.advance(PingFailed(episode, failure))
 
     def _send_ping(self, sender: Any, seconds: float | None) -> None:
         open_sync_link(sender, seconds)
@@ -280,16 +296,46 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
             administration.close()
 
 
+def _wait_for_look(sharing: StateSharing, until: float | None) -> None:
+    """Wait until the pair has looked at the shared state: at most a second, or half of a call's time."""
+    looked = threading.Event()
+    sharing.on_looked.add(looked.set)
+    try:
+        if not sharing.has_looked:
+            looked.wait(look_seconds(until, time.monotonic()))
+    finally:
+        sharing.on_looked.discard(looked.set)
+
+
+def _flush(sharing: StateSharing) -> None:
+    """Write the changes that wait, within a second: a process that ends leaves what it knows to the next one (S16)."""
+    written = threading.Event()
+    sharing.on_written.add(written.set)
+    try:
+        if not sharing.finish():
+            written.wait(FLUSH_SECONDS)
+    finally:
+        sharing.on_written.discard(written.set)
+
+
+def _given(options: SendAvailabilityOptions | None, state: str | os.PathLike[str] | None) -> SendAvailabilityOptions:
+    return (options or SendAvailabilityOptions()).with_state(state)
+
+
 def pair_namespaces(
     primary: ServiceBusClient,
     secondary: ServiceBusClient,
     *,
     secondary_admin: ServiceBusAdministrationClient | None = None,
     options: SendAvailabilityOptions | None = None,
+    state: str | os.PathLike[str] | None = None,
     syphon: SyphonFactory | None = None,
 ) -> Pair:
-    """Pair two namespaces on clients that the caller made (P1). The caller must close the clients."""
-    return _paired(primary, secondary, secondary_admin, options or SendAvailabilityOptions(), syphon, False)
+    """Pair two namespaces on clients that the caller made (P1). The caller must close the clients.
+
+    `state` replaces the option `state` (S16).
+    """
+    return _paired(primary, secondary, secondary_admin, _given(options, state), syphon, False)
 
 
 def pair_connection_strings(
@@ -297,12 +343,16 @@ def pair_connection_strings(
     secondary: str,
     *,
     options: SendAvailabilityOptions | None = None,
+    state: str | os.PathLike[str] | None = None,
     syphon: SyphonFactory | None = None,
     **kwargs: Any,
 ) -> Pair:
-    """Pair two namespaces by their connection strings. Keywords go to both clients, which the pair makes and closes."""
+    """Pair two namespaces by their connection strings. Keywords go to both clients, which the pair makes and closes.
+
+    `state` replaces the option `state` (S16).
+    """
     clients = [ServiceBusClient.from_connection_string(text, **kwargs) for text in (primary, secondary)]
-    return _paired(clients[0], clients[1], None, options or SendAvailabilityOptions(), syphon, True)
+    return _paired(clients[0], clients[1], None, _given(options, state), syphon, True)
 
 
 def _paired(

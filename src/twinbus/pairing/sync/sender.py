@@ -53,8 +53,12 @@ class PairedSender:
         make: Callable[[], ServiceBusSender],
         links: BacklogLinks,
         timeouts: ThreadTimeouts,
+        until_looked: Callable[[float | None], None] | None = None,
     ) -> None:
-        """`make` returns a new sender of the SDK, prepared for `timeouts`."""
+        """`make` returns a new sender of the SDK, prepared for `timeouts`.
+
+        `until_looked` waits until the pair has looked at the shared state (S16). It is None if the pair has done so.
+        """
         self._context, self._entity, self._primary, self._recorder, self._retries = setup
         self._make = make
         self._links = links
@@ -63,7 +67,9 @@ class PairedSender:
         self._destination = f"{self._recorder.namespace}/{self._context.path}"
         self._turn = threading.Lock()
         self._sender = make()
-        self._episode = self._entity.entity.episode
+        self._until_looked = until_looked
+        # No entity has the episode -1: the first call then waits for the look, and later calls need not ask.
+        self._episode = self._entity.entity.episode if until_looked is None else -1
         self._closed = False
         self.fully_qualified_namespace: str = self._sender.fully_qualified_namespace
         self.entity_name: str = self._sender.entity_name
@@ -223,9 +229,7 @@ class PairedSender:
                 # The entity failed over while this call waited for its turn.
                 raise FailedOverMeanwhileError
             if entity.episode != self._episode:
-                # After a failover the old link may be dead without an error: start with a new link.
-                self._episode = entity.episode
-                self._replace_sender()
+                self._begin_episode(until)
             seconds = self._timeouts.try_timeout if until is None else self._context.primary_seconds(until)
             try:
                 return self._timeouts.call(self._sender, call, seconds, self._retries, self._entity)
@@ -243,6 +247,19 @@ class PairedSender:
                 raise
         finally:
             self._turn.release()
+
+    def _begin_episode(self, until: float | None) -> None:
+        """Make the link ready for the first call, or for the first call after a failover."""
+        wait, self._until_looked = self._until_looked, None
+        if wait is not None:
+            wait(until)
+        entity = self._entity.entity
+        self._episode = entity.episode
+        if wait is None:
+            # After a failover the old link may be dead without an error: start with a new link.
+            self._replace_sender()
+        elif entity.route is not SendRoute.PRIMARY:
+            raise FailedOverMeanwhileError
 
     def _wait_for_turn(self, until: float | None) -> bool:
         """Wait until the link is free. Returns whether the wait took more than half of the call's time.

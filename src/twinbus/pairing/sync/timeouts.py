@@ -118,9 +118,9 @@ class ThreadTimeouts:
         result: T = background.result(seconds)
         return result
 
-    def call_once(self, handler: Any, call: Call[T]) -> T:
-        """Run `call` within try_timeout, without retries."""
-        return self.call(handler, call, self.try_timeout, _NO_RETRIES)
+    def call_once(self, handler: Any, call: Call[T], seconds: float | None = None) -> T:
+        """Run `call` within `seconds`, or within try_timeout if it is None, without retries."""
+        return self.call(handler, call, self.try_timeout if seconds is None else seconds, _NO_RETRIES)
 
     def discard(self, handler: Any) -> None:
         """Shut the socket of a handler, which ends a call in progress. A worker then closes the handler."""

@@ -1,0 +1,204 @@
+"""The shared state of an asyncio pair (S16): reads and writes in tasks of the pair.
+
+The methods of a folder block, and a network file system may block for ever. So they run in a daemon thread, which
+keeps neither the event loop nor the process from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from azure.servicebus.aio import ServiceBusClient
+
+from twinbus.backlog import failure_kind
+from twinbus.pairing.administration import AioAdministration
+from twinbus.pairing.aio.timeouts import TaskTimeouts
+from twinbus.pairing.decide.known_state import StateChange, StateReading
+from twinbus.pairing.recording import OperationRecorder
+from twinbus.pairing.state_folder import FolderState
+from twinbus.pairing.state_queue import PEEK_PAGE, STATE_PROPERTIES, state_messages, state_of_messages
+from twinbus.pairing.state_sharing import LOOK_SECONDS, ReadDone, StateLocation, WriteDone, was_created
+from twinbus.sdk import open_aio_link
+
+T = TypeVar("T")
+
+
+class AioStore(Protocol):
+    """A place of the shared state: a folder or a queue."""
+
+    async def read(self) -> StateReading: ...
+
+    async def write(self, changes: Sequence[StateChange]) -> None: ...
+
+
+class AioStateQueue:
+    """The state queue of a secondary. Each call opens a link and closes this link."""
+
+    def __init__(
+        self, client: ServiceBusClient, queue: str, timeouts: TaskTimeouts, recorder: OperationRecorder
+    ) -> None:
+        self._client = client
+        self._queue = queue
+        self._timeouts = timeouts
+        self._recorder = recorder
+
+    async def read(self) -> StateReading:
+        receiver = self._client.get_queue_receiver(self._queue)
+        return state_of_messages(await self._on_link(receiver, self._peek, LOOK_SECONDS))
+
+    async def write(self, changes: Sequence[StateChange]) -> None:
+        messages = state_messages(changes)
+
+        async def send(sender: Any) -> None:
+            for message in messages:
+                started = time.monotonic()
+                try:
+                    await sender.send_messages(message)
+                except Exception as error:
+                    self._recorder.management(self._queue, started, failure=failure_kind(error))
+                    raise
+                self._recorder.management(self._queue, started)
+
+        await self._on_link(self._client.get_queue_sender(self._queue), send, self._timeouts.try_timeout)
+
+    async def _peek(self, receiver: Any) -> list[Any]:
+        found: list[Any] = []
+        while True:
+            with self._recorder.peek(self._queue) as page:
+                page.extend(
+                    await receiver.peek_messages(
+                        PEEK_PAGE, sequence_number=found[-1].sequence_number + 1 if found else 0
+                    )
+                )
+            if not page:
+                return found
+            found += page
+
+    async def _on_link(self, made: Any, call: Callable[[Any], Awaitable[T]], seconds: float) -> T:
+        handler = self._timeouts.prepare(made)
+
+        async def opened() -> T:
+            await open_aio_link(handler, seconds)
+            return await call(handler)
+
+        try:
+            result = await self._timeouts.bound(opened(), seconds, handler)
+        except BaseException:
+            self._timeouts.discard(handler)
+            raise
+        self._timeouts.retire(handler)
+        return result
+
+
+class AioFolderState:
+    """The shared state in a folder, for asyncio."""
+
+    def __init__(self, folder: FolderState) -> None:
+        self._folder = folder
+
+    async def read(self) -> StateReading:
+        return await in_daemon_thread(self._folder.read)
+
+    async def write(self, changes: Sequence[StateChange]) -> None:
+        await in_daemon_thread(lambda: self._folder.write(changes))
+
+
+def aio_state_store(
+    location: StateLocation, client: ServiceBusClient, timeouts: TaskTimeouts, recorder: OperationRecorder
+) -> AioStore:
+    """Return the store at a location. `client` is the secondary's."""
+    if location.folder is not None:
+        return AioFolderState(FolderState(location.folder, location.primary))
+    return AioStateQueue(client, location.queue, timeouts, recorder)
+
+
+class TaskStateAccess:
+    """Reads and writes the shared state in tasks. Implements `state_sharing.StateAccess`."""
+
+    def __init__(
+        self,
+        location: StateLocation,
+        client: ServiceBusClient,
+        timeouts: TaskTimeouts,
+        recorder: OperationRecorder,
+        administration: Callable[[], AioAdministration],
+    ) -> None:
+        self._timeouts = timeouts
+        self._queue = location.queue
+        self._administration = administration
+        self._store = aio_state_store(location, client, timeouts, recorder)
+
+    def read(self, done: ReadDone) -> None:
+        self._start(lambda: self._read(done))
+
+    async def _read(self, done: ReadDone) -> None:
+        try:
+            found = await self._store.read()
+        except Exception as error:
+            done(error)
+        else:
+            done(found)
+
+    def write(self, changes: Sequence[StateChange], done: WriteDone) -> None:
+        self._start(lambda: _reported(self._store.write(changes), done))
+
+    def create(self, done: WriteDone) -> None:
+        self._start(lambda: _reported(self._create(), done))
+
+    def _start(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a task in the pair's loop. Another thread may call this (P3)."""
+        self._timeouts.tell(partial(_start_task, self._timeouts, make))
+
+    async def _create(self) -> None:
+        async with self._administration() as administration:
+            try:
+                await administration.request(administration.client.create_queue, self._queue, **STATE_PROPERTIES)
+            except Exception as error:
+                if not was_created(error):
+                    raise
+
+
+def _start_task(timeouts: TaskTimeouts, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    timeouts.start(make())
+
+
+async def _reported(act: Coroutine[Any, Any, None], done: WriteDone) -> None:
+    try:
+        await act
+    except Exception as error:
+        done(error)
+    else:
+        done(None)
+
+
+async def in_daemon_thread(call: Callable[[], T]) -> T:
+    """Run a call that may block for ever. The executor of the event loop would wait for such a call at the end."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if not future.done():
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type] # without an error there is a result
+
+    def run() -> None:
+        result, failed = None, None
+        try:
+            result = call()
+        except Exception as error:
+            failed = error
+        try:
+            loop.call_soon_threadsafe(settle, result, failed)
+        except RuntimeError:
+            # The loop was closed: nobody waits for the result.
+            return
+
+    threading.Thread(target=run, name="twinbus-state", daemon=True).start()
+    return await future

@@ -1,0 +1,543 @@
+"""Share a pair's failovers and holds with other processes (S15, S16).
+
+A pair with the option `state` looks at the shared state once, when the namespaces are paired, in the background. A look
+ends after a second at the latest; then nothing is known. What it finds is taken over: entities that have a sender at
+once, other entities with their first sender. The first call of a sender that was made before the look ended waits for
+the look, so that a hold covers the first message too.
+
+While all entities are healthy, the pair neither reads nor writes the state. It writes when an entity fails over, when a
+ping of it begins (so that other processes know the time of the next ping), and when it is restored. It reads again only
+
+    after a ping succeeded       an operator may have set a hold meanwhile: then the entity is held, not restored
+    while an entity is held      every ping interval: the hold ends when the operator has released it
+
+`decide.known_state` decides what a state means. A `StateAccess` of the driver reads and writes: it must not block, and
+calls `done` later, in any thread. Changes that wait for a write in progress are written together; if one entity changes
+twice, only its last change is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+from uuid import uuid4
+
+from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind, failure_kind
+from twinbus.pairing.decide.failover import Entity, EntityMode, Event, FailoverKnown, RestoreForced
+from twinbus.pairing.decide.known_state import (
+    EVERY_ENTITY,
+    NOTHING_KNOWN,
+    HoldRecord,
+    KnownState,
+    ReleaseRecord,
+    StateChange,
+    StateReading,
+    apply_changes,
+    change_to_share,
+    entity_key,
+    known_failover,
+)
+from twinbus.pairing.shared_state import DriverTimer, SharedEntity
+from twinbus.pairing.state_queue import state_queue_path
+
+_log = logging.getLogger("twinbus.pairing")
+
+IN_SECONDARY: Final = "secondary"
+"""The value of the option `state` that keeps the state in the secondary."""
+LOOK_SECONDS: Final = 1.0
+"""The longest time that a look takes (S16)."""
+FLUSH_SECONDS: Final = 1.0
+"""The longest time that closing a pair waits for changes that are not written yet."""
+# Seconds between two writes of a pair, so that many entities that change together need few writes.
+_WRITE_PAUSE: Final = 1.0
+_RETRY_SECONDS: Final = 30.0
+# Seconds after which a write without an answer has failed. Every attempt of a pair ends earlier (S12).
+_LONGEST_WRITE: Final = 330.0
+
+ReadDone = Callable[[StateReading | Exception], None]
+WriteDone = Callable[[Exception | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StateLocation:
+    """Where the state of the primary with the name `primary` is: in `folder`, or, if it is None, in the secondary."""
+
+    primary: str
+    folder: Path | None
+
+    @classmethod
+    def of(cls, state: str | os.PathLike[str], primary: str) -> StateLocation:
+        """Return the location that a value of the option `state` means."""
+        return cls(primary, None if state == IN_SECONDARY else Path(state))
+
+    @property
+    def queue(self) -> str:
+        return state_queue_path(self.primary)
+
+    def __str__(self) -> str:
+        return f"queue {self.queue} of the secondary" if self.folder is None else f"folder {self.folder}"
+
+
+class StateAccess(Protocol):
+    """What a driver does for `StateSharing`. No method blocks; `done` is called exactly once, later."""
+
+    def read(self, done: ReadDone) -> None: ...
+
+    def write(self, changes: Sequence[StateChange], done: WriteDone) -> None: ...
+
+    def create(self, done: WriteDone) -> None:
+        """Create the state queue. An existing queue is no error."""
+
+
+class SharingPair(Protocol):
+    """The pair that shares. `shared_pair.SharedPair` implements this protocol."""
+
+    @property
+    def hold_all(self) -> bool: ...
+
+    def timer(self, due: Callable[[], object]) -> DriverTimer: ...
+
+    def state_access(self) -> StateAccess | None:
+        """Return the access to the state, or None while no pair is paired."""
+
+    def all_entities(self) -> Iterable[SharedEntity]: ...
+
+    def release_all(self) -> None:
+        """End the hold of entities that are used later."""
+
+
+def state_writer() -> str:
+    """Return a name for this process in the shared state."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
+
+
+class StateSharing:
+    """Shares the failovers and holds of one pair.
+
+    `may_create` says whether the pair may create a state queue that is missing (P6). `watch_interval` is the seconds
+    between two looks while an entity is held.
+    """
+
+    def __init__(
+        self,
+        location: StateLocation,
+        pair: SharingPair,
+        *,
+        may_create: bool,
+        watch_interval: float,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.location = location
+        self.known = NOTHING_KNOWN
+        self.has_looked = False
+        self.on_looked: set[Callable[[], None]] = set()
+        """Callbacks for the end of the first look, called in any thread. None may block."""
+        self.on_written: set[Callable[[], None]] = set()
+        """Callbacks for the end of a write. While the pair closes: of the last one. Called in any thread."""
+        self._pair = pair
+        self._may_create = may_create
+        self._watch_interval = watch_interval
+        self._now = now
+        self._wall = wall
+        self._writer = state_writer()
+        self._lock = threading.Lock()
+        self._looks: set[_Look] = set()
+        self._look_timer = pair.timer(self._end_late_looks)
+        self._watch_timer = pair.timer(self._watch)
+        self._write_timer = pair.timer(self._write_due)
+        self._began = False
+        self._watching = False
+        self._pending: dict[tuple[bool, str], StateChange] = {}
+        self._writing: _Write | None = None
+        self._wrote_at = -_WRITE_PAUSE
+        self._confirmed: set[str] = set()
+        self._hold_changes = 0
+        self._finishing = False
+        self._refused = False
+        self._stopped = False
+        self._warned = False
+
+    @property
+    def _off(self) -> bool:
+        return self._refused or self._stopped
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the first look. Later calls do nothing."""
+        with self._lock:
+            began, self._began = self._began, True
+        if not began:
+            self._look(self._first_look_ended, self._first_look_failed)
+
+    def _look(self, then: Callable[[StateReading], None], failed: Callable[[Exception, bool], None]) -> None:
+        """Read the state. Calls `then`, or `failed` with the error and whether it came in time."""
+        access = self._pair.state_access()
+        if access is None:
+            failed(RuntimeError("no pair is open"), True)
+            return
+        look = _Look(self._now() + LOOK_SECONDS, then, failed)
+        with self._lock:
+            self._looks.add(look)
+            self._look_timer.arm(min(one.until for one in self._looks))
+
+        def done(result: StateReading | Exception) -> None:
+            with self._lock:
+                self._looks.discard(look)
+            look.end(result)
+
+        access.read(done)
+
+    def _end_late_looks(self) -> None:
+        with self._lock:
+            late = [look for look in self._looks if look.until <= self._now()]
+            self._looks.difference_update(late)
+            if self._looks:
+                self._look_timer.arm(min(look.until for look in self._looks))
+        for look in late:
+            look.expire()
+
+    def _first_look_ended(self, reading: StateReading) -> None:
+        for text in reading.unreadable:
+            _log.warning("the shared state in %s is unreadable, and counts as healthy: %s", self.location, text)
+        self._learn(reading.state, holds_only=False)
+        self._end_first_look()
+
+    def _first_look_failed(self, error: Exception, in_time: bool) -> None:
+        if in_time:
+            self._end_first_look()
+        kind = failure_kind(error)
+        if isinstance(error, FileNotFoundError):
+            # No process has written to the folder yet.
+            return
+        if kind is FailureKind.ENTITY_NOT_FOUND and self.location.folder is None and self._may_create:
+            self._create(error)
+        elif kind in CREDENTIAL_REFUSED or kind is FailureKind.ENTITY_NOT_FOUND:
+            self._share_no_more(kind, error)
+        else:
+            _log.warning("the shared state in %s was not read, and counts as healthy: %s", self.location, error)
+
+    def _create(self, error: Exception) -> None:
+        access = self._pair.state_access()
+        if access is None:
+            self._created(error)
+        else:
+            access.create(self._created)
+
+    def _created(self, error: Exception | None) -> None:
+        if error is not None:
+            self._share_no_more(FailureKind.ENTITY_NOT_FOUND, error)
+        else:
+            self._write()
+
+    def _share_no_more(self, kind: FailureKind, error: Exception) -> None:
+        with self._lock:
+            if self._refused:
+                return
+            self._refused = True
+            self._pending.clear()
+        self._told_written()
+        hint = (
+            f"`twinbus provision --state secondary` creates {self.location.queue}"
+            if kind is FailureKind.ENTITY_NOT_FOUND
+            else "give the secondary's key the Listen right"
+        )
+        _log.warning(
+            "this pair does not share its state with other processes (%s): %s. To share it, %s", kind, error, hint
+        )
+
+    def _end_first_look(self) -> None:
+        self.has_looked = True
+        for call in tuple(self.on_looked):
+            call()
+
+    def _learn(self, state: KnownState, *, holds_only: bool) -> None:
+        """Replace what is known, and take over what concerns the entities of the pair.
+
+        Only a new process takes over failovers (S16): later, the pair's own calls and pings know better.
+        """
+        self._remember(state)
+        for shared in self._pair.all_entities():
+            event = self.event_for(shared.entity.path)
+            if event is not None and (event.hold or not holds_only):
+                shared.advance(event)
+        if state.holds:
+            self._start_watching()
+
+    def _remember(self, state: KnownState) -> None:
+        with self._lock:
+            # What this pair has not written yet is newer than what it has read.
+            self.known = apply_changes(self._pending.values(), state)
+            self._confirmed.update(state.holds)
+
+    def event_for(self, path: str) -> FailoverKnown | None:
+        """Return what is known about an entity, as the event that takes it over. None: nothing."""
+        if self.known is NOTHING_KNOWN:
+            return None
+        return known_failover(self.known, path, self._wall(), self._now())
+
+    def check_hold(self, path: str, then: Callable[[FailoverKnown | None], object]) -> None:
+        """Look whether an operator holds an entity that a ping found working. Calls `then` with the hold, or None."""
+        if self._off:
+            then(None)
+            return
+
+        def found(reading: StateReading) -> None:
+            self._remember(reading.state)
+            event = self.event_for(path)
+            then(event if event is not None and event.hold else None)
+
+        def failed(_: Exception, in_time: bool) -> None:
+            if in_time:
+                then(None)
+
+        self._look(found, failed)
+
+    # --- holds -------------------------------------------------------------------------------------------------------
+
+    def hold(self, entity: str | None) -> None:
+        """Tell other processes that an operator holds an entity, or all entities (None)."""
+        self._change(HoldRecord(EVERY_ENTITY if entity is None else entity, self._wall(), self._writer))
+        self._start_watching()
+
+    def release(self, entity: str | None) -> None:
+        """Tell other processes that an operator released an entity, or all entities (None)."""
+        self._change(ReleaseRecord(EVERY_ENTITY if entity is None else entity, self._wall(), self._writer))
+
+    def _start_watching(self) -> None:
+        with self._lock:
+            if self._watching or self._off:
+                return
+            self._watching = True
+        self._watch_timer.arm(self._now() + self._watch_interval)
+
+    def _watch(self) -> None:
+        """Look whether the operator has released what this pair holds."""
+        is_needed = bool(self.known.holds) or self._pair.hold_all or any(map(_is_held, self._pair.all_entities()))
+        with self._lock:
+            self._watching = is_needed and not self._off
+            changes = self._hold_changes
+        if self._watching:
+            self._look(lambda reading: self._watched(reading, changes), self._not_watched)
+
+    def _watched(self, reading: StateReading, changes: int) -> None:
+        if reading.unreadable:
+            # A hold is not ended by a state that cannot be read.
+            self._not_watched(ValueError(reading.unreadable[0]), True)
+            return
+        with self._lock:
+            confirmed, is_whole = frozenset(self._confirmed), changes == self._hold_changes and self.is_written
+        # A hold or release of this process may be younger than the reading. Then the next reading decides.
+        if is_whole:
+            if EVERY_ENTITY in confirmed and EVERY_ENTITY not in reading.state.holds:
+                self._pair.release_all()
+            for shared in filter(_is_held, self._pair.all_entities()):
+                path = shared.entity.path
+                was_shared = EVERY_ENTITY in confirmed or entity_key(path) in confirmed
+                if was_shared and reading.state.hold_of(path) is None:
+                    shared.advance(RestoreForced())
+            self._learn(reading.state, holds_only=True)
+        self._watch_again()
+
+    def _not_watched(self, error: Exception, in_time: bool) -> None:
+        if in_time:
+            _log.info("the shared state in %s was not read; what is held stays held: %s", self.location, error)
+            self._watch_again()
+
+    def _watch_again(self) -> None:
+        self._watch_timer.arm(self._now() + self._watch_interval)
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def advanced(self, before: Entity, after: Entity, event: Event, now: float) -> None:
+        """Note a step of the failover machine. The caller holds the lock of the entity."""
+        change = change_to_share(before, after, event, now, self._wall(), self._writer)
+        if change is not None:
+            self._change(change)
+        if after.mode is EntityMode.HELD and before.mode is not EntityMode.HELD:
+            self._start_watching()
+
+    def _change(self, change: StateChange) -> None:
+        is_hold = isinstance(change, HoldRecord | ReleaseRecord)
+        key = (is_hold, entity_key(change.entity))
+        with self._lock:
+            if self._off:
+                return
+            self.known = apply_changes([change], self.known)
+            self._hold_changes += is_hold
+            if isinstance(change, ReleaseRecord):
+                self._confirmed.discard(key[1])
+            if key == (True, EVERY_ENTITY):
+                # It decides about all entities: earlier holds and releases need not be written.
+                for one in [one for one in self._pending if one[0]]:
+                    del self._pending[one]
+            # The last change is written last.
+            self._pending.pop(key, None)
+            self._pending[key] = change
+        self._write_soon()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether no change waits to be written."""
+        return not self._pending and self._writing is None
+
+    def finish(self) -> bool:
+        """Write what waits without pauses and without retries, because the last pair closes.
+
+        Returns whether nothing waits to be written. If it returns False, `on_written` is called at the end.
+        """
+        with self._lock:
+            self._finishing = True
+        self._write()
+        return self.is_written
+
+    def _write_soon(self) -> None:
+        due = self._wrote_at + _WRITE_PAUSE
+        if due <= self._now() or self._finishing:
+            self._write()
+        else:
+            self._write_timer.arm(due)
+
+    def _write_due(self) -> None:
+        writing = self._writing
+        if writing is not None and writing.until <= self._now():
+            # The event loop of the pair that wrote was closed (P3), or a file system does not answer.
+            self._wrote(writing, TimeoutError("no answer"))
+        else:
+            self._write()
+
+    def _write(self) -> None:
+        access = self._pair.state_access()
+        with self._lock:
+            if self._writing is not None or not self._pending or access is None:
+                return
+            self._wrote_at = self._now()
+            writing = self._writing = _Write(self._pending, self._wrote_at + _LONGEST_WRITE)
+            self._pending = {}
+        self._write_timer.arm(writing.until)
+        access.write(tuple(writing.changes.values()), lambda error: self._wrote(writing, error))
+
+    def _wrote(self, writing: _Write, error: Exception | None) -> None:
+        changes = writing.changes
+        with self._lock:
+            if self._writing is not writing:
+                # It was given up before.
+                return
+            self._writing = None
+            if error is None:
+                self._confirmed.update(key for (_, key), one in changes.items() if isinstance(one, HoldRecord))
+            elif self._finishing:
+                self._pending.clear()
+            elif not self._off:
+                # A newer change of the same entity goes before the one that was not written.
+                self._pending = {
+                    **{key: one for key, one in changes.items() if key not in self._pending},
+                    **self._pending,
+                }
+            is_left, warn = bool(self._pending), error is not None and not self._warned
+            self._warned = error is not None
+        if error is not None:
+            if warn:
+                _log.warning(
+                    "the shared state in %s was not written, the pair tries again every %g s: %s",
+                    self.location,
+                    _RETRY_SECONDS,
+                    error,
+                )
+            self._write_failed(error)
+        elif is_left:
+            self._write_soon()
+        if self.is_written or not self._finishing:
+            self._told_written()
+
+    def _write_failed(self, error: Exception) -> None:
+        kind = failure_kind(error)
+        if self._finishing:
+            return
+        if self.location.folder is None and kind in (FailureKind.ENTITY_NOT_FOUND, FailureKind.UNAUTHORIZED):
+            if kind is FailureKind.UNAUTHORIZED or not self._may_create:
+                self._share_no_more(kind, error)
+                return
+            # It was deleted, or the look had no time to find that it is missing. It is created once.
+            self._may_create = False
+            self._create(error)
+        self._write_timer.arm(self._now() + _RETRY_SECONDS)
+
+    def _told_written(self) -> None:
+        for call in tuple(self.on_written):
+            call()
+
+    # --- closing -----------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Look and write no more: the last pair is closed."""
+        with self._lock:
+            self._stopped = True
+            self._pending.clear()
+        for timer in (self._look_timer, self._watch_timer, self._write_timer):
+            timer.disarm()
+
+    def forked(self) -> None:
+        """Share no more in the child of a fork, where a copied lock may be held for ever."""
+        self._lock = threading.Lock()
+        self._stopped = self.has_looked = self._began = True
+        self._pending.clear()
+
+
+class _Write:
+    """Changes that are being written. After `until` they count as not written."""
+
+    def __init__(self, changes: dict[tuple[bool, str], StateChange], until: float) -> None:
+        self.changes = changes
+        self.until = until
+
+
+class _Look:
+    """One look: its result, or its time limit, whichever comes first, decides. A late error is reported as late."""
+
+    def __init__(
+        self, until: float, then: Callable[[StateReading], None], failed: Callable[[Exception, bool], None]
+    ) -> None:
+        self.until = until
+        self._then = then
+        self._failed = failed
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def expire(self) -> None:
+        if self._end():
+            self._failed(TimeoutError(f"no answer within {LOOK_SECONDS:g} s"), True)
+
+    def end(self, result: StateReading | Exception) -> None:
+        in_time = self._end()
+        if isinstance(result, Exception):
+            self._failed(result, in_time)
+        elif in_time:
+            self._then(result)
+
+    def _end(self) -> bool:
+        with self._lock:
+            was_ended, self._ended = self._ended, True
+            return not was_ended
+
+
+def look_seconds(until: float | None, now: float) -> float:
+    """Return how long a call waits for the first look, if its time ends at `until`: half of its time at most."""
+    return LOOK_SECONDS if until is None else min(LOOK_SECONDS, max((until - now) / 2, 0.0))
+
+
+def was_created(error: Exception) -> bool:
+    """Return whether a request to create a queue failed because another process has created the queue."""
+    return getattr(error, "status_code", None) == 409 and "40901" not in str(error)
+
+
+def _is_held(shared: SharedEntity) -> bool:
+    return shared.entity.mode is EntityMode.HELD
