@@ -176,6 +176,7 @@ EVERY = Options(
     ttl="absolute",
     backlog_check_interval=120 * SECOND,
     backlog_unattended_after=7200 * SECOND,
+    state="secondary",
     ledger="books",
     ledger_on_error="stop",
     ledger_durability="lazy",
@@ -201,6 +202,7 @@ def test_p2_options_from_the_environment() -> None:
         "TWINBUS_TTL": "absolute",
         "TWINBUS_BACKLOG_CHECK_INTERVAL": "2m",
         "TWINBUS_BACKLOG_UNATTENDED_AFTER": "2h",
+        "TWINBUS_STATE": "secondary",
         "TWINBUS_LEDGER": "books",
         "TWINBUS_LEDGER_ON_ERROR": "stop",
         "TWINBUS_LEDGER_DURABILITY": "lazy",
@@ -255,6 +257,7 @@ def test_p2_options_from_a_file() -> None:
         ttl = "absolute"
         backlog_check_interval = "2m"
         backlog_unattended_after = "2h"
+        state = "secondary"
         ledger = "books"
         ledger_on_error = "stop"
         ledger_durability = "lazy"

@@ -6,6 +6,8 @@ the verb contacts any namespace.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from twinbus.backlog import Endpoint
     from twinbus.ledger import Ledger
-    from twinbus.pairing import Administration, AioAdministration
+    from twinbus.pairing import Administration, AioAdministration, SharedState
     from twinbus.syphon import Discovery, Transport
 
 NOT_TYPED: Final = "Other users can read a command line: use the variable or twinbus.toml."
@@ -54,6 +56,16 @@ Count = Annotated[
     int,
     typer.Option(
         min=1, envvar="TWINBUS_BACKLOG_QUEUE_COUNT", show_envvar=True, help="The application's backlog_queue_count."
+    ),
+]
+State = Annotated[
+    str | None,
+    typer.Option(
+        "--state",
+        envvar="TWINBUS_STATE",
+        show_envvar=True,
+        show_default="none",
+        help="The application's state: a folder, or `secondary`.",
     ),
 ]
 Seconds = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for each request.")]
@@ -121,6 +133,25 @@ def discovery(
     administration = aio_administration(secondary, seconds)
     administration.recorder = OperationRecorder(ledger, primary_name(endpoint("secondary", secondary)))
     return ListedOrSearchedDiscovery(ListedDiscovery(name, administration), SearchedDiscovery(name, transport))
+
+
+@asynccontextmanager
+async def shared_state(
+    state: str, name: str, secondary: str, seconds: float, ledger: Ledger | None = None
+) -> AsyncIterator[SharedState]:
+    """Open the shared state of the primary with this name (S16).
+
+    `state` is a value of the application's option `state`: a folder, or `secondary`. Operations on the secondary are
+    recorded in the ledger (M1).
+    """
+    from twinbus.backlog import primary_name  # noqa: PLC0415 - slow
+    from twinbus.pairing import OperationRecorder, SharedState, StateLocation  # noqa: PLC0415
+
+    location = StateLocation.of(state, name)
+    recorder = OperationRecorder(ledger, primary_name(endpoint("secondary", secondary)))
+    async with AsyncExitStack() as stack:
+        client = None if location.folder is not None else await stack.enter_async_context(aio_client(secondary))
+        yield await stack.enter_async_context(SharedState(location, client, seconds=seconds, recorder=recorder))
 
 
 def no_backlog_error(secondary: str, name: str) -> OperatorError:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twinbus.cli import connections
-from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seconds
-from twinbus.cli.errors import ATTENTION, Debug, errors_reported
+from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seconds, State
+from twinbus.cli.errors import ATTENTION, Debug, WrongUsageError, errors_reported
+from twinbus.errors import OperatorError
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
@@ -25,7 +26,10 @@ def drill(
     context: typer.Context,
     primary: Primary,
     secondary: Secondary,
-    entity: Annotated[str, typer.Option(help="The queue or topic to drill.", show_default=False)],
+    entity: Annotated[
+        str | None,
+        typer.Option(help="The queue or topic. With --hold or --release: all entities, if it is left out."),
+    ] = None,
     messages: Annotated[int, typer.Option(min=1, help="Messages to send before, during and after the failover.")] = 1,
     by_ping: Annotated[
         bool, typer.Option("--by-ping", help="Let a ping restore the entity instead of forcing it.")
@@ -34,6 +38,11 @@ def drill(
     assume: Annotated[
         bool, typer.Option("--assume", help="Do not create backlog queues: no Manage right is needed.")
     ] = False,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="Hold the failover in the shared state until --release. Sends nothing.")
+    ] = False,
+    release: Annotated[bool, typer.Option("--release", help="End a hold in the shared state. Sends nothing.")] = False,
+    state: State = None,
     count: Count = 10,
     primary_name: PrimaryName = None,
     seconds: Seconds = 10.0,
@@ -47,14 +56,35 @@ def drill(
 
     The entity's receivers get messages marked twinbus-drill. Diverted ones are removed from the backlog again.
 
+    With --hold or --release there is no drill. They need --state, and affect other processes:
+
+    --hold makes every process that pairs from now on with this state divert, and every syphon with it deliver nothing.
+    A process that is paired already does not look again: call force_failover(hold=True) in it, or restart it.
+
+    --release ends that. Processes that hold the failover return to the primary within their ping interval.
+
     Exit code: 0 if everything went as expected, 3 if not, 1 if the drill could not run.
 
     Examples:
       twinbus drill --entity orders
       twinbus drill --entity orders --by-ping --messages 10 --yes
+      twinbus drill --hold --entity orders --state /var/lib/twinbus/state
+      twinbus drill --release --entity orders --state /var/lib/twinbus/state
     """
     with errors_reported(debug=debug):
         connections.require_two_namespaces(primary, secondary)
+        if hold or release:
+            if hold and release:
+                raise WrongUsageError("--hold and --release exclude each other", "Give one of them.")
+            if state is None:
+                raise WrongUsageError(
+                    f"--{'hold' if hold else 'release'} needs --state: other processes learn of a hold only there",
+                    "Give the application's option `state`: its folder, or `secondary`.",
+                )
+            _set_hold(primary, secondary, state, entity, primary_name, seconds, hold=hold, yes=yes, json=json)
+            return
+        if entity is None:
+            raise WrongUsageError("a drill needs --entity", "Name a queue or topic of the primary.")
         if not yes and not json:
             effect = f"Receivers of {printable(entity)} will get {2 * messages} messages of the drill."
             typer.confirm(f"{effect} Continue?", abort=True)
@@ -88,6 +118,8 @@ def _options(
         provision="assume" if assume else "create",
         on_secondary_down="raise",
         enable_syphon=False,
+        # A drill is about this process alone: it neither follows nor changes what processes share.
+        state=None,
     )
     return replace(options, ping_interval=timedelta(seconds=1), ping_jitter=0.0) if by_ping else options
 
@@ -114,6 +146,55 @@ async def _run(
             leave=leave,
             tell=_ignore if quiet else _print,
         )
+
+
+def _set_hold(
+    primary: str,
+    secondary: str,
+    state: str,
+    entity: str | None,
+    primary_name: str | None,
+    seconds: float,
+    *,
+    hold: bool,
+    yes: bool,
+    json: bool,
+) -> None:
+    """Write a hold, or its end, to the shared state (S15)."""
+    name = connections.backlog_name(primary, primary_name)
+    which = "all entities" if entity is None else printable(entity)
+    if not yes and not json:
+        effect = "will divert to the backlog" if hold else "will return to the primary"
+        typer.confirm(f"Processes with this state {effect}: {which} of {name}. Continue?", abort=True)
+    held = asyncio.run(_write_hold(secondary, state, name, entity, seconds, hold=hold))
+    if json:
+        typer.echo(json_text.dumps({"entity": entity, "hold": hold, "state": state, "held": held}))
+        return
+    typer.echo(f"{which} of {name}: {'held' if hold else 'released'} in {printable(state)}")
+    typer.echo(f"held there now: {printable(', '.join(held)) if held else 'nothing'}")
+
+
+async def _write_hold(
+    secondary: str, state: str, name: str, entity: str | None, seconds: float, *, hold: bool
+) -> list[str]:
+    """Write the change, and return what is held after it."""
+    from twinbus.pairing import EVERY_ENTITY  # noqa: PLC0415 - slow
+
+    async with connections.shared_state(state, name, secondary, seconds) as shared:
+        try:
+            await (shared.hold(entity) if hold else shared.release(entity))
+            known = (await shared.read()).state
+        except OperatorError:
+            raise
+        except Exception as error:
+            raise OperatorError(
+                f"the shared state in {state} could not be changed: {error}",
+                "A folder must be writable. For `secondary`: `twinbus provision --state secondary` creates its queue, "
+                "and the key needs the Send and Listen rights.",
+            ) from error
+    released = [f"not {path}" for path in sorted(known.released)]
+    every = ["all entities", *released] if EVERY_ENTITY in known.holds else []
+    return every + sorted(hold.entity for key, hold in known.holds.items() if key != EVERY_ENTITY)
 
 
 def _print(moment: DrillMoment) -> None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seconds
+from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seconds, State
 from twinbus.cli.errors import ATTENTION, Debug, errors_reported
 from twinbus.cli.spinner import spinner
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
-    from twinbus.pairing import Provisioned
+    from twinbus.pairing import Administration, Provisioned
 
 
 def provision(
@@ -21,11 +21,14 @@ def provision(
     secondary: Secondary,
     count: Count = 10,
     primary_name: PrimaryName = None,
+    state: State = None,
     seconds: Seconds = 10.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
 ) -> None:
     """Create the missing backlog queues on the secondary.
+
+    With --state secondary, creates the queue of the shared state too.
 
     Does not contact the primary; only its name is used.
 
@@ -38,20 +41,33 @@ def provision(
     with errors_reported(debug=debug):
         from twinbus.backlog import backlog_queue_paths  # noqa: PLC0415
         from twinbus.cli import connections  # noqa: PLC0415 - other verbs start without it
-        from twinbus.pairing import provisioning_steps  # noqa: PLC0415
+        from twinbus.pairing import IN_SECONDARY, provisioning_steps  # noqa: PLC0415
 
         connections.require_two_namespaces(primary, secondary)
-        paths = backlog_queue_paths(connections.backlog_name(primary, primary_name), count)
+        name = connections.backlog_name(primary, primary_name)
+        paths = backlog_queue_paths(name, count)
         connections.endpoint("secondary", secondary)
         with connections.administration(secondary, seconds) as administration:
             with spinner(f"creating backlog queues on {administration.namespace}"):
                 done = administration.run(provisioning_steps(paths))
+                if state == IN_SECONDARY:
+                    done = _with_state_queue(administration, name, done)
             if json:
                 _print_json(administration.namespace, done)
             else:
                 _print(administration.namespace, done)
         if done.failed or done.losing:
             raise typer.Exit(ATTENTION)
+
+
+def _with_state_queue(administration: Administration, name: str, done: Provisioned) -> Provisioned:
+    """Create the queue of the shared state (S16), and add it to what was done."""
+    from twinbus.pairing import provision_state_queue  # noqa: PLC0415
+
+    state = provision_state_queue(administration, name)
+    return done._replace(
+        found=(*done.found, *state.found), created=(*done.created, *state.created), failed=(*done.failed, *state.failed)
+    )
 
 
 def _print_json(secondary: str, done: Provisioned) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from twinbus.cli import connections
-from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds
+from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds, State
 from twinbus.cli.errors import ATTENTION, FAILED, SIGNALLED, Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import refuse_unwritable
 from twinbus.cli.ledger_audit import announce, audited, drain_audit, show_lost
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from twinbus.ledger import Ledger
     from twinbus.pipeline.syphon_job import SparkSyphon
-    from twinbus.syphon import Discovery, DryRunResult, Progress, Syphon, SyphonOptions, Transport
+    from twinbus.syphon import Discovery, DryRunResult, Progress, SharedHolds, Syphon, SyphonOptions, Transport
 
 T = TypeVar("T")
 # An audit needs about 1 KB of memory for each message, and a drain must not end for lack of memory.
@@ -87,6 +87,7 @@ def syphon(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be moved, and move nothing.")] = False,
     transport: _Transport = Carrier.NATIVE,
     ledger: _Folder = None,
+    state: State = None,
     ttl: _Ttl = Lifetime.RESTART,
     engine: _Engine = Engine.NATIVE,
     master: _Master = None,
@@ -104,6 +105,8 @@ def syphon(
     SIGUSR1 pauses, SIGUSR2 resumes.
 
     SIGTERM and Ctrl-C finish what is in flight; a second signal ends the process immediately.
+
+    With --state, nothing is delivered to an entity that an operator holds there.
 
     With --drain and --ledger, an audit follows the drain: it compares the ledger with the backlog queues.
 
@@ -123,11 +126,16 @@ def syphon(
         from twinbus.syphon import SyphonOptions  # noqa: PLC0415
 
         _refuse(engine, ledger, master, lanes, dry_run=dry_run)
+        if state is not None and engine is Engine.SPARK:
+            raise WrongUsageError(
+                "--state works with --engine native only",
+                "A syphon on Spark delivers to held entities too: stop it while an operator holds one.",
+            )
         connections.require_two_namespaces(primary, secondary)
         name = connections.backlog_name(primary, primary_name)
         options = SyphonOptions(rate=rate, drain=drain, ttl=ttl.value)
         configure_logging("warning", keys=[ConnectionString.parse(text).key for text in (primary, secondary)])
-        work = _Work(primary, secondary, name, transport, seconds)
+        work = _Work(primary, secondary, name, transport, seconds, state)
         if dry_run:
             _print_dry_run(_on_loop(work.dry_run()), json=json)
             return
@@ -182,6 +190,7 @@ class _Work:
     name: str
     carrier: Carrier
     seconds: float
+    state: str | None = None
 
     async def run(self, options: SyphonOptions, ledger: Path | None, shown: Display) -> Progress:
         from twinbus.backlog import primary_name  # noqa: PLC0415
@@ -201,6 +210,7 @@ class _Work:
                 secondary=primary_name(connections.endpoint("secondary", self.secondary)),
                 options=options,
                 ledger=book,
+                shared_holds=await self._shared_holds(stack, book),
             )
             await stack.enter_async_context(made)
             await self._look(discovery, must_answer=options.drain)
@@ -209,6 +219,15 @@ class _Work:
                 return await self._audit(book) if book is not None and options.drain and made.is_drained else None
 
             return await _shown(made, shown, audit)
+
+    async def _shared_holds(self, stack: AsyncExitStack, book: Ledger | None) -> SharedHolds | None:
+        from twinbus.syphon import SharedHolds  # noqa: PLC0415 - slow
+
+        if self.state is None:
+            return None
+        opened = connections.shared_state(self.state, self.name, self.secondary, self.seconds, book)
+        shared = await stack.enter_async_context(opened)
+        return SharedHolds.of_state(shared.read, in_secondary=shared.location.folder is None)
 
     async def run_on_spark(
         self, spark: SparkSession, options: SyphonOptions, ledger: Path | None, shown: Display, lanes: int | None

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
         AioAdministration,
         management_credential,
         management_failure,
+        provision_state_queue,
     )
     from twinbus.pairing.aio.pair import Pair as AioPair
     from twinbus.pairing.aio.pair import PairSide as AioPairSide
     from twinbus.pairing.aio.pair import pair_connection_strings as aio_pair_connection_strings
     from twinbus.pairing.aio.pair import pair_namespaces as aio_pair_namespaces
     from twinbus.pairing.aio.sender import PairedSender as AioPairedSender
+    from twinbus.pairing.aio.state_access import SharedState
     from twinbus.pairing.decide.failover import EntityMode, FailoverEngaged, Restored
+    from twinbus.pairing.decide.known_state import EVERY_ENTITY, HoldRecord, KnownState, StateReading
     from twinbus.pairing.decide.send_flow import BacklogHandle
     from twinbus.pairing.drill import Drill, DrillMoment, run_drill
     from twinbus.pairing.errors import (
@@ -77,6 +80,8 @@ if TYPE_CHECKING:
     from twinbus.pairing.provisioning import Provisioned, ProvisioningError, provisioning_steps
     from twinbus.pairing.receivers import AioQuietReceiver, QuietReceiver
     from twinbus.pairing.recording import OperationRecorder
+    from twinbus.pairing.state_queue import STATE_PROPERTIES, STATE_SEGMENT, state_queue_path
+    from twinbus.pairing.state_sharing import IN_SECONDARY, StateLocation
     from twinbus.pairing.sync.pair import Pair, PairSide, pair_connection_strings, pair_namespaces
     from twinbus.pairing.sync.sender import PairedSender
 
@@ -84,8 +89,12 @@ __all__ = [
     "ALL_ENTITIES",
     "CHOICES",
     "EVENTS",
+    "EVERY_ENTITY",
+    "IN_SECONDARY",
     "PING_SUCCEEDED",
     "RANGES",
+    "STATE_PROPERTIES",
+    "STATE_SEGMENT",
     "Administration",
     "AioAdministration",
     "AioPair",
@@ -104,7 +113,9 @@ __all__ = [
     "FailoverEngaged",
     "Finding",
     "FoundQueue",
+    "HoldRecord",
     "Inspection",
+    "KnownState",
     "LedgerFacts",
     "MessageTooLargeForBacklogError",
     "NotPairedError",
@@ -132,6 +143,9 @@ __all__ = [
     "SecondaryFacts",
     "SendAvailabilityOptions",
     "Severity",
+    "SharedState",
+    "StateLocation",
+    "StateReading",
     "TimeToLiveError",
     "Visibility",
     "aio_pair_connection_strings",
@@ -147,20 +161,25 @@ __all__ = [
     "overall",
     "pair_connection_strings",
     "pair_namespaces",
+    "provision_state_queue",
     "provisioning_steps",
     "run_drill",
     "service_text",
+    "state_queue_path",
 ]
 
 # If a name is offered under another name, the offered name follows after a colon.
 _NAMES_BY_MODULE: Final = {
-    "administration": "ALL_ENTITIES Administration AioAdministration management_credential management_failure",
+    "administration": "ALL_ENTITIES Administration AioAdministration management_credential management_failure "
+    "provision_state_queue",
     "aio.pair": (
         "Pair:AioPair PairSide:AioPairSide pair_connection_strings:aio_pair_connection_strings "
         "pair_namespaces:aio_pair_namespaces"
     ),
     "aio.sender": "PairedSender:AioPairedSender",
+    "aio.state_access": "SharedState",
     "decide.failover": "EntityMode FailoverEngaged Restored",
+    "decide.known_state": "EVERY_ENTITY HoldRecord KnownState StateReading",
     "decide.send_flow": "BacklogHandle",
     "drill": "Drill DrillMoment run_drill",
     "errors": (
@@ -180,6 +199,8 @@ _NAMES_BY_MODULE: Final = {
     "provisioning": "Provisioned ProvisioningError provisioning_steps",
     "receivers": "AioQuietReceiver QuietReceiver",
     "recording": "OperationRecorder",
+    "state_queue": "STATE_PROPERTIES STATE_SEGMENT state_queue_path",
+    "state_sharing": "IN_SECONDARY StateLocation",
     "sync.pair": "Pair PairSide pair_connection_strings pair_namespaces",
     "sync.sender": "PairedSender",
 }

@@ -29,6 +29,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 
 from twinbus.backlog import FailureKind, evidence_of
 from twinbus.errors import OperatorError
+from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.provisioning import (
     PROPERTIES,
@@ -47,6 +48,7 @@ from twinbus.pairing.provisioning import (
     provisioning_steps,
 )
 from twinbus.pairing.recording import NO_RECORDER
+from twinbus.pairing.state_queue import STATE_PROPERTIES, state_queue_path
 from twinbus.sdk import admin_credential
 
 if TYPE_CHECKING:
@@ -313,6 +315,22 @@ class AioAdministration:
         except Exception as error:
             return creation_result(error)
         return QueueAnswer.CREATED
+
+
+def provision_state_queue(administration: Administration, primary: str) -> Provisioned:
+    """Find or create the queue of the shared state for the primary with this name (S16, P6)."""
+    path, client = state_queue_path(primary), administration.client
+    found = administration._look_up(client, path)
+    if found is QueueAnswer.MISSING:
+        try:
+            administration.request(client.create_queue, path, **STATE_PROPERTIES)
+        except Exception as error:
+            found = creation_result(error)
+        else:
+            found = QueueAnswer.CREATED
+    if isinstance(found, QueueFailure):
+        return Provisioned(failed=(QueueCause(path, *found),))
+    return Provisioned((path,), created=(path,) if found is QueueAnswer.CREATED else ())
 
 
 # --- what both share -------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ from twinbus.pairing.receivers import record_receiver
 from twinbus.pairing.recording import OperationRecorder
 from twinbus.pairing.shared_pair import MemberDriver, forget_all, register, release, shared_pair
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
-from twinbus.pairing.state_sharing import StateAccess, StateSharing
+from twinbus.pairing.state_sharing import ReadDone, StateAccess, StateSharing
 from twinbus.sdk import (
     RetrySettings,
     client_endpoint,
@@ -210,6 +210,13 @@ class PairState:
     @property
     def _is_acting(self) -> bool:
         return self._shared.drivers[:1] == (self.driver,)
+
+    def read_shared_state(self, done: ReadDone) -> None:
+        """Read the shared state, for the pair's syphon. Calls `done` with the result, in any thread."""
+        if self.state_access is None:
+            done(RuntimeError("the pair shares no state"))
+        else:
+            self.state_access.read(done)
 
     def sharing_to_finish(self) -> StateSharing | None:
         """Return what closing this pair must finish. None if there is nothing, or other members go on with it (P3)."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from twinbus.syphon.progress import MessageCounts, Progress, ProgressCounter
     from twinbus.syphon.pump import Pump
     from twinbus.syphon.sdk_transport import SdkTransport
+    from twinbus.syphon.shared_holds import SharedHolds
     from twinbus.syphon.syphon import DISCOVERY_INTERVAL, PrimaryRefusesError, Syphon, SyphonBrokenError, SyphonState
     from twinbus.syphon.syphon_ledger import NOT_TRIED, SyphonLedger
     from twinbus.syphon.transport import PEEK_PAGE_SIZE, BacklogFailedError, HeldMessage, TimeToLive, Transport
@@ -76,6 +77,7 @@ __all__ = [
     "RetryPolicy",
     "SdkTransport",
     "SearchedDiscovery",
+    "SharedHolds",
     "StepListener",
     "Syphon",
     "SyphonBrokenError",
@@ -104,6 +106,7 @@ _NAMES_BY_MODULE: Final = {
     "progress": "MessageCounts Progress ProgressCounter",
     "pump": "Pump",
     "sdk_transport": "SdkTransport",
+    "shared_holds": "SharedHolds",
     "syphon": "DISCOVERY_INTERVAL PrimaryRefusesError Syphon SyphonBrokenError SyphonState",
     "syphon_ledger": "NOT_TRIED SyphonLedger",
     "transport": "PEEK_PAGE_SIZE BacklogFailedError HeldMessage TimeToLive Transport",

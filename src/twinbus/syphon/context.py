@@ -15,6 +15,7 @@ from typing import Final
 from twinbus.errors import OptionError
 from twinbus.syphon.broker_clock import BrokerClock
 from twinbus.syphon.plan import Destinations, RetryPolicy, destination_key
+from twinbus.syphon.shared_holds import SharedHolds
 from twinbus.syphon.syphon_ledger import MeteredBacklog, SyphonLedger
 from twinbus.syphon.transport import Destination, HeldMessage, OutgoingMessage, TimeToLive, Transport
 
@@ -140,6 +141,8 @@ class SyphonContext:
         self.now: Callable[[], float] = asyncio.get_running_loop().time
         self.wall = wall
         self.chance = chance
+        self.shared_holds: SharedHolds | None = None
+        """The holds of the shared state (S15), if the syphon has one."""
         self.stopping = False
         self.pump_count = 1
         self.pump_error: BaseException | None = None

@@ -22,6 +22,7 @@ from twinbus.pairing import (
     BacklogDrained,
     OperationRecorder,
     PairState,
+    StateReading,
     management_credential,
 )
 from twinbus.sdk import has_special_transport
@@ -36,6 +37,7 @@ from twinbus.syphon.discovery import (
 from twinbus.syphon.native_transport import NativeTransport
 from twinbus.syphon.observed_transport import ObservedTransport
 from twinbus.syphon.sdk_transport import SdkTransport
+from twinbus.syphon.shared_holds import SharedHolds
 from twinbus.syphon.syphon import Syphon, SyphonBrokenError
 from twinbus.syphon.transport import Transport
 
@@ -118,6 +120,7 @@ class _RestartingSyphon:
                 ledger=self._ledger,
                 on_emptied=self._on_emptied,
                 is_held=self._pair.is_held,
+                shared_holds=self._shared_holds(),
             )
             async with made:
                 self._syphon = made
@@ -136,6 +139,33 @@ class _RestartingSyphon:
         if self._listed is None:
             return searched
         return ListedOrSearchedDiscovery(self._listed(OperationRecorder(self._ledger, self._secondary)), searched)
+
+    def _shared_holds(self) -> SharedHolds | None:
+        """Return the holds of the shared state: an operator may set one while the pair is healthy and looks no more."""
+        sharing = self._pair.sharing
+        if sharing is None:
+            return None
+        return SharedHolds.of_state(self._read_state, in_secondary=sharing.location.folder is None)
+
+    async def _read_state(self) -> StateReading:
+        """Read the shared state as the pair does, which may use other threads and another event loop."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[StateReading] = loop.create_future()
+
+        def settle(result: StateReading | Exception) -> None:
+            if not found.done():
+                if isinstance(result, Exception):
+                    found.set_exception(result)
+                else:
+                    found.set_result(result)
+
+        def done(result: StateReading | Exception) -> None:
+            # RuntimeError means that the event loop is closed, so the syphon does not run.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle, result)
+
+        self._pair.read_shared_state(done)
+        return await found
 
     def _on_emptied(self, queue: str, moved: int) -> None:
         self._pair.events.emit(BacklogDrained(queue, time.monotonic(), moved))

@@ -93,13 +93,17 @@ class Mover:
         """
         context = self._context
         self._report(MoveStep.RECEIVED, batch.held)
+        if context.shared_holds is not None:
+            await context.shared_holds.refresh()
         by_path: dict[str, list[OutgoingMessage]] = {}
         tasks = self._translate(batch, by_path)
         groups: list[_SendGroup] = []
         is_probing = False
         probe = recall.probe if recall is not None else None
         for path, messages in by_path.items():
-            if recall is not None and probe is not None and destination_key(path) == destination_key(recall.path):
+            is_probed = recall is not None and destination_key(path) == destination_key(recall.path)
+            # An operator may have set a hold after the probe was decided (S15): `route` then puts the messages aside.
+            if probe is not None and is_probed and not context.destinations.is_held(path):
                 decision, probe = RoutingDecision(DestinationRoute.PROBE, probe), None
             else:
                 decision = context.destinations.route(path, context.now())

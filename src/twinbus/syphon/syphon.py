@@ -25,6 +25,7 @@ from twinbus.syphon.discovery import Discovery, RemainingMessages
 from twinbus.syphon.plan import DestinationStatus, destination_key
 from twinbus.syphon.progress import Progress, ProgressCounter
 from twinbus.syphon.pump import Pump
+from twinbus.syphon.shared_holds import SharedHolds
 from twinbus.syphon.syphon_ledger import SyphonLedger
 from twinbus.syphon.transport import Transport
 
@@ -71,7 +72,8 @@ class Syphon:
 
     Closes the transport and the discovery; the caller closes the ledger. `primary` and `secondary` are the names of
     the namespaces in the ledger. Nothing is sent to a destination for which `is_held` returns True (S15); the caller
-    calls `destination_restored` when that ends.
+    calls `destination_restored` when that ends. Nothing is sent to a destination that `shared_holds` holds either; the
+    syphon itself notices when that ends.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Syphon:
         on_step: StepListener | None = None,
         on_emptied: EmptiedListener | None = None,
         is_held: Callable[[str], bool] | None = None,
+        shared_holds: SharedHolds | None = None,
         wall: Callable[[], datetime] = wall_clock,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -99,8 +102,12 @@ class Syphon:
         self._context.add_listener(self._wake)
         if on_emptied is not None:
             self._context.on_emptied = on_emptied
-        if is_held is not None:
-            self._context.destinations.is_held = is_held
+        checks = [] if is_held is None else [is_held]
+        if shared_holds is not None:
+            checks.append(shared_holds.is_held)
+        if checks:
+            self._context.destinations.is_held = lambda path: any(check(path) for check in checks)
+        self._context.shared_holds = shared_holds
         self._pumps: dict[str, Pump] = {}
         self._woken = asyncio.Event()
         self._paused = False
@@ -148,7 +155,9 @@ class Syphon:
         """
         context = self._context
         self.state = SyphonState.RUNNING
-        context.ledger.started({"poll": self.options.poll, "drain": self.options.drain})
+        shares_state = context.shared_holds is not None
+        context.ledger.started({"poll": self.options.poll, "drain": self.options.drain, "state": shares_state})
+        watching = asyncio.create_task(self._watch_holds())
         try:
             while not context.stopping and context.pump_error is None:
                 self._woken.clear()
@@ -165,6 +174,7 @@ class Syphon:
                     self._check_refusals()
                 await self._wait()
         finally:
+            watching.cancel()
             await self._pause_pumps(SyphonState.STOPPING)
             self.state = SyphonState.ENDED
         if context.pump_error is not None:
@@ -177,9 +187,18 @@ class Syphon:
         for pump in self._pumps.values():
             await pump.close()
         await self._context.close()
+        if self._context.shared_holds is not None:
+            await self._context.shared_holds.close()
         await self._discovery.close()
         await self._transport.close()
         self.state = SyphonState.ENDED
+
+    async def _watch_holds(self) -> None:
+        """Read the shared state before the first message, and wake the pumps when its holds change (S15)."""
+        holds = self._context.shared_holds
+        if holds is not None:
+            await holds.refresh()
+            await holds.watch(self._context.notify_listeners)
 
     async def _discover(self) -> None:
         """Look for backlog queues if a search is due. If the search fails, set the next one after a growing pause."""

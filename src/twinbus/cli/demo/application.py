@@ -41,7 +41,7 @@ PING_SECONDS: Final = 1.0
 _TRY_SECONDS: Final = 20.0
 _PROBATION_SECONDS: Final = 2.0
 # The pauses between tries of the SDK. They are shorter than the SDK's defaults, because the demo lasts about a minute.
-_RETRIES: Final = {"retry_backoff_factor": 0.1, "retry_backoff_max": 1.0}
+_RETRIES: Final[dict[str, Any]] = {"retry_backoff_factor": 0.1, "retry_backoff_max": 1.0}
 # The longest duration of one receive call, including the opening of the link. The call returns earlier with messages.
 _WAIT_SECONDS: Final = 5.0
 # A sender that is late sends faster until it is on time again, but only for this much of its delay.

@@ -11,18 +11,25 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.backlog import failure_kind
 from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.aio.timeouts import TaskTimeouts
-from twinbus.pairing.decide.known_state import StateChange, StateReading
-from twinbus.pairing.recording import OperationRecorder
+from twinbus.pairing.decide.known_state import EVERY_ENTITY, HoldRecord, ReleaseRecord, StateChange, StateReading
+from twinbus.pairing.recording import NO_RECORDER, OperationRecorder
 from twinbus.pairing.state_folder import FolderState
 from twinbus.pairing.state_queue import PEEK_PAGE, STATE_PROPERTIES, state_messages, state_of_messages
-from twinbus.pairing.state_sharing import LOOK_SECONDS, ReadDone, StateLocation, WriteDone, was_created
+from twinbus.pairing.state_sharing import (
+    LOOK_SECONDS,
+    ReadDone,
+    StateLocation,
+    WriteDone,
+    state_writer,
+    was_created,
+)
 from twinbus.sdk import open_aio_link
 
 T = TypeVar("T")
@@ -108,12 +115,13 @@ class AioFolderState:
         await in_daemon_thread(lambda: self._folder.write(changes))
 
 
-def aio_state_store(
-    location: StateLocation, client: ServiceBusClient, timeouts: TaskTimeouts, recorder: OperationRecorder
+def _store_at(
+    location: StateLocation, client: ServiceBusClient | None, timeouts: TaskTimeouts, recorder: OperationRecorder
 ) -> AioStore:
-    """Return the store at a location. `client` is the secondary's."""
     if location.folder is not None:
         return AioFolderState(FolderState(location.folder, location.primary))
+    if client is None:
+        raise ValueError("a state in the secondary needs the secondary's client")
     return AioStateQueue(client, location.queue, timeouts, recorder)
 
 
@@ -131,7 +139,7 @@ class TaskStateAccess:
         self._timeouts = timeouts
         self._queue = location.queue
         self._administration = administration
-        self._store = aio_state_store(location, client, timeouts, recorder)
+        self._store = _store_at(location, client, timeouts, recorder)
 
     def read(self, done: ReadDone) -> None:
         self._start(lambda: self._read(done))
@@ -202,3 +210,49 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="twinbus-state", daemon=True).start()
     return await future
+
+
+class SharedState:
+    """The shared state of one primary, for tools without a pair: a syphon, `twinbus drill`, `twinbus doctor`.
+
+    Use it in one event loop, and close it. `client` is the secondary's; a folder needs none.
+    """
+
+    def __init__(
+        self,
+        location: StateLocation,
+        client: ServiceBusClient | None = None,
+        *,
+        seconds: float = 10.0,
+        recorder: OperationRecorder = NO_RECORDER,
+    ) -> None:
+        self.location = location
+        self._timeouts = TaskTimeouts(seconds)
+        self._writer = state_writer()
+        self._store = _store_at(location, client, self._timeouts, recorder)
+
+    async def read(self) -> StateReading:
+        """Return what is known. Raises FileNotFoundError if nobody has written to the folder yet."""
+        self._timeouts.claim()
+        return await self._store.read()
+
+    async def hold(self, entity: str | None) -> None:
+        """Hold an entity, or all entities (None), in every process that pairs from now on (S15)."""
+        await self._write(HoldRecord(EVERY_ENTITY if entity is None else entity, time.time(), self._writer))
+
+    async def release(self, entity: str | None) -> None:
+        """Release an entity, or all entities (None)."""
+        await self._write(ReleaseRecord(EVERY_ENTITY if entity is None else entity, time.time(), self._writer))
+
+    async def _write(self, change: StateChange) -> None:
+        self._timeouts.claim()
+        await self._store.write((change,))
+
+    async def close(self) -> None:
+        await self._timeouts.shut_down()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,102 @@
+"""Which entities an operator holds, from the shared state (S15). The syphon treats a held entity as not ready (Y5).
+
+A syphon may run when the operator sets a hold. So it reads the state before it routes messages that it has received,
+if its last reading is older than `max_age`. An idle syphon reads nothing. While something is held, the syphon also
+reads the state every `interval`: a release must not wait for the next message.
+
+A state that cannot be read changes nothing: what was held stays held. At the start, nothing is held (S16).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from twinbus.pairing import KnownState, StateReading
+
+_log = logging.getLogger(__name__)
+
+READ_SECONDS: Final = 1.0
+"""The longest time that messages wait for a reading. Their locks last longer."""
+
+
+class SharedHolds:
+    """The holds in a shared state. `read` returns the state, or raises."""
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[StateReading]],
+        *,
+        max_age: float,
+        interval: float,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        self._read = read
+        self._max_age = max_age
+        self._interval = interval
+        self._now = now or asyncio.get_running_loop().time
+        self._state = KnownState()
+        self._read_at = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+        self._has_failed = False
+        self._something_held = asyncio.Event()
+
+    @classmethod
+    def of_state(cls, read: Callable[[], Awaitable[StateReading]], *, in_secondary: bool) -> SharedHolds:
+        """Return the holds of a state. A reading of the secondary costs operations, so it may be 2 seconds old."""
+        return cls(read, max_age=2.0 if in_secondary else 0.0, interval=15.0 if in_secondary else 1.0)
+
+    def is_held(self, path: str) -> bool:
+        """Return whether the last reading held the entity."""
+        return self._state.hold_of(path) is not None
+
+    async def refresh(self) -> None:
+        """Return after a reading that began at most `max_age` before this call. Calls at the same time share one."""
+        wanted = self._now() - self._max_age
+        while self._read_at < wanted:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._read_now())
+            await asyncio.shield(self._reading)
+
+    async def watch(self, on_change: Callable[[], None]) -> None:
+        """Read the state regularly while something is held, until cancelled. Calls `on_change` when holds changed."""
+        while True:
+            await self._something_held.wait()
+            await asyncio.sleep(self._interval)
+            before = self._state
+            await self._read_now()
+            if (self._state.holds, self._state.released) != (before.holds, before.released):
+                on_change()
+
+    async def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reading
+
+    async def _read_now(self) -> None:
+        began = self._now()
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                reading = await self._read()
+            if reading.unreadable and self._state.holds:
+                raise ValueError(reading.unreadable[0])
+        except FileNotFoundError:
+            # Nobody has written to the folder yet, or it is gone: what was held stays held.
+            self._read_at = began
+        except Exception as error:
+            if not self._has_failed:
+                _log.warning("the shared state was not read; what was held stays held: %s", error)
+            self._has_failed, self._read_at = True, began
+        else:
+            for text in reading.unreadable:
+                _log.warning("the shared state is unreadable, and holds nothing: %s", text)
+            self._has_failed, self._read_at = False, began
+            self._state = reading.state
+            if self._state.holds:
+                self._something_held.set()
+            else:
+                self._something_held.clear()
