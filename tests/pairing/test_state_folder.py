@@ -27,7 +27,7 @@ from twinbus.pairing.decide.known_state import (
 from twinbus.pairing.state_folder import FolderState
 
 OVER = FailoverRecord("Orders/EU", FailureKind.TIMEOUT, 1_000_000.0, 1_000_060.0, 60.0, 0, 1_000_000.0, "me")
-KILLS = budget(3, 40)
+KILLS = budget(2, 12)
 WRITERS, HOLDS = 4, budget(3, 25)
 
 

@@ -334,7 +334,9 @@ class StateSharing:
             self._not_watched(ValueError(reading.unreadable[0]), True)
             return
         with self._lock:
-            confirmed, is_whole = frozenset(self._confirmed), changes == self._hold_changes and self.is_written
+            unwritten = {**self._pending, **(self._writing.changes if self._writing is not None else {})}
+            is_whole = changes == self._hold_changes and not any(is_hold for is_hold, _ in unwritten)
+            confirmed = frozenset(self._confirmed)
         # A hold or release of this process may be younger than the reading. Then the next reading decides.
         if is_whole:
             if EVERY_ENTITY in confirmed and EVERY_ENTITY not in reading.state.holds:

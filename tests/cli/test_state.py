@@ -1,0 +1,173 @@
+"""Holds across processes, as operators and applications use them: real processes, the official SDK (S15)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from azure.servicebus import ServiceBusClient
+from typer.testing import CliRunner, Result
+
+from twinbus.cli.main import app
+
+from .running import COMMAND, Serving, environment, serving
+
+CONFIG = """
+[[namespaces]]
+name = "primary"
+port = 0
+[[namespaces.queues]]
+name = "orders"
+[[namespaces.queues]]
+name = "beside"
+[[namespaces]]
+name = "secondary"
+port = 0
+"""
+# The application: orders are held, and bills fail over in this process only.
+APPLICATION = """
+import sys
+from azure.servicebus import ServiceBusMessage
+from twinbus import SendAvailabilityOptions, pair_connection_strings
+
+primary, secondary, state = sys.argv[1:]
+options = SendAvailabilityOptions.for_short_lived_processes(backlog_queue_count=1, primary_name="held", state=state)
+with pair_connection_strings(primary, secondary, options=options) as pair:
+    with pair.get_queue_sender("orders") as sender:
+        for number in range(5):
+            sender.send_messages(ServiceBusMessage("x", message_id=f"order {number}"))
+    pair.force_failover("beside")
+    with pair.get_queue_sender("beside") as sender:
+        sender.send_messages(ServiceBusMessage("x", message_id="beside"))
+    print([str(one.state) for one in pair.entities()])
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    config = tmp_path_factory.mktemp("state") / "config.toml"
+    config.write_text(CONFIG)
+    with serving("--json", "--memory", "--config", str(config)) as server:
+        yield server
+
+
+@pytest.fixture
+def strings(server: Serving) -> dict[str, str]:
+    return {
+        "TWINBUS_PRIMARY_CONNECTION_STRING": str(server.namespaces["primary"]["connection_string"]),
+        "TWINBUS_SECONDARY_CONNECTION_STRING": str(server.namespaces["secondary"]["connection_string"]),
+        "TWINBUS_PRIMARY_NAME": "held",
+    }
+
+
+def invoke(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1", **environment})
+
+
+def received(connection_string: str, queue: str, count: int) -> list[str]:
+    """Receive messages of the primary with the official SDK, until `count` have come."""
+    found: list[str] = []
+    with (
+        ServiceBusClient.from_connection_string(connection_string) as client,
+        client.get_queue_receiver(queue, max_wait_time=60) as receiver,
+    ):
+        for message in receiver:
+            found.append(str(message.message_id))
+            receiver.complete_message(message)
+            if len(found) == count:
+                break
+    return found
+
+
+def peeked(connection_string: str, queue: str) -> list[str]:
+    with (
+        ServiceBusClient.from_connection_string(connection_string) as client,
+        client.get_queue_receiver(queue) as receiver,
+    ):
+        return [str(message.message_id) for message in receiver.peek_messages(100)]
+
+
+@pytest.mark.parametrize("place", ["folder", pytest.param("secondary", marks=pytest.mark.thorough)])
+def test_s15_a_standing_syphon_delivers_nothing_to_a_held_entity_until_it_is_released(
+    strings: dict[str, str], place: str, tmp_path: Path
+) -> None:
+    state = str(tmp_path / "state") if place == "folder" else "secondary"
+    primary, secondary = strings["TWINBUS_PRIMARY_CONNECTION_STRING"], strings["TWINBUS_SECONDARY_CONNECTION_STRING"]
+    done = invoke("provision", "--count", "1", "--state", state, **strings)
+    assert done.exit_code == 0, done.output
+    # A syphon reads the state in the secondary at most every two seconds: there it starts after the hold.
+    before = start_syphon(state, strings) if place == "folder" else None
+    held = invoke("drill", "--hold", "--entity", "orders", "--state", state, "--yes", **strings)
+    assert held.exit_code == 0, held.output
+    assert "held there now: orders" in held.output
+    syphon = before or start_syphon(state, strings)
+    try:
+        application = subprocess.run(
+            [sys.executable, "-c", APPLICATION, primary, secondary, state],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert application.stdout == "['held', 'failed_over']\n", application.stderr
+        # The message for the other queue stood behind the held ones.
+        assert received(primary, "beside", 1) == ["beside"]
+        assert peeked(primary, "orders") == []
+        released = invoke("drill", "--release", "--entity", "orders", "--state", state, "--yes", "--json", **strings)
+        assert json.loads(released.output)["held"] == []
+        assert Counter(received(primary, "orders", 5)) == Counter(f"order {number}" for number in range(5))
+    finally:
+        syphon.terminate()
+        syphon.communicate(timeout=30)
+
+
+def start_syphon(state: str, strings: dict[str, str]) -> subprocess.Popen[str]:
+    """Start `twinbus syphon`, and return when it runs."""
+    command = [*COMMAND, "syphon", "--json", "--every", "0.2", "--state", state]
+    syphon = subprocess.Popen(command, env=environment(**strings), stdout=subprocess.PIPE, text=True)
+    assert syphon.stdout is not None
+    assert syphon.stdout.readline() != ""
+    return syphon
+
+
+@pytest.mark.parametrize("verb", ["--hold", "--release"])
+def test_s15_a_hold_without_a_state_is_refused(strings: dict[str, str], verb: str) -> None:
+    done = invoke("drill", verb, "--entity", "orders", "--yes", **strings)
+    assert done.exit_code == 1
+    assert f"{verb} needs --state" in done.output
+    assert "or `secondary`" in done.output
+
+
+def test_s15_a_hold_of_all_entities_is_shown_with_what_was_released(strings: dict[str, str], tmp_path: Path) -> None:
+    state = ("--state", str(tmp_path / "state"), "--yes")
+    assert "all entities of held: held in" in invoke("drill", "--hold", *state, **strings).output
+    shown = invoke("drill", "--release", "--entity", "beside", *state, **strings).output
+    assert "held there now: all entities, not beside" in shown
+    assert "held there now: nothing" in invoke("drill", "--release", *state, **strings).output
+
+
+def test_s15_a_state_that_cannot_be_written_is_an_error_with_a_hint(strings: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = invoke("drill", "--hold", "--state", str(tmp_path / "file"), "--yes", **strings)
+    assert done.exit_code == 1
+    assert "A folder must be writable" in done.output
+    missing = invoke("drill", "--hold", "--state", "secondary", "--yes", **{**strings, "TWINBUS_PRIMARY_NAME": "new"})
+    assert missing.exit_code == 1
+    assert "twinbus provision --state secondary" in missing.output
+
+
+def test_a_drill_needs_an_entity_and_a_hold_excludes_its_release(strings: dict[str, str], tmp_path: Path) -> None:
+    assert "needs --entity" in invoke("drill", "--yes", **strings).output
+    both = invoke("drill", "--hold", "--release", "--state", str(tmp_path), **strings)
+    assert (both.exit_code, "exclude each other" in both.output) == (1, True)
+
+
+def test_s15_a_syphon_on_spark_with_a_state_is_refused(strings: dict[str, str], tmp_path: Path) -> None:
+    done = invoke("syphon", "--engine", "spark", "--state", str(tmp_path), **strings)
+    assert (done.exit_code, "--engine native only" in done.output) == (1, True)

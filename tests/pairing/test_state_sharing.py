@@ -1,0 +1,487 @@
+"""When a pair looks at the shared state, when it writes, and what it does if neither works (S15, S16).
+
+The tests play the driver: its timers, its clock, and a state that answers when the test says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus.exceptions import MessagingEntityNotFoundError, ServiceBusAuthorizationError
+
+from twinbus.backlog import FailureKind
+from twinbus.pairing.decide import failover as f
+from twinbus.pairing.decide.known_state import (
+    EVERY_ENTITY,
+    FailoverRecord,
+    HoldRecord,
+    KnownState,
+    ReleaseRecord,
+    RestoreRecord,
+    StateChange,
+    StateReading,
+    apply_changes,
+)
+from twinbus.pairing.shared_state import SharedEntity
+from twinbus.pairing.state_sharing import ReadDone, StateLocation, StateSharing, WriteDone, look_seconds
+
+POLICY = f.FailoverPolicy(failover_interval=0, ping_interval=30, ping_jitter=0.0)
+WALL = 1_700_000_000.0
+FAILED = f.PrimarySendFailed(FailureKind.TIMEOUT)
+REFUSED = ServiceBusAuthorizationError(message="Listen is missing")
+MISSING = MessagingEntityNotFoundError(message="no such queue")
+
+
+class Timer:
+    def __init__(self, world: World, due: Callable[[], object]) -> None:
+        self.world, self.due, self.at = world, due, float("inf")
+        world.timers.append(self)
+
+    def arm(self, at: float) -> None:
+        self.at = at
+
+    def disarm(self) -> None:
+        self.at = float("inf")
+
+
+class World:
+    """A pair with two entities, its clock and its access to a state."""
+
+    def __init__(self, *, folder: bool = False, may_create: bool = True) -> None:
+        self.now = 100.0
+        self.timers: list[Timer] = []
+        self.reads: list[ReadDone] = []
+        self.writes: list[tuple[Sequence[StateChange], WriteDone]] = []
+        self.creations: list[WriteDone] = []
+        self.pings: list[str] = []
+        self.notices: list[str] = []
+        self.hold_all = False
+        self.is_open = True
+        location = StateLocation("contoso", Path("/state") if folder else None)
+        self.sharing = StateSharing(
+            location,
+            self,
+            may_create=may_create,
+            watch_interval=30.0,
+            now=lambda: self.now,
+            wall=lambda: WALL + self.now - 100.0,
+        )
+        self.entities = [self.entity("orders"), self.entity("bills")]
+
+    def entity(self, path: str) -> SharedEntity:
+        return SharedEntity(path, POLICY, self, now=lambda: self.now, chance=lambda: 0.0, on_step=self.sharing.advanced)
+
+    # --- what a driver does
+
+    def timer(self, due: Callable[[], object]) -> Timer:
+        return Timer(self, due)
+
+    def ping(self, entity: SharedEntity, episode: int) -> None:
+        self.pings.append(entity.entity.path)
+
+    def stop_ping(self, entity: SharedEntity) -> None:
+        pass
+
+    def emit(self, notice: Any) -> None:
+        self.notices.append(notice.name)
+
+    def all_entities(self) -> list[SharedEntity]:
+        return self.entities
+
+    def release_all(self) -> None:
+        self.hold_all = False
+
+    def state_access(self) -> World | None:
+        return self if self.is_open else None
+
+    def read(self, done: ReadDone) -> None:
+        self.reads.append(done)
+
+    def write(self, changes: Sequence[StateChange], done: WriteDone) -> None:
+        self.writes.append((changes, done))
+
+    def create(self, done: WriteDone) -> None:
+        self.creations.append(done)
+
+    # --- what a test does
+
+    def sleep(self, seconds: float) -> None:
+        end = self.now + seconds
+        while (timer := min(self.timers, key=lambda one: one.at)).at <= end:
+            self.now = max(self.now, timer.at)
+            timer.disarm()
+            timer.due()
+        self.now = end
+
+    def modes(self) -> list[str]:
+        return [str(one.entity.mode) for one in self.entities]
+
+    def answer(self, *changes: StateChange, unreadable: tuple[str, ...] = ()) -> None:
+        self.reads.pop(0)(StateReading(apply_changes(changes), unreadable))
+
+    def written(self, error: Exception | None = None) -> Sequence[StateChange]:
+        changes, done = self.writes.pop(0)
+        done(error)
+        return changes
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.sharing.begin()
+    return made
+
+
+def over(entity: str = "orders", *, next_ping: float = 20.0) -> FailoverRecord:
+    return FailoverRecord(entity, FailureKind.DNS, WALL - 50, WALL + next_ping, 30.0, 0, WALL - 10, "another")
+
+
+def hold(entity: str = EVERY_ENTITY) -> HoldRecord:
+    return HoldRecord(entity, WALL - 50, "operator")
+
+
+# --- the first look --------------------------------------------------------------------------------------------------
+
+
+def test_s16_a_pair_looks_once_and_takes_over_what_it_finds(world: World) -> None:
+    looked: list[bool] = []
+    world.sharing.on_looked.add(lambda: looked.append(True))
+    assert not world.sharing.has_looked
+    world.answer(over())
+    assert (world.modes(), world.sharing.has_looked, looked) == (["failed_over", "healthy"], True, [True])
+    assert world.sharing.event_for("bills") is None
+    world.sharing.begin()
+    world.sleep(1.0)
+    assert (world.reads, world.writes) == ([], [])
+    assert world.notices == ["failover_engaged", "failover_taken_over"]
+
+
+def test_s16_a_look_that_takes_more_than_a_second_finds_nothing(world: World) -> None:
+    world.sleep(0.9)
+    before = world.sharing.has_looked
+    world.sleep(0.2)
+    assert not before
+    assert world.sharing.has_looked
+    world.answer(over())
+    assert world.modes() == ["healthy", "healthy"]
+
+
+def test_s16_an_unreadable_state_counts_as_healthy(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.answer(over(), unreadable=("holds.json: damaged",))
+    assert world.modes() == ["failed_over", "healthy"]
+    assert "holds.json: damaged" in caplog.text
+    other = World()
+    other.sharing.begin()
+    other.reads.pop()(OSError("no disk"))
+    assert (other.modes(), other.sharing.has_looked) == (["healthy", "healthy"], True)
+
+
+def test_s16_a_folder_that_nobody_has_written_to_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(folder=True)
+    world.sharing.begin()
+    world.reads.pop()(FileNotFoundError("/state/contoso"))
+    assert (world.sharing.has_looked, caplog.text) == (True, "")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_s16_without_the_listen_right_the_pair_warns_once_and_works_unshared(
+    world: World, caplog: pytest.LogCaptureFixture, late: bool
+) -> None:
+    caplog.set_level(logging.WARNING)
+    world.sleep(2.0 if late else 0.0)
+    caplog.clear()
+    world.reads.pop()(REFUSED)
+    world.entities[0].advance(FAILED)
+    world.sharing.hold("bills")
+    world.sleep(300.0)
+    assert (world.writes, world.reads) == ([], [])
+    assert len(caplog.records) == 1
+    assert "Listen right" in caplog.text
+    assert world.sharing.is_written
+
+
+def test_p6_a_missing_state_queue_is_created_by_a_pair_that_may(world: World) -> None:
+    world.reads.pop()(MISSING)
+    world.entities[0].advance(FAILED)
+    assert len(world.creations) == 1
+    world.creations.pop()(None)
+    assert len(world.writes) == 1
+
+
+@pytest.mark.parametrize("may_create", [True, False])
+def test_p8_a_missing_state_queue_that_cannot_be_created_is_reported_once(
+    caplog: pytest.LogCaptureFixture, may_create: bool
+) -> None:
+    world = World(may_create=may_create)
+    world.sharing.begin()
+    world.reads.pop()(MISSING)
+    if may_create:
+        world.creations.pop()(REFUSED)
+    world.entities[0].advance(FAILED)
+    world.sleep(100.0)
+    assert world.writes == []
+    assert caplog.text.count("twinbus provision --state secondary") == 1
+
+
+def test_s16_a_new_entity_gets_what_the_look_found_until_that_is_too_old(world: World) -> None:
+    world.answer(over("letters"))
+    found = world.sharing.event_for("letters")
+    assert found is not None
+    assert (found.cause, found.engaged, found.next_ping) == (FailureKind.DNS, 50.0, 120.0)
+    world.sleep(81.0)
+    assert world.sharing.event_for("letters") is None
+
+
+def test_s16_a_call_waits_half_of_its_time_for_the_look_and_a_second_at_most() -> None:
+    assert look_seconds(None, 100.0) == 1.0
+    assert look_seconds(110.0, 100.0) == 1.0
+    assert look_seconds(101.0, 100.0) == 0.5
+    assert look_seconds(99.0, 100.0) == 0.0
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def test_s16_failovers_pings_and_restores_are_written_and_nothing_else(world: World) -> None:
+    world.answer()
+    orders = world.entities[0]
+    orders.advance(FAILED)
+    (first,) = world.written()
+    assert isinstance(first, FailoverRecord)
+    assert (first.entity, first.next_ping_at) == ("orders", WALL + 30.0)
+    orders.advance(f.BacklogAccepted())
+    world.sleep(30.0)
+    (second,) = world.written()
+    assert isinstance(second, FailoverRecord)
+    assert (second.engaged_at, second.next_ping_at, second.written_at) == (WALL, WALL + 60.0, WALL + 30.0)
+    orders.advance(f.PingFailed(1, FailureKind.TIMEOUT))
+    world.sleep(5.0)
+    assert world.writes == []
+    orders.advance(f.RestoreForced())
+    (third,) = world.written()
+    assert isinstance(third, RestoreRecord)
+    orders.advance(f.PrimarySendSucceeded())
+    world.sleep(300.0)
+    assert (world.writes, world.reads) == ([], [])
+
+
+def test_s16_changes_that_wait_for_a_write_are_written_together_and_the_last_one_counts(world: World) -> None:
+    world.answer()
+    orders, bills = world.entities
+    orders.advance(FAILED)
+    bills.advance(FAILED)
+    orders.advance(f.RestoreForced())
+    assert len(world.writes) == 1
+    world.written()
+    assert world.writes == []
+    world.sleep(1.0)
+    changes = world.written()
+    assert [(type(one), one.entity) for one in changes] == [(FailoverRecord, "bills"), (RestoreRecord, "orders")]
+    assert world.sharing.is_written
+
+
+def test_s16_a_write_that_fails_is_tried_again_without_undoing_newer_changes(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.answer()
+    orders, bills = world.entities
+    orders.advance(FAILED)
+    bills.advance(FAILED)
+    orders.advance(f.RestoreForced())
+    world.written(OSError("disk full"))
+    assert not world.sharing.is_written
+    world.sleep(29.0)
+    assert len(world.writes) <= 1
+    world.sleep(2.0)
+    kinds = [(type(one), one.entity) for changes in world.writes for one in changes[0]]
+    assert (FailoverRecord, "orders") not in kinds
+    assert (RestoreRecord, "orders") in kinds
+    world.written(OSError("disk full"))
+    assert caplog.text.count("disk full") == 1
+
+
+def test_s16_closing_writes_what_waits_at_once_and_does_not_try_again(world: World) -> None:
+    world.answer()
+    told: list[bool] = []
+    world.sharing.on_written.add(lambda: told.append(True))
+    orders, bills = world.entities
+    orders.advance(FAILED)
+    bills.advance(FAILED)
+    assert not world.sharing.finish()
+    world.written()
+    assert told == []
+    world.written(OSError("gone"))
+    assert (told, world.sharing.is_written) == ([True], True)
+    world.sharing.stop()
+    world.sleep(300.0)
+    assert world.writes == []
+
+
+def test_s16_a_healthy_pair_has_nothing_to_finish(world: World) -> None:
+    world.answer()
+    assert world.sharing.finish()
+
+
+def test_p6_a_state_queue_that_was_deleted_is_created_once_more(world: World) -> None:
+    world.answer()
+    world.entities[0].advance(FAILED)
+    world.written(MISSING)
+    world.creations.pop()(None)
+    assert len(world.writes) == 1
+    world.written(MISSING)
+    assert (world.creations, world.sharing.is_written) == ([], True)
+
+
+def test_p3_a_write_whose_event_loop_was_closed_is_made_again(world: World) -> None:
+    world.answer()
+    world.entities[0].advance(FAILED)
+    lost = world.writes.pop()[1]
+    world.sleep(400.0)
+    assert world.writes != []
+    lost(None)
+    assert not world.sharing.is_written
+
+
+# --- holds -----------------------------------------------------------------------------------------------------------
+
+
+def test_s15_a_hold_and_its_release_are_written(world: World) -> None:
+    world.answer()
+    world.sharing.hold("orders")
+    assert isinstance(world.written()[0], HoldRecord)
+    world.sleep(1.0)
+    world.sharing.hold(None)
+    world.sharing.release("bills")
+    world.written()
+    world.sleep(1.0)
+    assert [(type(one), one.entity) for one in world.written()] == [(ReleaseRecord, "bills")]
+    world.sharing.hold("orders")
+    world.sharing.release(None)
+    world.sleep(1.0)
+    assert [(type(one), one.entity) for one in world.written()] == [(ReleaseRecord, EVERY_ENTITY)]
+
+
+def held_world() -> World:
+    world = World()
+    world.sharing.begin()
+    world.answer(hold())
+    assert world.modes() == ["held", "held"]
+    return world
+
+
+def test_s15_a_held_pair_looks_every_ping_interval_until_the_release() -> None:
+    world = held_world()
+    world.sleep(29.0)
+    assert world.reads == []
+    world.sleep(1.5)
+    world.answer(hold(), ReleaseRecord("bills", WALL, "operator"))
+    assert world.modes() == ["held", "on_trial"]
+    world.sleep(30.5)
+    world.answer()
+    assert world.modes() == ["on_trial", "on_trial"]
+    world.sleep(300.0)
+    assert world.reads == []
+
+
+@pytest.mark.parametrize("failure", ["unreadable", "error", "silent"])
+def test_s15_a_state_that_cannot_be_read_ends_no_hold(failure: str) -> None:
+    world = held_world()
+    world.sleep(30.5)
+    if failure == "unreadable":
+        world.answer(unreadable=("holds.json: damaged",))
+    elif failure == "error":
+        world.reads.pop()(FileNotFoundError("/state"))
+    else:
+        world.sleep(2.0)
+        world.reads.clear()
+    assert world.modes() == ["held", "held"]
+    world.sleep(30.5)
+    assert len(world.reads) == 1
+
+
+def test_s15_a_hold_of_this_process_is_not_ended_by_a_reading_from_before_it() -> None:
+    world = World()
+    world.sharing.begin()
+    world.answer(hold("bills"))
+    world.sleep(30.5)
+    world.sharing.hold("orders")
+    world.entities[0].advance(f.FailoverForced(hold=True))
+    world.written()
+    world.answer(hold("bills"))
+    assert world.modes() == ["held", "held"]
+
+
+def test_s15_a_hold_that_was_never_written_is_not_ended_by_its_absence() -> None:
+    world = World()
+    world.sharing.begin()
+    world.answer()
+    world.sharing.hold("orders")
+    world.entities[0].advance(f.FailoverForced(hold=True))
+    world.written(OSError("disk full"))
+    world.sleep(60.5)
+    while world.reads:
+        world.answer()
+    assert world.modes() == ["held", "healthy"]
+
+
+def test_s15_the_release_of_all_entities_ends_the_hold_of_later_ones() -> None:
+    world = World()
+    world.sharing.begin()
+    world.answer()
+    world.hold_all = True
+    world.sharing.hold(None)
+    world.written()
+    world.sleep(30.5)
+    world.answer()
+    assert not world.hold_all
+
+
+def test_s16_a_pair_that_runs_takes_over_holds_but_no_failovers() -> None:
+    world = World()
+    world.sharing.begin()
+    world.answer(hold("letters"))
+    world.sleep(30.5)
+    fresh = replace(over("bills"), written_at=WALL + 31)
+    world.answer(hold("letters"), hold("orders"), fresh)
+    assert world.modes() == ["held", "healthy"]
+
+
+def test_s15_a_ping_that_succeeds_looks_for_a_hold_first(world: World) -> None:
+    world.answer()
+    found: list[f.FailoverKnown | None] = []
+    world.sharing.check_hold("orders", found.append)
+    world.answer(hold("orders"))
+    assert [one is not None and one.hold for one in found] == [True]
+    world.sharing.check_hold("orders", found.append)
+    world.answer(over("orders"))
+    world.sharing.check_hold("orders", found.append)
+    world.reads.pop()(OSError("no disk"))
+    world.sharing.check_hold("orders", found.append)
+    world.sleep(1.0)
+    world.reads.pop()(OSError("late"))
+    assert found[1:] == [None, None, None]
+
+
+def test_s16_without_an_open_pair_nothing_waits(world: World) -> None:
+    world.answer()
+    world.is_open = False
+    found: list[f.FailoverKnown | None] = []
+    world.sharing.check_hold("orders", found.append)
+    world.sharing.hold("orders")
+    assert (found, world.writes) == ([None], [])
+
+
+def test_s13_the_child_of_a_fork_shares_nothing(world: World) -> None:
+    world.sharing.forked()
+    world.sharing.hold("orders")
+    world.sharing.begin()
+    assert (world.writes, world.sharing.has_looked) == ([], True)
+
+
+def test_s16_the_state_known_so_far_is_empty() -> None:
+    assert World().sharing.known == KnownState()
