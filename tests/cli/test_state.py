@@ -139,7 +139,7 @@ def start_syphon(state: str, strings: dict[str, str]) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("verb", ["--hold", "--release"])
 def test_s15_a_hold_without_a_state_is_refused(strings: dict[str, str], verb: str) -> None:
     done = invoke("drill", verb, "--entity", "orders", "--yes", **strings)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert f"{verb} needs --state" in done.output
     assert "or `secondary`" in done.output
 
@@ -165,9 +165,9 @@ def test_s15_a_state_that_cannot_be_written_is_an_error_with_a_hint(strings: dic
 def test_a_drill_needs_an_entity_and_a_hold_excludes_its_release(strings: dict[str, str], tmp_path: Path) -> None:
     assert "needs --entity" in invoke("drill", "--yes", **strings).output
     both = invoke("drill", "--hold", "--release", "--state", str(tmp_path), **strings)
-    assert (both.exit_code, "exclude each other" in both.output) == (1, True)
+    assert (both.exit_code, "exclude each other" in both.output) == (2, True)
 
 
 def test_s15_a_syphon_on_spark_with_a_state_is_refused(strings: dict[str, str], tmp_path: Path) -> None:
     done = invoke("syphon", "--engine", "spark", "--state", str(tmp_path), **strings)
-    assert (done.exit_code, "--engine native only" in done.output) == (1, True)
+    assert (done.exit_code, "--engine native only" in done.output) == (2, True)

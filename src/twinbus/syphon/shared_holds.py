@@ -13,9 +13,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from twinbus.pairing import KnownState, StateReading
+if TYPE_CHECKING:
+    # A syphon without a shared state does not load the room of pairing.
+    from twinbus.pairing import KnownState, StateReading
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ class SharedHolds:
         self._max_age = max_age
         self._interval = interval
         self._now = now or asyncio.get_running_loop().time
-        self._state = KnownState()
+        self._state: KnownState | None = None
         self._read_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
         self._has_failed = False
@@ -51,7 +53,13 @@ class SharedHolds:
 
     def is_held(self, path: str) -> bool:
         """Return whether the last reading held the entity."""
-        return self._state.hold_of(path) is not None
+        return self._state is not None and self._state.hold_of(path) is not None
+
+    @property
+    def _held(self) -> tuple[object, object] | None:
+        """What the last reading held, to compare. None: nothing."""
+        known = self._state
+        return (known.holds, known.released) if known is not None and known.holds else None
 
     async def refresh(self) -> None:
         """Return after a reading that began at most `max_age` before this call. Calls at the same time share one."""
@@ -66,9 +74,9 @@ class SharedHolds:
         while True:
             await self._something_held.wait()
             await asyncio.sleep(self._interval)
-            before = self._state
+            before = self._held
             await self._read_now()
-            if (self._state.holds, self._state.released) != (before.holds, before.released):
+            if self._held != before:
                 on_change()
 
     async def close(self) -> None:
@@ -82,7 +90,7 @@ class SharedHolds:
         try:
             async with asyncio.timeout(READ_SECONDS):
                 reading = await self._read()
-            if reading.unreadable and self._state.holds:
+            if reading.unreadable and self._held is not None:
                 raise ValueError(reading.unreadable[0])
         except FileNotFoundError:
             # Nobody has written to the folder yet, or it is gone: what was held stays held.
@@ -96,7 +104,7 @@ class SharedHolds:
                 _log.warning("the shared state is unreadable, and holds nothing: %s", text)
             self._has_failed, self._read_at = False, began
             self._state = reading.state
-            if self._state.holds:
+            if self._held is not None:
                 self._something_held.set()
             else:
                 self._something_held.clear()
