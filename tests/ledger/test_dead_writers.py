@@ -5,12 +5,26 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from twinbus.ledger import Ended, Ledger, SegmentHeader, Stage, dead_writers, encode_entry, list_segments, read_ledger
+from twinbus.ledger import (
+    Ended,
+    Ledger,
+    LedgerOptions,
+    SegmentHeader,
+    Stage,
+    balance,
+    dead_writers,
+    encode_entry,
+    group_writer,
+    list_segments,
+    read_ledger,
+)
 from twinbus.ledger.dead_writers import own_host
 
 MINUTE = 60.0
@@ -225,3 +239,53 @@ def test_l1_a_writer_between_two_segments_is_not_dead_until_it_was_silent(tmp_pa
         assert dead_writers(tmp_path) == frozenset()
         os.utime(segment.sealed_path, (0.0, 0.0))
         assert dead_writers(tmp_path) == {ledger.writer}
+
+
+@pytest.mark.parametrize("durability", ["process", "lazy"])
+def test_l1_an_idle_writer_is_not_dead_however_long_it_is_idle(
+    tmp_path: Path, durability: Literal["process", "lazy"]
+) -> None:
+    """Its segment reaches its age and is sealed. Nothing is written after that."""
+    options = LedgerOptions(durability=durability, segment_age=timedelta(seconds=1))
+    with Ledger(tmp_path, options=options) as ledger:
+        ledger.state("restored", {})
+        while all(segment.is_open for segment in list_segments(tmp_path)):
+            time.sleep(0.05)
+        for segment in list_segments(tmp_path):
+            os.utime(segment.path, (0.0, 0.0))
+        assert dead_writers(tmp_path) == frozenset()
+        found = balance(read_ledger(tmp_path), dead_writers(tmp_path))
+        assert (found.at_work, found.incomplete) == ([ledger.writer], [])
+        for _ in range(3):  # each is a reason to look at the age of the segment
+            assert ledger.flush()
+        assert len(list(list_segments(tmp_path))) == 2, "an open segment without entries has no age"
+    assert dead_writers(tmp_path) == {ledger.writer}
+
+
+def test_l1_an_idle_writer_renews_the_time_of_its_segment_for_readers_on_other_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_writer, "RENEW_SECONDS", 0.02)
+    with Ledger(tmp_path) as ledger:
+        ledger.state("restored", {})
+        assert ledger.flush()
+        (segment,) = list_segments(tmp_path)
+        content = segment.path.read_bytes()
+        os.utime(segment.path, (0.0, 0.0))
+        while segment.path.stat().st_mtime == 0.0:
+            time.sleep(0.01)
+        assert segment.path.read_bytes() == content
+
+
+@pytest.mark.parametrize("ahead", [0.0, 20 * MINUTE])
+def test_l1_l5_a_reader_with_a_wrong_clock_takes_no_live_writer_for_dead(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    """Silence is measured by the clock of the file system, which sets the times of the segments."""
+    true_time = time.time
+    monkeypatch.setattr(time, "time", lambda: true_time() + ahead)
+    assert dead_writers(elsewhere.parent) == frozenset()
+    os.utime(elsewhere, (true_time() - 16 * MINUTE,) * 2)
+    (segment,) = list_segments(elsewhere.parent)
+    assert dead_writers(elsewhere.parent) == {segment.writer}
+    assert list(elsewhere.parent.iterdir()) == [elsewhere], "nothing is left there"

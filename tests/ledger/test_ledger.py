@@ -221,11 +221,11 @@ def test_a_ledger_without_entries_makes_no_file_and_no_thread(tmp_path: Path) ->
     until(lambda: threading.active_count() == before)
 
 
-def test_an_idle_ledger_seals_its_segment_at_its_age_and_opens_another_for_the_next_entry(tmp_path: Path) -> None:
+def test_an_idle_ledger_seals_its_segment_at_its_age_and_opens_another_for_the_next_entries(tmp_path: Path) -> None:
     with Ledger(tmp_path, options=LedgerOptions(segment_age=timedelta(seconds=1))) as ledger:
         send(ledger, "a")
         assert ledger.flush()
-        until(lambda: not any(segment.is_open for segment in list_segments(tmp_path)))
+        until(lambda: [segment.is_open for segment in list_segments(tmp_path)] == [False, True])
         send(ledger, "b")
         assert ledger.flush()
         assert [segment.is_open for segment in list_segments(tmp_path)] == [False, True]

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 from twinbus.ledger.entries import Closed, Ended
@@ -51,8 +52,12 @@ def dead_writers(
 
     A writer is dead if its last line is `closed` or `ended`. A writer of this host is also dead if no process locks its
     open segment, or the mark that it cannot write (`failing_marks`). No lock shows the state of a writer on another
-    host, of a shipped segment, or of a writer between two segments. Such a writer counts as dead if it wrote nothing
-    for `silence` before `now` (seconds since the epoch; the default is the current time).
+    host, or of a shipped segment. Such a writer counts as dead if the time of its newest segment is `silence` before
+    `now` (seconds since the epoch; the default is the current time). A writer renews this time while it is idle; the
+    time of a shipped segment stays as it is.
+
+    The current time is that of the file system, if this process may make a file in the directory: the clock of this
+    machine may be wrong. Otherwise it is the time of this machine.
     """
     newest: dict[str, Segment] = {}
     for segment in list_segments(Path(directory)):
@@ -62,8 +67,24 @@ def dead_writers(
     silent_since = (time.time() if now is None else now) - silence.total_seconds()
     host = own_host()
     dead = {writer for writer, segment in newest.items() if _is_dead(segment, host, silent_since)}
+    if dead and now is None:
+        # Asked only if a writer is dead: most of these have ended, whatever the time is.
+        silent_since = _time_of_file_system(Path(directory)) - silence.total_seconds()
+        dead = {writer for writer in dead if _is_dead(newest[writer], host, silent_since)}
     failing = [writer for writer in failing_writers(Path(directory)) if _host_of(writer) == host]
     return frozenset(dead).union(writer for writer in failing if is_abandoned(Path(directory), writer))
+
+
+def _time_of_file_system(directory: Path) -> float:
+    """Returns the time that a file gets that is made in this directory now; the time of this machine, if none can be.
+
+    The file has no name, or only for a moment.
+    """
+    try:
+        with TemporaryFile(dir=directory) as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()
 
 
 def _host_of(writer: str) -> str:

@@ -49,6 +49,8 @@ from twinbus.ledger.segments import SegmentGoneError, SegmentWriter
 _log = logging.getLogger("twinbus.ledger")
 
 RETRY_SECONDS: Final = 1.0
+RENEW_SECONDS: Final = 300.0
+"""An idle writer renews the time of its open segment this often: on other hosts only this time shows that it lives."""
 _REMIND_SECONDS: Final = 60.0
 # The most entries of a group. The lines of a group are made without a pause, and other threads wait for the GIL then.
 _GROUP_LIMIT: Final = 1000
@@ -107,8 +109,6 @@ class GroupWriter:
         """Whether the last write failed. Then only the thread and `write` try again, not every entry."""
         self._mark = FailingMark(directory, name)
         """The mark that shows readers that this writer cannot write."""
-        self.open_intents = 0
-        """Number of written intents whose outcomes are not written."""
         self._unwritten: list[bytes] = []
         """Lines that are not written yet, or must be written again. Changed only under the lock of the segments.
 
@@ -335,7 +335,9 @@ class GroupWriter:
             # Checked again, because `put` did not wake this thread before the line above was executed.
             if not self._has_work() and not self.is_closing:
                 left = self._segments.seconds_left()
-                self._work_queued.wait(None if math.isinf(left) else max(left, 0.0))
+                self._work_queued.wait(max(min(left, RENEW_SECONDS), 0.0))
+                if not self._has_work():
+                    self._segments.renew()
             self.is_asleep = False
             self._work_queued.clear()
         if not self._flushes and self._has_work():
@@ -506,17 +508,14 @@ class GroupWriter:
     def _seal(self) -> None:
         """Seals the segment when it has reached its maximum age.
 
-        While operations are in flight, the next segment is opened at once: as long as this process locks a segment,
-        nobody takes the writer for dead and its operations for interrupted.
+        The next segment is opened at once: as long as this process locks a segment, nobody takes the writer for dead,
+        its operations for interrupted, and its last entries for missing.
         """
         with self._segments.lock:
-            if self.open_intents:
-                try:
-                    self._segments.rotate()
-                except OSError as error:
-                    self._record_failure(error)
-            else:
-                self._segments.retire()
+            try:
+                self._segments.rotate()
+            except OSError as error:
+                self._record_failure(error)
         self._sync()
         self._log_now()
 

@@ -55,8 +55,6 @@ class OperationQueue(Protocol):
     numbers: Iterator[int]
     queue: list[QueueItem]
     is_asleep: bool
-    open_intents: int
-    """Number of written intents whose outcomes are not written. Changed only under the lock of the segments."""
     writes_through: bool
     """Whether `end` must call `write_through`: durability "process"."""
 
@@ -134,7 +132,6 @@ class RunningOperation:
             how = operation_ending(self._ended - begun, result, cause, texts)
             if state == _INTENT_WRITTEN:
                 self._state = _ALL_WRITTEN
-                self._writer.open_intents -= 1
                 return outcome_line(int((clock_offset + self._ended) * 1000), id_, how)
         ids, size, at = self._ids, self._size, int((clock_offset + begun) * 1000)
         total = size if isinstance(size, int) else sum(size)
@@ -147,7 +144,6 @@ class RunningOperation:
         units = billable_units(count, size)
         if ending is None:
             self._state = _INTENT_WRITTEN
-            self._writer.open_intents += 1
             return intent_line(at, id_, self._prefix, array, total, units)
         self._state = _ALL_WRITTEN
         return operation_line(at, id_, self._prefix, array, total, units, how)

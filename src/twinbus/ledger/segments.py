@@ -110,7 +110,10 @@ class _WrittenSegment:
     identity: tuple[int, int]
     """Device and inode."""
     opened_at: float
+    """When it got its first entry; until then, when it was opened."""
     size: int
+    has_entries: bool = False
+    """Whether it has more than its header."""
     synced_lines: int = 0
     is_prepared: bool = False
     """Whether `make_room` has done all its work for this segment."""
@@ -196,9 +199,18 @@ class SegmentWriter:
         return current is not None and not current.is_prepared
 
     def seconds_left(self) -> float:
-        """Returns the time until the open segment reaches its age limit; infinite if none is open."""
+        """Returns the time until the open segment reaches its age limit; infinite if there is no entry in it."""
         current = self._current
-        return math.inf if current is None else self._most_seconds - (time.monotonic() - current.opened_at)
+        if current is None or not current.has_entries:
+            return math.inf
+        return self._most_seconds - (time.monotonic() - current.opened_at)
+
+    def renew(self) -> None:
+        """Sets the time of the open segment's file to now, without a write."""
+        with self.lock:
+            if self._current is not None:
+                with contextlib.suppress(OSError):  # a write reports what is wrong with the disk
+                    os.utime(self._current.file)
 
     # --- with the lock -----------------------------------------------------------------------------------------------
 
@@ -217,6 +229,8 @@ class SegmentWriter:
         except OSError:
             self.retire()
             raise
+        if not segment.has_entries:
+            segment.opened_at, segment.has_entries = time.monotonic(), True
         segment.size += len(lines)
         segment.unsynced_lines += count
         if segment.unsynced_bytes < self._most_unsynced:
