@@ -278,10 +278,12 @@ class AuditedWorld:
             after = yield from self._read()
             found = compare_with_backlog(before, first, after, second, namespace=SECONDARY)
         for one, ids in grouped_moves(found.moves):
+            # The clock of the machine that audits may be wrong (L5).
+            at = next(writer.clock) + self.chance.choice([-(10**6), 0, 10**6])
             writer.lines.append(
                 Movement(
-                    at=next(writer.clock), id=writer.new_id(), move=one.move, ids=tuple(ids), source=one.source,
-                    destination=one.message.destination, reason=one.reason,
+                    at=at, id=writer.new_id(), move=one.move, ids=tuple(ids), source=one.source,
+                    destination=one.message.destination, reason=one.reason, broker_at=one.broker_at,
                 )
             )  # fmt: skip
         # This reading is one instant, so that the truth of this instant can be compared with it.

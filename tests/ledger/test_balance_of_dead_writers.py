@@ -109,6 +109,24 @@ def test_l1_l5_the_brokers_clock_decides_which_delivery_was_the_last(ahead: int)
     assert counts(balance([*entries, *ended(later, "server_busy")], {f"syphon-h-1-{DEAD}"})) == IN_BACKLOG
 
 
+@pytest.mark.parametrize("ahead", [-1_200_000, 1_200_000])
+@pytest.mark.parametrize("move", [Move.KEPT, Move.FOUND, Move.REAPPEARED])
+@pytest.mark.parametrize("doubt", ["delivery", "completion"])
+def test_l1_l5_the_brokers_clock_decides_whether_a_message_was_seen_after_it_was_perhaps_removed(
+    doubt: str, move: Move, ahead: int
+) -> None:
+    """Two writers whose clocks are 20 minutes apart. By their own clocks the order would be the other way round."""
+    died = replace(intent("a", 5_000_000 - ahead), broker_at=5_000_000)
+    unanswered = replace(operation(COMPLETE, "a", result="unknown"), at=5_000_000 - ahead, broker_at=5_000_000)
+    back = [operation(COMPLETE, "a")] if move is Move.REAPPEARED else []
+    entries: list[Entry] = [operation(DIVERT, "a"), *back, died if doubt == "delivery" else unanswered]
+    before = replace(movement(move, "a", at=4_000_000 + ahead), broker_at=4_000_000)
+    after = replace(movement(move, "a", at=6_000_000 - ahead), broker_at=6_000_000)
+    dead = {f"syphon-h-1-{DEAD}"}
+    assert counts(balance([*entries, before], dead)) == UNKNOWN
+    assert counts(balance([*entries, after], dead)) == IN_BACKLOG
+
+
 @pytest.mark.parametrize(
     ("booked", "dead", "expected"),
     [

@@ -10,6 +10,7 @@ from random import Random
 
 from tests.ledger.world import World
 from twinbus.ledger import (
+    SIGHTINGS,
     Closed,
     Dropped,
     Ended,
@@ -128,12 +129,16 @@ def _several(chance: Random, to: str) -> Iterable[Entry]:
         failed = tuple(chance.choices(ids, k=chance.randrange(3))) if ids else ()
         result = chance.choice(["ok", "unknown", "server_busy"])
         at = MIDNIGHT + chance.randrange(-24 * HOUR, 24 * HOUR)
-        whole = operation(stage, *ids, at=at, to=to, result=result, failed=failed, by=5)
+        # Some entries have the time of the broker's clock, too.
+        broker_at = at + chance.randrange(HOUR) if stage is Stage.COMPLETE_BACKLOG and number % 2 else None
+        whole = operation(stage, *ids, at=at, to=to, result=result, failed=failed, by=5, broker_at=broker_at)
         yield from halves(whole) if number % 3 == 0 else [whole]
     for move in Move:
         source = f"CONTOSO/{to}" if move is Move.REDIRECTED else f"paris/{QUEUE}"
         elsewhere = "elsewhere" if move is Move.REDIRECTED else to
-        yield movement(move, "b1", "b2", f"r{move}", at=MIDNIGHT + chance.randrange(HOUR), to=elsewhere, source=source)
+        at = MIDNIGHT + chance.randrange(HOUR)
+        moved = movement(move, "b1", "b2", f"r{move}", at=at, to=elsewhere, source=source)
+        yield replace(moved, broker_at=at - 12 * HOUR) if move in SIGHTINGS and to == "orders0" else moved
 
 
 def _failovers(chance: Random, to: str) -> Iterable[Entry]:

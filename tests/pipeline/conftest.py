@@ -12,7 +12,7 @@ from twinbus.pipeline.session import session
 from twinbus.testing import LocalNamespace
 
 # For small jobs: half the processor time of a JVM that optimizes for long runs.
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=160m"
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,9 @@ _TYPES: Final = {
 _RECONCILE: Final = """
 with each as (
     select destination, stage, coalesce(if(stage = 'return_primary', broker_at, null), "at") as "at",
-        if(stage = 'return_primary', null, ended) as ended, unnest(ids) as id,
+        if(stage = 'return_primary', null,
+            coalesce(broker_at + cast(round(coalesce(seconds, 0) * 1000) as bigint), ended)) as ended,
+        unnest(ids) as id,
         unnest(range(1, len(ids) + 1)) as place, ids, failed, result, orphaned and stage = 'return_primary' as orphaned
     from operations
     where stage in ('send_primary', 'schedule_primary', 'send_backlog', 'resubmit_backlog', 'return_primary',
@@ -47,7 +49,8 @@ with each as (
         max("at") filter (stage = 'return_primary') as seen_at
     from judged where result in ('ok', 'unknown') or stage = 'return_primary' group by all
 ), moved as (
-    select lower(destination) as destination, unnest(ids) as id, lower(source) as source, move, "at"
+    select lower(destination) as destination, unnest(ids) as id, lower(source) as source, move,
+        coalesce(broker_at, "at") as "at"
     from entries where kind = 'movement'
 ), moves as (
     select destination, id, count(*) filter (move = 'redirected') as accepted, 0 as delivered, 0 as maybe_delivered,
@@ -231,12 +234,12 @@ def connect(root: Path, version: TablesVersion, dead: Collection[str] = ()) -> d
     database.execute(f"""
         create view operations as
         select destination, id, stage, namespace, entity, ids, bytes, units, failed, result, "at", ended, day,
-            broker_at, false as orphaned
+            broker_at, seconds, false as orphaned
         from settled
         union all
         select lower(coalesce(nullif(destination, ''), namespace || '/' || entity)), id, stage, namespace, entity, ids,
             bytes, units, null, 'unknown', "at", null, cast(make_timestamp("at" * 1000) as date),
-            broker_at, list_contains({digits}::varchar[], id[1:16])
+            broker_at, null, list_contains({digits}::varchar[], id[1:16])
         from pending where kind = 'intent'
     """)  # noqa: S608  # the test's own writers
     return database

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -152,7 +152,7 @@ def test_d3_l1_reconcile_agrees_with_the_balance_by_id_and_with_duckdb(books: In
 def test_l1_l5_reconcile_orders_deliveries_by_the_brokers_clock_as_the_balance_does(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Two messages that a dead syphon was about to deliver. Only the second was seen after that."""
+    """Pairs of messages that a syphon perhaps delivered or completed. Only the second was seen after that."""
     died, lives = MIDNIGHT + HOUR, {"seen-before": MIDNIGHT, "seen-after": MIDNIGHT + 2 * HOUR}
     entries: list[Entry] = [operation(Stage.SEND_BACKLOG, *lives)]
     entries += [halves(operation(Stage.RETURN_PRIMARY, *lives, at=MIDNIGHT, by=1, broker_at=died))[0]]
@@ -160,12 +160,21 @@ def test_l1_l5_reconcile_orders_deliveries_by_the_brokers_clock_as_the_balance_d
         # By its own clock, this syphon was always later.
         refused = operation(Stage.RETURN_PRIMARY, id_, at=MIDNIGHT + 3 * HOUR, result="server_busy", broker_at=seen)
         entries.append(refused)
+    # The same with other entries: a completion without an answer, and messages that were kept or found.
+    for move in (Move.KEPT, Move.FOUND):
+        moved = {f"{move}-before": MIDNIGHT, f"{move}-after": MIDNIGHT + 2 * HOUR}
+        entries.append(operation(Stage.SEND_BACKLOG, *moved))
+        entries.append(
+            operation(Stage.COMPLETE_BACKLOG, *moved, at=MIDNIGHT, result="unknown", broker_at=died, seconds=1.5)
+        )
+        for id_, seen in moved.items():
+            entries.append(replace(movement(move, id_, at=MIDNIGHT + 3 * HOUR), broker_at=seen))
     write(tmp_path / "ledger", 1, entries)
     made = Ingested(tmp_path / "ledger", Tables(spark, tmp_path / "tables"))
     ingest_ledger(spark, made.ledger, made.tables.root).awaitTermination()
     found, expected = made.found("reconcile", dead=DEAD), made.balance(DEAD)
-    assert [message.id for message in expected.unknown] == ["seen-before"]
-    assert [message.id for message in expected.in_backlog] == ["seen-after"]
+    assert sorted(message.id for message in expected.unknown) == ["found-before", "kept-before", "seen-before"]
+    assert sorted(message.id for message in expected.in_backlog) == ["found-after", "kept-after", "seen-after"]
     assert found_in(found) == expected_of(expected)
 
 
@@ -174,6 +183,8 @@ def test_l1_a_writer_of_tables_is_dead_if_it_ended_or_is_silent_and_not_known_to
     names = {f"client-host-7-{writer(100 + number)}" for number in range(6)}
     (open_one,) = names - dead_in_tables(books.tables, version, WriterStates(), now=MIDNIGHT / 1000)
     assert dead_in_tables(books.tables, version, WriterStates(), now=MIDNIGHT / 1000 + 16 * 60) == names
+    patient = WriterStates(silence=timedelta(minutes=17))
+    assert dead_in_tables(books.tables, version, patient, now=MIDNIGHT / 1000 + 16 * 60) == names - {open_one}
     alive = WriterStates(alive=frozenset({open_one}))
     assert dead_in_tables(books.tables, version, alive, now=MIDNIGHT / 1000 + 16 * 60) == names - {open_one}
     (reason,) = [one for one in why_incomplete(books.tables) if "without closing" in one]

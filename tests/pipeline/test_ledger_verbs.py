@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from tests.components import component_missing
-from tests.pipeline.books import operation, segment_name
+from tests.pipeline.books import MIDNIGHT, halves, operation, segment_name, writer
 from twinbus.cli.main import app
-from twinbus.ledger import Stage, encode_entry
+from twinbus.ledger import Role, SegmentHeader, Stage, encode_entry
 from twinbus.pipeline.jobs import JOBS, result_over_history
 from twinbus.pipeline.sinks import RESULTS_FOLDER
 from twinbus.pipeline.tables import Tables, struct
@@ -71,6 +72,41 @@ def test_d3_the_verbs_ingest_and_report_and_a_loss_exits_with_1(ledger: Path, tm
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize(("silence", "verdict"), [("900", "proven"), ("300", "not proven")])
+def test_l1_dead_after_means_the_same_in_check_reconcile_and_report(tmp_path: Path, silence: str, verdict: str) -> None:
+    """A syphon on another host that began a delivery, and whose segment is 10 minutes old."""
+    folder, tables = tmp_path / "ledger", str(tmp_path / "tables")
+    folder.mkdir()
+    begun, _ = halves(operation(Stage.RETURN_PRIMARY, "a", by=2))
+    text = "".join(encode_entry(one) for one in (header(2), operation(Stage.SEND_BACKLOG, "a"), begun))
+    path = folder / f"syphon-elsewhere-7-{writer(2)}-0.jsonl.open"
+    path.write_text(text)
+    os.utime(path, (time.time() - 600,) * 2)
+    code, said = run("check", str(folder), "--json", "--dead-after", silence)
+    checked = json.loads(said)
+    assert (code, checked["verdict"]) == (3 if verdict == "not proven" else 0, verdict)
+    assert (checked["unknown"], checked["in_backlog"]) == ((1, 0) if code else (0, 1))
+    code, said = run("reconcile", tables, "--ledger", str(folder), "--json", "--dead-after", silence)
+    reconciled = json.loads(said)
+    shared = reconciled.keys() & checked.keys()
+    assert {name: reconciled[name] for name in shared} == {name: checked[name] for name in shared}
+    assert code == (3 if verdict == "not proven" else 0)
+    if silence == "300":  # not the default
+        page = ["-o", str(tmp_path / "page.html"), "--tables", tables, "--json", "--dead-after", silence]
+        done = CliRunner().invoke(app, ["report", str(folder), *page])
+        assert json.loads(done.stdout)["verdict"] == verdict
+
+
+def header(number: int) -> SegmentHeader:
+    name = f"syphon-elsewhere-7-{writer(number)}"
+    return SegmentHeader(
+        at=MIDNIGHT, id=f"{writer(number)}-h", writer=name, role=Role.SYPHON, host="elsewhere", pid=7, version="1",
+        segment=0, durability="process",
+    )  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("spark")
 def test_d3_d4_cost_incidents_and_latency_are_printed_and_written_to_files(
     ledger: Path, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -98,6 +134,7 @@ def test_d3_d4_cost_incidents_and_latency_are_printed_and_written_to_files(
     [
         (["ingest", "nowhere", "tables"], "is no directory", 1),
         (["cost", "tables", "--follow"], "--follow needs a ledger", 2),
+        (["audit", "nowhere", "--secondary", "x", "--tables", "tables"], "--master need --engine spark", 2),
     ],
 )
 def test_impossible_options_are_refused_before_spark_starts(arguments: list[str], told: str, exits: int) -> None:

@@ -28,7 +28,7 @@ from tests.pipeline.clock_sender import COUNT, ENTITY, SHORT
 from tests.tiers import Tier, current_tier
 from twinbus.backlog import backlog_queue_path
 from twinbus.connect import ReceivedMessage, connect
-from twinbus.ledger import Balance, Intent, Operation, Outcome, Stage, State, balance, read_ledger
+from twinbus.ledger import Balance, Intent, Move, Movement, Operation, Outcome, Stage, State, balance, read_ledger
 from twinbus.pipeline import JOBS, Tables, ingest_ledger, off_clocks, result_over_history
 from twinbus.testing import LocalNamespaces
 
@@ -85,6 +85,13 @@ class Outcomes:
         states = [one for one in read_ledger(self.ledger) if isinstance(one, State) and one.event == "clock"]
         assert all(one.facts["lock_known"] for one in states), "the listing of the queues has the lock duration"
         return [float(one.facts["ahead"]) for one in states]
+
+    @property
+    def dead_lettered(self) -> list[tuple[float, int]]:
+        """When messages were dead-lettered: by the clock of the syphon less that of the broker, in seconds, and ids."""
+        moves = [one for one in read_ledger(self.ledger) if isinstance(one, Movement)]
+        assert {one.move for one in moves} == {Move.DEAD_LETTERED}
+        return [((one.at - (one.broker_at or 0)) / 1000, len(one.ids)) for one in moves]
 
 
 class Grounds:
@@ -202,6 +209,9 @@ def test_l5_the_syphon_records_how_far_its_clock_is_ahead(
 ) -> None:
     ahead = case.get(SYPHON, RIGHT) - case.get(SECONDARY, RIGHT)
     assert runs[name_of(case)].clocks == [pytest.approx(ahead.total_seconds(), abs=1)]
+    moves = runs[name_of(case)].dead_lettered
+    assert sum(ids for _, ids in moves) == COUNT
+    assert [seconds for seconds, _ in moves] == [pytest.approx(ahead.total_seconds(), abs=1)] * len(moves)
 
 
 @pytest.mark.thorough

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json as json_text
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +14,10 @@ import typer
 
 from twinbus.cli import cost_tables
 from twinbus.cli.cost_options import field_of, given, read, with_scenario
+from twinbus.cli.engine import Master
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
-from twinbus.cli.ledger_spark import IngestFirst, Master, Since, TablesFolder, Until, in_utc, tables_and_writers
+from twinbus.cli.ledger import DeadAfter
+from twinbus.cli.ledger_spark import IngestFirst, Since, TablesFolder, Until, in_utc, tables_and_writers
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
 from twinbus.money import Forecast, Prices, PricesError, Scenario, ScenarioError, default_price_text
@@ -106,6 +109,7 @@ def actual(
     ledger: IngestFirst = None,
     since: Since = None,
     until: Until = None,
+    dead_after: DeadAfter = 900.0,
     file: PricesFile = None,
     master: Master = None,
     json: Json = False,
@@ -135,7 +139,7 @@ def actual(
         values = given(asked)
         _scenario(values)
         table, notes = _prices_or_note(file)
-        place, writers = tables_and_writers(tables, ledger, master)
+        place, writers = tables_and_writers(tables, ledger, master, timedelta(seconds=dead_after))
         from twinbus.pipeline import ActualCost, TimeWindow  # noqa: PLC0415 - there only with the extra
 
         with spinner("computing cost"):

@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import json as json_text
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from twinbus.cli import connections
 from twinbus.cli.connections import NOT_TYPED, PrimaryName, Secondary, Seconds
-from twinbus.cli.errors import Debug, errors_reported
+from twinbus.cli.engine import Engine, Master
+from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import (
     LISTED,
     DeadAfter,
     ledger_readable,
-    listed_messages,
     messages_as_json,
     refuse_no_ledger,
     refuse_unwritable,
@@ -31,12 +33,17 @@ from twinbus.cli.ledger import (
     show,
     show_message,
 )
+from twinbus.cli.spinner import spinner
+from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
-    from twinbus.ledger import Ledger, MessageKey
-    from twinbus.syphon import AuditResult
+    from twinbus.ledger import Ledger
+    from twinbus.pipeline import Tables
+    from twinbus.syphon import AuditedQueues, AuditSummary
 
 _SHOWN: Final = 20
+# The last line of a Python traceback: the class of the error and the text of the error.
+_RAISED: Final = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): (.+)$", re.MULTILINE)
 # Words of the audit that are not words of the balance, in the order in which they are printed.
 AUDITED: Final = {
     "there": "seen where the ledger has them",
@@ -47,7 +54,6 @@ AUDITED: Final = {
     "moving": "on the way while the audit ran: the next audit decides",
     "not_looked_at": "not seen; they may be where the audit cannot look",
 }
-_LISTED: Final = ("absent", "come_again", "unconfirmed", "not_looked_at")
 OptionalPrimary = Annotated[
     str | None,
     typer.Option(
@@ -74,6 +80,18 @@ def audit(
     wait: Wait = 0.0,
     dead_after: DeadAfter = 900.0,
     seconds: Seconds = 10.0,
+    engine: Annotated[
+        Engine, typer.Option(help="native: in this process. spark: on Spark, for ledgers that do not fit in memory.")
+    ] = Engine.NATIVE,
+    tables: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --engine spark: directory that keeps the tables, so that the next audit reads only new entries. "
+            "On a cluster: one that all machines share.",
+            show_default="a temporary folder",
+        ),
+    ] = None,
+    master: Master = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every id.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -85,7 +103,7 @@ def audit(
 
     The looks are one lock duration apart. There is no second look if the first look agrees with the ledger.
 
-    Records in the ledger what it saw. For ledgers that fit in memory.
+    Records in the ledger what it saw. Needs memory for each message of the ledger; with --engine spark it does not.
 
     The first line is the verdict: proven, proven with possible duplicates, not proven, or lost.
 
@@ -94,12 +112,20 @@ def audit(
     Examples:
       twinbus ledger audit ./ledger
       twinbus ledger audit ./ledger --json
+      twinbus ledger audit ./ledger --engine spark --tables ./tables
     """
     with errors_reported(debug=debug):
+        if engine is Engine.NATIVE and (tables is not None or master is not None):
+            raise WrongUsageError("--tables and --master need --engine spark", "Add it, or leave them out.")
         if primary is not None:
             connections.require_two_namespaces(primary, secondary)
         name = None if primary is None and primary_name is None else _name(primary, primary_name)
-        found = run_audit(directory, secondary, name, wait, seconds, timedelta(seconds=dead_after))
+        silence = timedelta(seconds=dead_after)
+        if engine is Engine.SPARK:
+            with _opened_tables(tables, master) as place:
+                found = run_audit_on_spark(directory, secondary, place, name, wait, seconds, silence)
+        else:
+            found = run_audit(directory, secondary, name, wait, seconds, silence)
         if json:
             typer.echo(json_text.dumps({**balance_json(found), "audit": audit_json(found)}))
         else:
@@ -107,6 +133,19 @@ def audit(
             show_audit(found)
         if code := found.judgement.exit_code:
             raise typer.Exit(code)
+
+
+@contextmanager
+def _opened_tables(tables: Path | None, master: str | None) -> Iterator[Tables]:
+    """Yield the tables in this folder, or in a temporary folder."""
+    from twinbus.pipeline.session import session  # noqa: PLC0415 - slow; its error names the extra to install
+
+    with spinner("starting Spark"):
+        spark = session("twinbus ledger audit", master=master)
+    from twinbus.pipeline import Tables  # noqa: PLC0415 - needs Spark
+
+    with TemporaryDirectory(prefix="twinbus-audit-") if tables is None else nullcontext(tables) as folder:
+        yield Tables(spark, folder)
 
 
 def _name(primary: str | None, given: str | None) -> str:
@@ -125,15 +164,71 @@ def run_audit(
     wait: float = 0.0,
     seconds: float = 10.0,
     silence: timedelta | None = None,
-) -> AuditResult:
-    """Audit a ledger. Raises OperatorError if there is no ledger or the secondary does not answer."""
+) -> AuditSummary:
+    """Audit a ledger in this process. Raises OperatorError if there is no ledger or the secondary does not answer."""
+    with _audit_writer(directory) as ledger:
+        return asyncio.run(audited(ledger, secondary, name, wait, seconds, announce, silence))
+
+
+def run_audit_on_spark(
+    directory: Path,
+    secondary: str,
+    tables: Tables,
+    name: str | None = None,
+    wait: float = 0.0,
+    seconds: float = 10.0,
+    silence: timedelta | None = None,
+) -> AuditSummary:
+    """Audit a ledger on Spark, with these tables. Raises OperatorError as `run_audit` does."""
+    from twinbus.connect import ServiceBusError  # noqa: PLC0415 - slow
+    from twinbus.ledger import SILENCE  # noqa: PLC0415
+    from twinbus.pipeline import SparkAudit  # noqa: PLC0415 - needs the extra `spark`
+
+    with _audit_writer(directory) as ledger:
+
+        def find_queues(names: Collection[str]) -> AuditedQueues:
+            return asyncio.run(_found_queues(ledger, secondary, names, wait, seconds))
+
+        made = SparkAudit(
+            tables,
+            ledger,
+            find_queues,
+            secondary,
+            secondary=_space(secondary),
+            primary=name or "",
+            timeout=seconds,
+            silence=silence or SILENCE,
+        )
+        try:
+            with spark_errors_explained():
+                return made.run(announce)
+        except ServiceBusError as error:
+            raise connections.connection_error("secondary", error) from error
+
+
+@contextmanager
+def spark_errors_explained() -> Iterator[None]:
+    """Raise the cause of a failed stream, without the tracebacks that Spark adds to its text."""
+    from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - needs the extra `spark`
+
+    try:
+        yield
+    except StreamingQueryException as error:
+        raised = _RAISED.findall(str(error))
+        if not raised:
+            raise
+        raise OperatorError(f"the ledger could not be read into the tables: {raised[-1]}") from error
+
+
+@contextmanager
+def _audit_writer(directory: Path) -> Iterator[Ledger]:
     from twinbus.ledger import Ledger, Role  # noqa: PLC0415 - slow
 
     with ledger_readable(directory):
         refuse_no_ledger(directory)
         refuse_unwritable(directory)
         with Ledger(directory, Role.AUDIT) as ledger:
-            return asyncio.run(audited(ledger, secondary, name, wait, seconds, announce, silence))
+            yield ledger
 
 
 async def audited(
@@ -144,38 +239,57 @@ async def audited(
     seconds: float,
     second_look: Callable[[float], None],
     silence: timedelta | None = None,
-) -> AuditResult:
+) -> AuditSummary:
     """Audit the ledger of an open writer. `name` is the primary's name; None if only the ledger knows it.
 
     Calls `second_look` with the seconds until the second look, if one is needed. A writer of another host counts as
     dead after `silence`.
     """
-    from twinbus.backlog import primary_name  # noqa: PLC0415 - slow
-    from twinbus.connect import ServiceBusError, connect  # noqa: PLC0415
+    from twinbus.connect import ServiceBusError, connect  # noqa: PLC0415 - slow
     from twinbus.ledger import SILENCE  # noqa: PLC0415
-    from twinbus.pairing import OperationRecorder  # noqa: PLC0415
-    from twinbus.syphon import Audit, AuditedQueues, find_audited_queues  # noqa: PLC0415
-
-    space = primary_name(connections.endpoint("secondary", secondary))
+    from twinbus.syphon import Audit  # noqa: PLC0415
 
     async def find_queues(names: Collection[str]) -> AuditedQueues:
-        administration = connections.aio_administration(secondary, seconds)
-        administration.recorder = OperationRecorder(ledger, space)
-        try:
-            found = await find_audited_queues(administration, names)
-        except Exception as error:
-            raise connections.connection_error("secondary", error) from error
-        finally:
-            await administration.close()
-        return replace(found, lock_duration=max(found.lock_duration, timedelta(seconds=wait)))
+        return await _found_queues(ledger, secondary, names, wait, seconds)
 
     async with connect(secondary, timeout=seconds) as bus:
         try:
-            return await Audit(
-                bus, ledger, find_queues, secondary=space, primary=name or "", silence=silence or SILENCE
-            ).run(second_look)
+            made = Audit(
+                bus,
+                ledger,
+                find_queues,
+                secondary=_space(secondary),
+                primary=name or "",
+                silence=silence or SILENCE,
+            )
+            return (await made.run(second_look)).summary
         except ServiceBusError as error:
             raise connections.connection_error("secondary", error) from error
+
+
+def _space(secondary: str) -> str:
+    """Return the name of the secondary in the ledger."""
+    from twinbus.backlog import primary_name  # noqa: PLC0415 - slow
+
+    return primary_name(connections.endpoint("secondary", secondary))
+
+
+async def _found_queues(
+    ledger: Ledger, secondary: str, names: Collection[str], wait: float, seconds: float
+) -> AuditedQueues:
+    """Return the backlog queues of the primaries with these names. The requests are recorded in the ledger (M1)."""
+    from twinbus.pairing import OperationRecorder  # noqa: PLC0415 - slow
+    from twinbus.syphon import find_audited_queues  # noqa: PLC0415
+
+    administration = connections.aio_administration(secondary, seconds)
+    administration.recorder = OperationRecorder(ledger, _space(secondary))
+    try:
+        found = await find_audited_queues(administration, names)
+    except Exception as error:
+        raise connections.connection_error("secondary", error) from error
+    finally:
+        await administration.close()
+    return replace(found, lock_duration=max(found.lock_duration, timedelta(seconds=wait)))
 
 
 def announce(seconds: float) -> None:
@@ -186,43 +300,43 @@ def announce(seconds: float) -> None:
 # --- printing --------------------------------------------------------------------------------------------------------
 
 
-def balance_json(found: AuditResult) -> dict[str, Any]:
-    return report(found.sums, listed_messages(found.balance), list(found.missing))
+def balance_json(found: AuditSummary) -> dict[str, Any]:
+    return report(found.sums, found.listed, list(found.missing))
 
 
-def show_balance(found: AuditResult) -> None:
-    show(found.sums, listed_messages(found.balance), list(found.missing))
+def show_balance(found: AuditSummary) -> None:
+    show(found.sums, found.listed, list(found.missing))
 
 
-def audit_json(found: AuditResult) -> dict[str, Any]:
+def audit_json(found: AuditSummary) -> dict[str, Any]:
     """Return what the audit saw as a dict for JSON."""
     return {
         "queues": list(found.queues),
         "looks": found.looks,
         "peeks": found.peeks,
         "seconds": round(found.seconds, 3),
-        "seen": found.look.messages,
-        "dead_letters": found.look.dead_letters,
-        **{name: getattr(found.findings, name).total() for name in AUDITED},
-        "messages": {name: _rows(getattr(found.findings, name)) for name in _LISTED},
+        "seen": found.seen,
+        "dead_letters": found.dead_letters,
+        **{name: found.counts[name] for name in AUDITED},
+        "messages": {name: messages_as_json(messages) for name, messages in found.messages.items()},
     }
 
 
-def drain_audit(found: AuditResult) -> dict[str, Any]:
+def drain_audit(found: AuditSummary) -> dict[str, Any]:
     """Return what the audit after a drain found: the counts, the lost messages, and a text for the summary.
 
     The text and the list have only messages that this audit did not see. They do not repeat an earlier loss.
     """
-    findings = found.findings
-    lost = Counter({message: min(count, findings.absent[message]) for message, count in found.balance.lost.items()})
-    absent, gone = findings.absent.total(), (+lost).total()
+    unseen = dict(found.messages["absent"])
+    lost = [(message, min(count, unseen[message])) for message, count in found.listed["lost"] if message in unseen]
+    absent, gone = found.counts["absent"], sum(count for _, count in lost)
     text = "nothing is missing"
     if gone:
         text = f"{gone:,} lost"
     elif absent:
         why = "entries are missing from the ledger" if found.missing else "they may have been delivered"
         text = f"{absent:,} not found in the backlog; not proven: {why}"
-    return {**audit_json(found), "lost": _rows(+lost), "text": text}
+    return {**audit_json(found), "lost": messages_as_json(lost), "text": text}
 
 
 def show_lost(audited: Mapping[str, Any]) -> None:
@@ -232,25 +346,20 @@ def show_lost(audited: Mapping[str, Any]) -> None:
         show_message(((one["destination"], one["id"]), one["count"]))
 
 
-def show_audit(found: AuditResult) -> None:
+def show_audit(found: AuditSummary) -> None:
     """Print what the audit saw as text."""
     looks = "one look" if found.looks == 1 else f"{found.looks} looks"
-    total = found.look.messages + found.look.dead_letters
+    total = found.seen + found.dead_letters
     messages = "1 message" if total == 1 else f"{total:,} messages"
     typer.echo(f"\naudit: {messages} in {len(found.queues)} backlog queues, {looks}, {found.peeks:,} peeks")
     for name, label in AUDITED.items():
-        counted: Counter[MessageKey] = getattr(found.findings, name)
-        if not counted and name != "there":
+        if not found.counts[name] and name != "there":
             continue
-        typer.echo(f"{counted.total():>12,}  {label}")
-        listed = sorted(counted.items()) if name in _LISTED else []
+        typer.echo(f"{found.counts[name]:>12,}  {label}")
+        listed = found.messages.get(name, ())
         # The balance lists every lost message. Here all absent ones are listed too if they are not called lost.
         shown = listed if name == "absent" and found.missing else listed[:_SHOWN]
         for message in shown:
             show_message(message, indent=14)
         if len(listed) > len(shown):
             typer.echo(f"{'':14}… and {len(listed) - len(shown):,} more; --json lists them all")
-
-
-def _rows(counted: Counter[MessageKey]) -> list[dict[str, Any]]:
-    return messages_as_json(sorted(counted.items()))

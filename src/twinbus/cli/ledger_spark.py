@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json as json_text
-import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -18,9 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from twinbus.cli.connections import NOT_TYPED
+from twinbus.cli.engine import Master
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
-from twinbus.cli.ledger import LISTED, SUMS, report, show
-from twinbus.cli.ledger_audit import audit_json, run_audit, show_audit
+from twinbus.cli.ledger import LISTED, SUMS, DeadAfter, report, show
+from twinbus.cli.ledger_audit import audit_json, run_audit_on_spark, show_audit, spark_errors_explained
 from twinbus.cli.spinner import spinner
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
@@ -31,11 +31,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from twinbus.pipeline import Tables, TablesVersion, WriterStates
-    from twinbus.syphon import AuditResult
+    from twinbus.syphon import AuditSummary
 
 _POLL_SECONDS: Final = 1
-# The last line of a Python traceback: the class of the error and the text of the error.
-_RAISED: Final = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): (.+)$", re.MULTILINE)
 
 
 class Format(StrEnum):
@@ -59,7 +57,6 @@ Until = Annotated[
 ]
 DeprecatedFormat = Annotated[Format, typer.Option("--format", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Master = Annotated[str | None, typer.Option(help="Spark master URL.", show_default="as submitted, or this machine")]
 Follow = Annotated[bool, typer.Option("--follow", help="Keep running: print again after new entries. Needs --ledger.")]
 Every = Annotated[float, typer.Option(min=1, help="With --follow: seconds between two checks for new entries.")]
 Jdbc = Annotated[
@@ -95,6 +92,8 @@ class LedgerJobOptions:
     every: float
     jdbc: str | None
     jars: str | None
+    silence: timedelta = timedelta(minutes=15)
+    """A writer that no lock shows counts as dead after this time without an entry."""
 
 
 def ingest(
@@ -169,6 +168,7 @@ def reconcile(
     options: LedgerJobOptions,
     audit: Annotated[bool, typer.Option("--audit", help="Compare the ledger with the backlog queues first.")] = False,
     secondary: OptionalSecondary = None,
+    dead_after: DeadAfter = 900.0,
 ) -> None:
     """Check on Spark that every message is accounted for.
 
@@ -183,6 +183,7 @@ def reconcile(
       twinbus ledger reconcile ./tables --since 2026-11-01 --until 2026-12-01 --json
       twinbus ledger reconcile ./tables --ledger ./ledger --audit
     """
+    options = replace(options, silence=timedelta(seconds=dead_after))
     audited = _audited(options, secondary) if audit else None
     code = 0
     for place, writers, rows in _results("reconcile", options):
@@ -246,9 +247,11 @@ def ingested_tables(tables: Path, ledger: Path | None, master: str | None) -> Ta
     return tables_and_writers(tables, ledger, master)[0]
 
 
-def tables_and_writers(tables: Path, ledger: Path | None, master: str | None) -> tuple[Tables, WriterStates]:
+def tables_and_writers(
+    tables: Path, ledger: Path | None, master: str | None, silence: timedelta = timedelta(minutes=15)
+) -> tuple[Tables, WriterStates]:
     """Return the tables, as `ingested_tables` does, and what is known of the writers of the ledger."""
-    options = LedgerJobOptions(tables, ledger, None, None, False, master, False, 0.0, None, None)
+    options = LedgerJobOptions(tables, ledger, None, None, False, master, False, 0.0, None, None, silence)
     place, writers, query = _opened(options, ())
     for _ in _versions(place, query, options):
         pass
@@ -261,28 +264,35 @@ def _opened(options: LedgerJobOptions, jobs: Sequence[str]) -> tuple[Tables, Wri
         raise WrongUsageError("--follow needs a ledger", "Name its directory with --ledger.")
     if options.ledger is not None and not options.ledger.is_dir():
         raise OperatorError(f"{options.ledger} is no directory", "Name the directory that was given as `ledger`.")
+    tables = _tables(options)
+    from twinbus.pipeline import WriterStates, follow_jobs, ingest_ledger  # noqa: PLC0415 - needs Spark
+
+    if options.ledger is None:
+        if not tables.version().number:
+            raise OperatorError(f"{options.tables} holds no tables", "Bring a ledger into them: twinbus ledger ingest.")
+        return tables, WriterStates(silence=options.silence), None
+    every, extend = (options.every, follow_jobs(jobs)) if options.follow else (None, None)
+    writers = WriterStates.in_ledger(options.ledger, options.silence)
+    return tables, writers, ingest_ledger(tables.spark, options.ledger, options.tables, every=every, extend=extend)
+
+
+def _tables(options: LedgerJobOptions) -> Tables:
+    """Start Spark, and return the tables."""
     from twinbus.pipeline.session import session  # noqa: PLC0415 - slow; its error names the extra to install
 
     with spinner("starting Spark"):
         jars = {"spark.jars": options.jars} if options.jars else None
         spark = session("twinbus ledger", master=options.master, settings=jars)
-    from twinbus.pipeline import Tables, WriterStates, follow_jobs, ingest_ledger  # noqa: PLC0415 - needs Spark
+    from twinbus.pipeline import Tables  # noqa: PLC0415 - needs Spark
 
-    tables = Tables(spark, options.tables)
-    if options.ledger is None:
-        if not tables.version().number:
-            raise OperatorError(f"{options.tables} holds no tables", "Bring a ledger into them: twinbus ledger ingest.")
-        return tables, WriterStates(), None
-    every, extend = (options.every, follow_jobs(jobs)) if options.follow else (None, None)
-    writers = WriterStates.in_ledger(options.ledger)
-    return tables, writers, ingest_ledger(spark, options.ledger, options.tables, every=every, extend=extend)
+    return Tables(spark, options.tables)
 
 
 def _versions(tables: Tables, query: StreamingQuery | None, options: LedgerJobOptions) -> Iterator[TablesVersion]:
     """Yield the version of the tables once. With --follow: after every commit, until a signal."""
     if query is None or not options.follow:
         if query is not None:
-            with spinner(f"reading {options.ledger}"), _spark_errors_explained():
+            with spinner(f"reading {options.ledger}"), spark_errors_explained():
                 query.awaitTermination()
         yield tables.version()
         return
@@ -290,26 +300,12 @@ def _versions(tables: Tables, query: StreamingQuery | None, options: LedgerJobOp
         signal.signal(number, lambda *_: query.stop())
     shown, ended = 0, False
     while not ended:
-        with _spark_errors_explained():
+        with spark_errors_explained():
             ended = bool(query.awaitTermination(_POLL_SECONDS))
         version = tables.version()
         if version.number != shown:
             shown = version.number
             yield version
-
-
-@contextmanager
-def _spark_errors_explained() -> Iterator[None]:
-    """Raise the cause of a failed stream, without the tracebacks that Spark adds to its text."""
-    from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - needs the extra `spark`
-
-    try:
-        yield
-    except StreamingQueryException as error:
-        raised = _RAISED.findall(str(error))
-        if not raised:
-            raise
-        raise OperatorError(f"the ledger could not be read into the tables: {raised[-1]}") from error
 
 
 def _results(name: str, options: LedgerJobOptions) -> Iterator[tuple[Tables, WriterStates, DataFrame]]:
@@ -333,7 +329,7 @@ def _results(name: str, options: LedgerJobOptions) -> Iterator[tuple[Tables, Wri
             yield tables, writers, rows
         if options.ledger is not None:
             # For the next result of --follow: all entries of these dead writers are ingested before that result.
-            writers = WriterStates.in_ledger(options.ledger)
+            writers = WriterStates.in_ledger(options.ledger, options.silence)
 
 
 def in_utc(instant: datetime | None) -> datetime | None:
@@ -357,8 +353,8 @@ def _print_ingested(tables: Tables, version: TablesVersion, json: bool) -> None:
         typer.echo(printable(f"  {problem['file']}, line {problem['line']}: {problem['cause']}"))
 
 
-def _audited(options: LedgerJobOptions, secondary: str | None) -> AuditResult:
-    """Audit the ledger. The reconciliation then has what the audit recorded."""
+def _audited(options: LedgerJobOptions, secondary: str | None) -> AuditSummary:
+    """Audit the ledger on Spark, with the same tables. The reconciliation then has what the audit recorded."""
     if options.ledger is None or secondary is None:
         raise WrongUsageError(
             "--audit needs a ledger and the secondary",
@@ -366,11 +362,11 @@ def _audited(options: LedgerJobOptions, secondary: str | None) -> AuditResult:
         )
     if options.follow:
         raise WrongUsageError("--audit cannot be combined with --follow", "Leave out one of them.")
-    return run_audit(options.ledger, secondary)
+    return run_audit_on_spark(options.ledger, secondary, _tables(options), silence=options.silence)
 
 
 def _print_balance(
-    tables: Tables, writers: WriterStates, rows: DataFrame, json: bool, audited: AuditResult | None = None
+    tables: Tables, writers: WriterStates, rows: DataFrame, json: bool, audited: AuditSummary | None = None
 ) -> int:
     """Print the balance, and what an audit saw. Return the exit code of the balance's verdict."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - its usual name

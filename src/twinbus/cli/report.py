@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_text
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Final
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from twinbus.cli.cost import PricesFile
+from twinbus.cli.engine import Master
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
-from twinbus.cli.ledger import show_judgement
-from twinbus.cli.ledger_spark import Master, Since, Until, in_utc, tables_and_writers
+from twinbus.cli.ledger import DeadAfter, show_judgement
+from twinbus.cli.ledger_spark import Since, Until, in_utc, tables_and_writers
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
 from twinbus.ledger import list_segments
@@ -43,6 +44,7 @@ def report(
     ] = None,
     since: Since = None,
     until: Until = None,
+    dead_after: DeadAfter = 900.0,
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Twinbus report",
     prices: PricesFile = None,
     tier: Annotated[str, typer.Option(help="Tier in the price table: basic, standard, premium.")] = "standard",
@@ -75,7 +77,8 @@ def report(
         except PricesError as error:
             raise WrongUsageError(error.text, error.hint) from error
         check_writable(output)
-        with _open_tables(ledger, tables, master) as (place, writers), spinner("computing the report"):
+        silence = timedelta(seconds=dead_after)
+        with _open_tables(ledger, tables, master, silence) as (place, writers), spinner("computing the report"):
             from twinbus.pipeline import TimeWindow, collect_report_data  # noqa: PLC0415 - needs the extra `spark`
             from twinbus.report import ReportInfo, judge_report, render_page  # noqa: PLC0415
 
@@ -95,7 +98,9 @@ def report(
 
 
 @contextmanager
-def _open_tables(ledger: Path, tables: Path | None, master: str | None) -> Iterator[tuple[Tables, WriterStates]]:
+def _open_tables(
+    ledger: Path, tables: Path | None, master: str | None, silence: timedelta
+) -> Iterator[tuple[Tables, WriterStates]]:
     """Yield the given tables, or tables made from the given ledger: in `tables`, or in a temporary folder.
 
     Also yields what is known of the writers of the ledger.
@@ -103,7 +108,7 @@ def _open_tables(ledger: Path, tables: Path | None, master: str | None) -> Itera
     if (ledger / _CURRENT).is_file():
         if tables is not None:
             raise OperatorError(f"{ledger} contains tables already", "Leave out --tables, or give the ledger.")
-        yield tables_and_writers(ledger, None, master)
+        yield tables_and_writers(ledger, None, master, silence)
         return
     if not ledger.is_dir() or next(list_segments(ledger), None) is None:
         raise OperatorError(
@@ -111,7 +116,7 @@ def _open_tables(ledger: Path, tables: Path | None, master: str | None) -> Itera
             "Give the directory that the option `ledger` names, or the tables of `twinbus ledger ingest`.",
         )
     with TemporaryDirectory(prefix="twinbus-report-") if tables is None else nullcontext(tables) as folder:
-        yield tables_and_writers(Path(folder), ledger, master)
+        yield tables_and_writers(Path(folder), ledger, master, silence)
 
 
 def _window_text(since: datetime | None, until: datetime | None) -> str:

@@ -20,6 +20,7 @@ import typer
 
 from twinbus.cli import connections
 from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds, State
+from twinbus.cli.engine import Engine
 from twinbus.cli.errors import ATTENTION, FAILED, SIGNALLED, Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import refuse_unwritable
 from twinbus.cli.ledger_audit import announce, audited, drain_audit, show_lost
@@ -45,11 +46,6 @@ _COLLECT_AFTER = 50_000
 class Carrier(StrEnum):
     NATIVE = "native"
     SDK = "sdk"
-
-
-class Engine(StrEnum):
-    NATIVE = "native"
-    SPARK = "spark"
 
 
 class Lifetime(StrEnum):
@@ -269,7 +265,7 @@ class _Work:
             size = sum(segment.path.stat().st_size for segment in list_segments(book.directory))
             if size > _MOST_AUDITED_BYTES:
                 mib = _MOST_AUDITED_BYTES // 2**20
-                text = f"not made, the ledger is larger than {mib} MiB: run `twinbus ledger audit`"
+                text = f"not made, the ledger is larger than {mib} MiB: run `twinbus ledger audit --engine spark`"
                 return {"lost": [], "text": text}
             return drain_audit(await audited(book, self.secondary, self.name, 0.0, self.seconds, announce))
         except (TwinbusError, OSError) as error:

@@ -4,12 +4,18 @@ Pure modules import `twinbus.ledger.entries` instead: this package also loads th
 """
 
 from twinbus.ledger.audit_rules import (
+    AUDIT_WORDS,
+    BACKLOG_STAGES,
+    STORING_STAGES,
     AuditFindings,
     AuditMove,
     BacklogLook,
     LedgerReading,
+    MessageReading,
+    compare_message,
     compare_with_backlog,
     grouped_moves,
+    is_recorded,
     read_for_audit,
 )
 from twinbus.ledger.balance import BALANCE_SUMS, SIGHTINGS, STAGE_EFFECTS, Balance, MessageKey, balance, writer_id
@@ -60,6 +66,8 @@ from twinbus.ledger.verdict import EXIT_CODES, Judgement, Verdict, judge_ledger
 
 __all__ = [
     "AUDITED",
+    "AUDIT_WORDS",
+    "BACKLOG_STAGES",
     "BALANCE_SUMS",
     "ENTRY_KINDS",
     "EXIT_CODES",
@@ -71,6 +79,7 @@ __all__ = [
     "SIGHTINGS",
     "SILENCE",
     "STAGE_EFFECTS",
+    "STORING_STAGES",
     "SYPHON_STARTED",
     "UNIT_BYTES",
     "UNKNOWN",
@@ -95,6 +104,7 @@ __all__ = [
     "LedgerUnreadableError",
     "LineProblem",
     "MessageKey",
+    "MessageReading",
     "Metered",
     "Move",
     "Movement",
@@ -108,6 +118,7 @@ __all__ = [
     "Verdict",
     "balance",
     "billable_units",
+    "compare_message",
     "compare_with_backlog",
     "dead_writers",
     "decode_entry",
@@ -116,6 +127,7 @@ __all__ = [
     "grouped_moves",
     "id_text",
     "id_value",
+    "is_recorded",
     "judge_ledger",
     "list_segments",
     "make_ledger_folder",

@@ -34,9 +34,12 @@ from typing import Final, NamedTuple
 from twinbus.ledger.balance import Balance, MessageKey, balance, writer_id
 from twinbus.ledger.entries import Entry, Intent, Move, Movement, Operation, Outcome, Stage
 
-_STORES: Final = (Stage.SEND_BACKLOG, Stage.RESUBMIT_BACKLOG)
-# Stages of messages that are or were in the backlog.
-_BACKLOG_STAGES: Final = (*_STORES, Stage.RETURN_PRIMARY, Stage.COMPLETE_BACKLOG)
+STORING_STAGES: Final = (Stage.SEND_BACKLOG, Stage.RESUBMIT_BACKLOG)
+"""Stages whose operations store a copy in the backlog."""
+BACKLOG_STAGES: Final = (*STORING_STAGES, Stage.RETURN_PRIMARY, Stage.COMPLETE_BACKLOG)
+"""Stages of messages that are or were in the backlog."""
+AUDIT_WORDS: Final = ("there", "absent", "come_again", "unconfirmed", "found", "moving", "not_looked_at")
+"""The words of `AuditFindings`."""
 COME_AGAIN: Final = "seen in the backlog after it was delivered"
 NOT_REPORTED: Final = "seen in the backlog; no send of it returned without an error"
 PLACE_KNOWN: Final = "seen in the backlog; its place was unknown"
@@ -46,6 +49,31 @@ NOT_SEEN: Final = "not in the backlog in two looks, and no entry explains why"
 
 
 # --- a reading of the ledger -----------------------------------------------------------------------------------------
+
+
+class MessageReading(NamedTuple):
+    """What one reading of the ledger has about one message. The numbers are copies, if nothing else is said."""
+
+    accepted: int = 0
+    there: int = 0
+    """In the backlog, dead letters included."""
+    doubtful: int = 0
+    """Lost or unknown."""
+    copies: int = 0
+    """As `Balance.copies`."""
+    is_unconfirmed: bool = False
+    is_duplicated: bool = False
+    """Certainly or possibly."""
+    entries: int = 0
+    """Number of entries about the message."""
+    is_in_flight: bool = False
+    """Whether an operation on it has no outcome, and its writer is not dead."""
+    is_redirected: bool = False
+    """Whether a copy was resubmitted for another destination, and the move is not recorded."""
+    places: frozenset[str] = frozenset()
+    """As in `LedgerReading.places`."""
+    doubted_at: int | None = None
+    """As in `Balance.doubted_at`."""
 
 
 @dataclass(slots=True)
@@ -66,6 +94,23 @@ class LedgerReading:
     def there(self, message: MessageKey) -> int:
         """Returns the number of copies that the ledger has in the backlog, dead letters included."""
         return self.balance.in_backlog[message] + self.balance.dead_lettered[message]
+
+    def of(self, message: MessageKey) -> MessageReading:
+        """Returns what this reading has about one message."""
+        found = self.balance
+        return MessageReading(
+            accepted=found.accepted[message],
+            there=self.there(message),
+            doubtful=found.lost[message] + found.unknown[message],
+            copies=found.copies[message],
+            is_unconfirmed=found.unconfirmed[message] > 0,
+            is_duplicated=found.duplicated[message] > 0 or found.possibly_duplicated[message] > 0,
+            entries=self.entries[message],
+            is_in_flight=message in self.in_flight,
+            is_redirected=_is_redirected(self, message),
+            places=self.places.get(message, frozenset()),
+            doubted_at=found.doubted_at.get(message),
+        )
 
     def believed(self) -> Iterator[MessageKey]:
         """Yields each message that the ledger has in the backlog."""
@@ -89,7 +134,7 @@ def read_for_audit(entries: Iterable[Entry], dead: Collection[str] = ()) -> Ledg
     def observed() -> Iterator[Entry]:
         for entry in entries:
             match entry:
-                case Intent() | Operation() if entry.stage in _BACKLOG_STAGES:
+                case Intent() | Operation() if entry.stage in BACKLOG_STAGES:
                     _note_operation(reading, entry)
                     if isinstance(entry, Intent) and writer_id(entry.id) not in digits:
                         begun[entry.id] = entry
@@ -110,7 +155,7 @@ def read_for_audit(entries: Iterable[Entry], dead: Collection[str] = ()) -> Ledg
 def _note_operation(reading: LedgerReading, entry: Intent | Operation) -> None:
     keys = _keys(entry)
     reading.entries.update(keys)
-    if entry.stage in _STORES:
+    if entry.stage in STORING_STAGES:
         place = f"{entry.namespace}/{entry.entity}".lower()
         for key in keys:
             if entry.stage is Stage.RESUBMIT_BACKLOG:
@@ -162,6 +207,8 @@ class AuditMove(NamedTuple):
     source: str
     """The backlog queue, as `namespace/entity`."""
     reason: str
+    broker_at: int | None = None
+    """As in `Movement`; None if the time of the audit is good enough."""
 
 
 @dataclass(slots=True)
@@ -211,66 +258,84 @@ def compare_with_backlog(
     seen_by_any = set().union(*(look.seen.keys() for look in looks))
     for message in seen_by_any.union(before.believed(), after.believed()):
         copies = [look.seen[message] for look in looks]
-        _compare_message(result, message, before, after, max(copies), min(copies), namespace)
-    if any(look.is_partial for look in looks):
+        seen, surely_seen, there = max(copies), min(copies), after.there(message)
+        if explained := min(there, seen):
+            result.there[message] = explained
+        if differs(there, seen, surely_seen):
+            compare_message(result, message, before.of(message), after.of(message), seen, surely_seen, namespace)
+    is_partial = any(look.is_partial for look in looks)
+    if is_partial:
         result.not_looked_at += result.absent
         result.absent.clear()
-        result.moves = [one for one in result.moves if one.move is not Move.LOST]
-    if second is None:
-        result.moves = [one for one in result.moves if one.reason in _CERTAIN_AT_ONCE]
-    elif missing:  # the word is "not proven", not "lost" (L3)
-        result.moves = [one for one in result.moves if one.move is not Move.LOST]
+    result.moves = [
+        one for one in result.moves if is_recorded(one, looks=len(looks), is_partial=is_partial, missing=missing)
+    ]
     return result
 
 
-def _compare_message(
+def differs(there: int, seen: int, surely_seen: int) -> bool:
+    """Returns whether the looks differ from the ledger: only then has `compare_message` a finding.
+
+    `there`: copies that the later reading has in the backlog. `seen`: copies in the look that shows most.
+    `surely_seen`: copies in every look.
+    """
+    return there > seen or surely_seen > there
+
+
+def is_recorded(one: AuditMove, *, looks: int, is_partial: bool, missing: Sequence[str]) -> bool:
+    """Returns whether an audit records this move after so many looks.
+
+    `is_partial`: there may be messages that a look did not show. `missing`: reasons why entries are missing.
+    """
+    if one.move is Move.LOST and (is_partial or missing):  # the word is "not proven", not "lost" (L3)
+        return False
+    return looks > 1 or one.reason in _CERTAIN_AT_ONCE
+
+
+def compare_message(
     result: AuditFindings,
     message: MessageKey,
-    before: LedgerReading,
-    after: LedgerReading,
+    before: MessageReading,
+    after: MessageReading,
     seen: int,
     surely_seen: int,
     namespace: str,
 ) -> None:
-    """Compares one message. `seen`: copies in the look that shows most; `surely_seen`: copies in every look."""
-    sums, there = after.balance, after.there(message)
-    if explained := min(there, seen):
-        result.there[message] = explained
-    changed = before.entries[message] != after.entries[message] or message in after.in_flight
-    missing = min(there, before.there(message)) - seen
+    """Adds the findings about one message, apart from `there`. The last three arguments are those of `differs`."""
+    changed = before.entries != after.entries or after.is_in_flight
+    missing = min(after.there, before.there) - seen
     if missing > 0:
         _judge_missing(result, message, after, seen, missing, namespace, changed=changed)
-    surplus = surely_seen - max(there, before.there(message))
+    surplus = surely_seen - max(after.there, before.there)
     if surplus <= 0 or changed:
         return
-    source = _source(after, message, namespace)
-    doubtful = min(_doubtful(sums, message), _doubtful(before.balance, message))
-    if not sums.accepted[message]:
+    source = _source(after, namespace)
+    # A peek shows no time of the broker, and the clock of the audit may be wrong (L5). But the look came after each
+    # operation of the reading before it that perhaps removed a copy: so a copy was there after the last of these.
+    seen_at = None if before.doubted_at is None else before.doubted_at + 1
+    doubtful = min(after.doubtful, before.doubtful)
+    if not after.accepted:
         result.unconfirmed[message] = surplus
-        if not sums.unconfirmed[message]:
-            result.moves.append(AuditMove(Move.FOUND, message, surplus, source, NOT_REPORTED))
+        if not after.is_unconfirmed:
+            result.moves.append(AuditMove(Move.FOUND, message, surplus, source, NOT_REPORTED, seen_at))
         return
     if doubtful:
         result.found[message] = copies = min(doubtful, surplus)
         # If the ledger has fewer copies left than were seen, it counted a removal that did not happen.
-        if (beyond := min(copies, surely_seen - sums.copies[message])) > 0:
-            result.moves.append(AuditMove(Move.REAPPEARED, message, beyond, source, SEEN_AGAIN))
-        result.moves.append(AuditMove(Move.FOUND, message, copies, source, PLACE_KNOWN))
+        if (beyond := min(copies, surely_seen - after.copies)) > 0:
+            result.moves.append(AuditMove(Move.REAPPEARED, message, beyond, source, SEEN_AGAIN, seen_at))
+        result.moves.append(AuditMove(Move.FOUND, message, copies, source, PLACE_KNOWN, seen_at))
         surplus -= copies
     if surplus:
         result.come_again[message] = surplus
-        if not (sums.duplicated[message] or sums.possibly_duplicated[message]):
+        if not after.is_duplicated:
             result.moves.append(AuditMove(Move.POSSIBLE_DUPLICATE, message, 1, source, COME_AGAIN))
-
-
-def _doubtful(found: Balance, message: MessageKey) -> int:
-    return found.lost[message] + found.unknown[message]
 
 
 def _judge_missing(
     result: AuditFindings,
     message: MessageKey,
-    after: LedgerReading,
+    after: MessageReading,
     seen: int,
     missing: int,
     namespace: str,
@@ -278,15 +343,15 @@ def _judge_missing(
     changed: bool,
 ) -> None:
     start = f"{namespace.lower()}/"
-    if changed or _is_redirected(after, message):
+    if changed or after.is_redirected:
         result.moving[message] = missing
-    elif not all(place.startswith(start) for place in after.places.get(message, ())):
+    elif not all(place.startswith(start) for place in after.places):
         result.not_looked_at[message] = missing
     else:
         result.absent[message] = missing
         # All copies that the ledger has left, also copies of unknown outcome: none of them was seen.
-        copies = max(missing, after.balance.copies[message] - seen)
-        result.moves.append(AuditMove(Move.LOST, message, copies, _source(after, message, namespace), NOT_SEEN))
+        copies = max(missing, after.copies - seen)
+        result.moves.append(AuditMove(Move.LOST, message, copies, _source(after, namespace), NOT_SEEN))
 
 
 def _is_redirected(reading: LedgerReading, message: MessageKey) -> bool:
@@ -299,17 +364,17 @@ def _is_redirected(reading: LedgerReading, message: MessageKey) -> bool:
     return any(copies > 0 for destination, copies in resubmitted.items() if destination != message.destination)
 
 
-def _source(reading: LedgerReading, message: MessageKey, namespace: str) -> str:
+def _source(reading: MessageReading, namespace: str) -> str:
     start = f"{namespace.lower()}/"
-    return min((place for place in reading.places.get(message, ()) if place.startswith(start)), default=start)
+    return min((place for place in reading.places if place.startswith(start)), default=start)
 
 
 def grouped_moves(moves: Iterable[AuditMove], most_ids: int = 1000) -> Iterator[tuple[AuditMove, list[str]]]:
     """Yields the moves in groups that one entry can record: the first move of each group, and all message ids."""
-    groups: dict[tuple[Move, str, str, str], tuple[AuditMove, list[str]]] = {}
+    groups: dict[tuple[Move, str, str, str, int | None], tuple[AuditMove, list[str]]] = {}
     for one in moves:
         for _ in range(one.copies):
-            key = (one.move, one.source, one.message.destination, one.reason)
+            key = (one.move, one.source, one.message.destination, one.reason, one.broker_at)
             group = groups.setdefault(key, (one, []))
             group[1].append(one.message.id)
             if len(group[1]) == most_ids:

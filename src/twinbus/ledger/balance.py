@@ -1,8 +1,9 @@
 """The balance of a ledger: accepted = delivered + in backlog + dead-lettered + unknown + lost, message by message.
 
 For each message the entries are only added up to sums and latest times, so the order in which the entries are read does
-not matter. An operation whose outcome is unknown may or may not have happened. Such operations are counted in separate
-sums (`maybe_…`), and the verdict on a message is true in both cases.
+not matter. Times of different writers are compared by the broker's clock, where the entries have it (L5). An operation
+whose outcome is unknown may or may not have happened. Such operations are counted in separate sums (`maybe_…`), and the
+verdict on a message is true in both cases.
 
 An intent without an outcome is in flight while its writer lives. If its writer is dead (L1), nobody will ever record
 the outcome: the message may have been delivered, and its copy in the backlog may have been completed. So a dead
@@ -141,6 +142,8 @@ class Balance:
     returned without an error."""
     copies: Counter[MessageKey] = field(default_factory=Counter)
     """Copies in the backlog, if operations of unknown outcome stored copies and removed none. Dead letters included."""
+    doubted_at: dict[MessageKey, int] = field(default_factory=dict)
+    """Of the messages with an operation that perhaps removed a copy: when the last such operation began or ended."""
     incomplete: list[str] = field(default_factory=list)
     """Reasons why entries about messages are missing from the ledger."""
     unmetered: list[str] = field(default_factory=list)
@@ -232,8 +235,7 @@ def _add(
         sum_ = sums.setdefault(MessageKey(destination, name), _MessageSums())
         sum_.add(effect, result if concerned else OK)
         if effect.sees:
-            # By the broker's clock, if it is known: the clocks of two syphons may differ (L5).
-            at = intent.at if intent.broker_at is None else intent.broker_at
+            at = _brokers_time(intent)
             sum_.seen_at = max(sum_.seen_at, at)
             if is_orphaned:
                 sum_.maybe_removed += 1
@@ -242,22 +244,23 @@ def _add(
             sum_.doubted_at = max(sum_.doubted_at, _ended_at(intent, outcome))
 
 
+def _brokers_time(entry: Intent | Operation | Movement) -> int:
+    """Returns the time of an entry by the broker's clock; by its writer's clock, if the entry has no other."""
+    return entry.at if entry.broker_at is None else entry.broker_at
+
+
 def _ended_at(intent: Intent | Operation, outcome: Outcome | Operation | None) -> int:
     """Returns when an operation ended; when it began, if it has no outcome."""
-    match outcome:
-        case Operation():
-            return outcome.at + int(outcome.seconds * 1000 + 0.5)
-        case Outcome():
-            return outcome.at
-        case None:
-            return intent.at
+    if isinstance(outcome, Outcome) and intent.broker_at is None:
+        return outcome.at
+    return _brokers_time(intent) + (0 if outcome is None else int(outcome.seconds * 1000 + 0.5))
 
 
 def _move(sums: dict[MessageKey, _MessageSums], entry: Movement) -> None:
     for name in entry.ids:
         sum_ = sums.setdefault(MessageKey(entry.destination.lower(), name), _MessageSums())
         if entry.move in SIGHTINGS:
-            sum_.seen_at = max(sum_.seen_at, entry.at)
+            sum_.seen_at = max(sum_.seen_at, _brokers_time(entry))
         match entry.move:
             case Move.DEAD_LETTERED:
                 sum_.dead_lettered += 1
@@ -333,6 +336,8 @@ def _judge(result: Balance, message: MessageKey, sums: _MessageSums) -> None:
     for counter, count in counts:
         if count:
             counter[message] = count
+    if sums.doubted_at != _NEVER:
+        result.doubted_at[message] = sums.doubted_at
 
 
 # --- writers ---------------------------------------------------------------------------------------------------------

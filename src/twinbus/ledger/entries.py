@@ -168,7 +168,7 @@ class Intent(_Entry):
     """The entity on the primary that the messages are meant for, as `namespace/entity`; None if this is `entity`."""
     broker_at: int | None = None
     """When the operation began by the clock of the broker that holds the backlog (L5), in milliseconds since the epoch.
-    Only returns of messages have it."""
+    Only returns of messages have it, and completions of unknown outcome."""
     waited: tuple[int, ...] = ()
     """For each of `ids`, the milliseconds from its arrival in the backlog to `broker_at`, by the same clock."""
 
@@ -237,6 +237,9 @@ class Movement(_Entry):
     destination: str
     reason: str | None = None
     op: str | None = None
+    broker_at: int | None = None
+    """A time at which the messages were in the backlog, by the clock of the broker (L5), in milliseconds since the
+    epoch. Only moves that show that a message was there have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

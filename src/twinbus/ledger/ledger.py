@@ -127,11 +127,12 @@ class Ledger:
         result: str = OK,
         cause: str | None = None,
         failed: Sequence[object] = (),
+        broker_at: int | None = None,
     ) -> str:
         """Records an operation that has ended, and returns its operation id. Never raises LedgerUnavailableError.
 
         For receives, and for operations that are also tried while the ledger cannot be written. `result`, `cause` and
-        `failed` are described at `RunningOperation.end`.
+        `failed` are described at `RunningOperation.end`, and `broker_at` at `Intent`.
         """
         operation = Operation(
             at=int((time.time() - seconds) * 1000),
@@ -143,6 +144,7 @@ class Ledger:
             bytes=size if isinstance(size, int) else sum(size),
             units=billable_units(len(ids), size),
             destination=destination,
+            broker_at=broker_at,
             seconds=seconds,
             result=result,
             cause=cause,
@@ -172,10 +174,11 @@ class Ledger:
         destination: str,
         reason: str | None = None,
         op: str | None = None,
+        broker_at: int | None = None,
     ) -> None:
         """Records a move of messages from `source` to `destination`, both `namespace/entity`.
 
-        `op` is the id of the operation that moved the messages.
+        `op` is the id of the operation that moved the messages. `broker_at` is described at `Movement`.
         """
         self._writer.put(
             Movement(
@@ -187,6 +190,7 @@ class Ledger:
                 destination=destination,
                 reason=reason,
                 op=op,
+                broker_at=broker_at,
             )
         )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from twinbus.pipeline.actual_cost import ActualCost
+    from twinbus.pipeline.audit import SparkAudit
     from twinbus.pipeline.ingest import ingest_ledger
     from twinbus.pipeline.jobs import (
         JOBS,
@@ -48,6 +49,7 @@ __all__ = [
     "LedgerJob",
     "ReportData",
     "RowValues",
+    "SparkAudit",
     "TablePart",
     "Tables",
     "TablesVersion",
@@ -70,6 +72,7 @@ __all__ = [
 
 _MODULES = {
     "actual_cost": ("ActualCost",),
+    "audit": ("SparkAudit",),
     "ingest": ("ingest_ledger",),
     "jobs": (
         "JOBS", "LedgerJob", "current_result", "follow_jobs", "read_history", "result_over_history", "why_incomplete",

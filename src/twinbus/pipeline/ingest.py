@@ -136,6 +136,8 @@ def _write_batch(
         whole = fresh.where(F.col("kind") == _OPERATION)
         after = _add(tables, after, OPERATIONS, operations(whole, met))
         after = after.having(PENDING, [part] if (part := tables.write(PENDING, pending(met))) else [])
+        # A reader of the version before may still use its rows.
+        after = replace(after, retired={**after.retired, **{old.path: before.number for old in before.of(PENDING)}})
         others = fresh.where(~F.col("kind").isin(_OPERATION, _INTENT, _OUTCOME)).withColumn("day", day())
         after = _add(tables, after, ENTRIES, others)
         met.unpersist()

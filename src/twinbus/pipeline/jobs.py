@@ -178,15 +178,24 @@ def current_result(
     alive.
     """
     version = tables.version()
-    if version.followed.get(job.name) != version.number:
+    if not is_followed(job, version):
         return result_over_history(tables, job, window, writers)
+    return job.summarize(followed_sums(tables, version, job, writers), window or TimeWindow(), version.newest)
+
+
+def is_followed(job: LedgerJob, version: TablesVersion) -> bool:
+    """Returns whether the tables have the tallies of this job for every batch up to this version."""
+    return version.followed.get(job.name) == version.number
+
+
+def followed_sums(tables: Tables, version: TablesVersion, job: LedgerJob, writers: WriterStates) -> DataFrame:
+    """Returns the merged tallies of a followed job, for all time."""
     tables.set_partitions(version, TALLIES + job.name, PENDING)
     kept = tables.read(TALLIES + job.name, job.tallies, version)
     nothing = tables.read_parts((), SCHEMAS[ENTRIES])
     undone = _in_flight(tables, version, writers if job.judges_intents else None)
     in_flight = job.tally(undone, nothing).select(*columns(job.tallies))
-    sums = job.resolve(job.merge(kept.unionAll(in_flight)), kept)
-    return job.summarize(sums, window or TimeWindow(), version.newest)
+    return job.resolve(job.merge(kept.unionAll(in_flight)), kept)
 
 
 # --- what is missing -------------------------------------------------------------------------------------------------

@@ -84,13 +84,15 @@ WRITER_DIED: Final = "writer_died"
 """Cause of an operation without an outcome whose writer is dead."""
 
 
-def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
+def tally(operations: DataFrame, entries: DataFrame, only: DataFrame | None = None) -> DataFrame:
     """Returns one row per message of each operation and movement that has an effect.
 
-    The rows are shuffled by message here, while they have only four columns. Most messages have only one or two rows,
-    so a partial sum before the shuffle would not make the shuffle smaller.
+    `only` is a table of message ids: then other messages have no rows. The rows are shuffled by message here, while
+    they have only four columns. Most messages have only one or two rows, so a partial sum before the shuffle would not
+    make the shuffle smaller.
     """
-    rows = _of_operations(operations).unionAll(_of_movements(entries)).repartition("destination", "id")
+    rows = _of_operations(operations).unionAll(_of_movements(entries))
+    rows = (rows if only is None else rows.join(only, "id", "left_semi")).repartition("destination", "id")
     accepted = F.when(_adds("accepted") > 0, F.col("at"))
     return rows.select(
         "destination",
@@ -106,10 +108,12 @@ def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
 
 def _of_operations(operations: DataFrame) -> DataFrame:
     rows = operations.where(F.col("stage").isin([*_DONE]))
-    # A completion of unknown outcome has perhaps removed a copy until its end. Deliveries are ordered by the broker's
-    # clock, if it is known: the clocks of two syphons may differ (L5).
+    # A completion of unknown outcome has perhaps removed a copy until its end. Times are by the broker's clock, if the
+    # entry has it: the clocks of two syphons may differ (L5).
     ends = (F.col("result") == UNKNOWN) & F.col("stage").isin(_REMOVING)
-    at = F.when(ends, F.coalesce("ended", "at")).when(F.col("stage").isin(_SEEING), F.coalesce("broker_at", "at"))
+    seconds = F.coalesce(F.round(F.col("seconds") * 1000).cast("long"), F.lit(0))
+    ended = F.coalesce(F.col("broker_at") + seconds, "ended", "at")
+    at = F.when(ends, ended).when(F.col("stage").isin(_SEEING), F.coalesce("broker_at", "at"))
     at = at.otherwise(F.col("at")).alias("at")
     names = ("destination", "stage", "result", "cause", "ids", "failed")
     ids = rows.select(*names, at, F.posexplode("ids").alias("place", "id"))
@@ -144,7 +148,8 @@ def concerned(message: str = "id") -> Column:
 
 def _of_movements(entries: DataFrame) -> DataFrame:
     moves = entries.where(F.col("kind") == Movement.kind)
-    ids = moves.select("source", "destination", "move", "at", F.explode("ids").alias("id"))
+    at = F.coalesce("broker_at", "at").alias("at")
+    ids = moves.select("source", "destination", "move", at, F.explode("ids").alias("id"))
     away = ids.where(F.col("move") == str(Move.REDIRECTED))
     ids = ids.unionAll(away.withColumns({"destination": F.col("source"), "move": F.lit(_AWAY)}))
     number = _number("move", _MOVED)
@@ -211,9 +216,7 @@ def judge(sums: DataFrame, window: TimeWindow, newest: int, edge: timedelta = ED
     entries that were not read may change the verdict: the last entry about the message is at most one hour older than
     `newest`, or the message may have been accepted before the window.
     """
-    rows = sums if window.is_unlimited else sums.where(_inside(window))
-    for name, value in _verdict().items():
-        rows = rows.withColumn(name, value)
+    rows = with_verdict(sums if window.is_unlimited else sums.where(_inside(window)))
     recent = F.col("last") >= newest - int(edge.total_seconds() * 1000)
     before = F.lit(window.since is not None) & (F.col("accepted") <= 0)
     doubtful = F.when(recent | before, F.col("unknown") + F.col("unconfirmed")).otherwise(0)
@@ -221,6 +224,17 @@ def judge(sums: DataFrame, window: TimeWindow, newest: int, edge: timedelta = ED
     renamed = [F.col(f"is_{name}").alias(name) for name in ("delivered", "dead_lettered")]
     kept = [name for name in JUDGED if name not in ("delivered", "dead_lettered")]
     return rows.select("destination", "id", *kept, *renamed).select("destination", "id", *JUDGED)
+
+
+def with_verdict(sums: DataFrame) -> DataFrame:
+    """Returns the sums with the columns of the verdict on each message.
+
+    `delivered` and `dead_lettered` keep the sums; the verdict has these words as `is_delivered` and `is_dead_lettered`.
+    `there` is `in_backlog` plus `is_dead_lettered`, and `hoped` is `Balance.copies`.
+    """
+    for name, value in _verdict().items():
+        sums = sums.withColumn(name, value)
+    return sums
 
 
 def _inside(window: TimeWindow) -> Column:

@@ -41,6 +41,8 @@ class WriterStates:
 
     dead: frozenset[str] = frozenset()
     alive: frozenset[str] = frozenset()
+    silence: timedelta = SILENCE
+    """The time without an entry after which a writer counts as dead, if nothing else shows its state."""
 
     @classmethod
     def in_ledger(cls, directory: Path, silence: timedelta = SILENCE) -> WriterStates:
@@ -49,7 +51,7 @@ class WriterStates:
         Otherwise a writer could record an outcome and end after the ingest, and its outcome would seem to be missing.
         """
         dead = dead_writers(directory, silence=silence)
-        return cls(dead, frozenset(segment.writer for segment in list_segments(directory)) - dead)
+        return cls(dead, frozenset(segment.writer for segment in list_segments(directory)) - dead, silence)
 
 
 def dead_in_tables(
@@ -63,10 +65,16 @@ def dead_in_tables(
     at_work = set(balance(entries, known.dead).at_work)
     ended = {entry.writer for entry in entries} - at_work
     if undecided := at_work - known.alive:
-        since = int(((time.time() if now is None else now) - SILENCE.total_seconds()) * 1000)
+        since = int(((time.time() if now is None else now) - known.silence.total_seconds()) * 1000)
         heard = _heard_since(tables, version, since)
         undecided = {writer for writer in undecided if writer.rpartition("-")[2] not in heard}
     return known.dead | ended | undecided
+
+
+def writers_at_work(tables: Tables, version: TablesVersion, known: WriterStates) -> list[str]:
+    """Returns the names of the writers that may still write."""
+    dead = dead_in_tables(tables, version, known)
+    return sorted({entry.writer for entry in _entries_about_writers(tables, version)} - dead)
 
 
 def _entries_about_writers(tables: Tables, version: TablesVersion) -> Iterable[SegmentHeader | Closed | Ended]:

@@ -10,7 +10,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from twinbus.syphon.audit import BACKLOG_LOCK, Audit, AuditedQueues, AuditResult, find_audited_queues
+    from twinbus.syphon.audit import (
+        BACKLOG_LOCK,
+        LISTED_SUMS,
+        LISTED_WORDS,
+        Audit,
+        AuditedQueues,
+        AuditResult,
+        AuditSummary,
+        ListedMessages,
+        find_audited_queues,
+        open_writers,
+        primaries_of,
+        record_audit,
+        why_unshipped,
+    )
     from twinbus.syphon.context import EmptiedListener, MoveStep, StepListener, SyphonContext, SyphonOptions
     from twinbus.syphon.credentials import NamespaceAccess
     from twinbus.syphon.dead_letters import DeadLetter, DeadLetterCensus, DeadLetters, NotResubmittedError
@@ -38,17 +52,21 @@ if TYPE_CHECKING:
     from twinbus.syphon.shared_holds import SharedHolds
     from twinbus.syphon.syphon import DISCOVERY_INTERVAL, PrimaryRefusesError, Syphon, SyphonBrokenError, SyphonState
     from twinbus.syphon.syphon_ledger import NOT_TRIED, SyphonLedger
+    from twinbus.syphon.translation import destination_of
     from twinbus.syphon.transport import PEEK_PAGE_SIZE, BacklogFailedError, HeldMessage, TimeToLive, Transport
 
 __all__ = [
     "BACKLOG_LOCK",
     "DISCOVERY_INTERVAL",
+    "LISTED_SUMS",
+    "LISTED_WORDS",
     "NOT_TRIED",
     "PEEK_PAGE_SIZE",
     "SCAN_INTERVAL",
     "AioPairSyphon",
     "Audit",
     "AuditResult",
+    "AuditSummary",
     "AuditedQueues",
     "BacklogFailedError",
     "DeadLetter",
@@ -62,6 +80,7 @@ __all__ = [
     "EmptiedListener",
     "HeldMessage",
     "ListedDiscovery",
+    "ListedMessages",
     "ListedOrSearchedDiscovery",
     "MessageCounts",
     "MoveStep",
@@ -90,11 +109,17 @@ __all__ = [
     "Transport",
     "count_backlog",
     "destination_key",
+    "destination_of",
     "find_audited_queues",
+    "open_writers",
+    "primaries_of",
+    "record_audit",
+    "why_unshipped",
 ]
 
 _NAMES_BY_MODULE: Final = {
-    "audit": "BACKLOG_LOCK Audit AuditResult AuditedQueues find_audited_queues",
+    "audit": "BACKLOG_LOCK LISTED_SUMS LISTED_WORDS Audit AuditResult AuditSummary AuditedQueues "
+    "ListedMessages find_audited_queues open_writers primaries_of record_audit why_unshipped",
     "context": "EmptiedListener MoveStep StepListener SyphonContext SyphonOptions",
     "credentials": "NamespaceAccess",
     "dead_letters": "DeadLetter DeadLetterCensus DeadLetters NotResubmittedError",
@@ -109,6 +134,7 @@ _NAMES_BY_MODULE: Final = {
     "shared_holds": "SharedHolds",
     "syphon": "DISCOVERY_INTERVAL PrimaryRefusesError Syphon SyphonBrokenError SyphonState",
     "syphon_ledger": "NOT_TRIED SyphonLedger",
+    "translation": "destination_of",
     "transport": "PEEK_PAGE_SIZE BacklogFailedError HeldMessage TimeToLive Transport",
 }
 _MODULES: Final = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}

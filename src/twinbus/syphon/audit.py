@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Final
 from twinbus.backlog import TRANSFER_SEGMENT, FailureKind, backlog_queue_paths, failure_kind, was_refused
 from twinbus.connect import Management, ReceivedMessage, ServiceBusConnection, ServiceBusError
 from twinbus.ledger import (
+    AUDIT_WORDS,
     AUDITED,
     OK,
     SILENCE,
     AuditFindings,
+    AuditMove,
     BacklogLook,
     Balance,
     Judgement,
@@ -52,11 +54,47 @@ BACKLOG_LOCK: Final = timedelta(minutes=1)
 _DEAD_LETTERS: Final = "/$DeadLetterQueue"
 _DEFAULT_QUEUES: Final = 10
 _FIRST_OF_A_PARTITION: Final = 2**48
+LISTED_SUMS: Final = ("lost", "unknown", "duplicated", "possibly_duplicated", "unconfirmed")
+"""The words of a balance whose messages are listed."""
+LISTED_WORDS: Final = ("absent", "come_again", "unconfirmed", "not_looked_at")
+"""The words of an audit whose messages are listed."""
+
+
+ListedMessages = Sequence[tuple[MessageKey, int]]
+"""Messages in order, each with its number of copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSummary:
+    """What an audit found, as it is shown. The audit in this process and the audit on Spark both have one."""
+
+    sums: Mapping[str, int]
+    """The words of the balance, after what the audit recorded."""
+    listed: Mapping[str, ListedMessages]
+    """The words of the balance that are listed by message."""
+    missing: tuple[str, ...]
+    """As in `AuditResult`."""
+    counts: Mapping[str, int]
+    """For each of the AUDIT_WORDS, the number of copies."""
+    messages: Mapping[str, ListedMessages]
+    """The words of the audit that are listed by message."""
+    queues: tuple[str, ...]
+    seen: int
+    """Messages in the queues, in the last look."""
+    dead_letters: int
+    looks: int
+    peeks: int
+    seconds: float
+
+    @property
+    def judgement(self) -> Judgement:
+        """The verdict on the ledger (L6)."""
+        return judge_ledger(self.sums, self.missing)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What an audit found."""
+    """What an audit in this process found."""
 
     findings: AuditFindings
     balance: Balance
@@ -79,6 +117,22 @@ class AuditResult:
         """The verdict on the ledger (L6)."""
         return judge_ledger(self.sums, self.missing)
 
+    @property
+    def summary(self) -> AuditSummary:
+        return AuditSummary(
+            self.sums,
+            {name: sorted(getattr(self.balance, name).items()) for name in LISTED_SUMS},
+            self.missing,
+            {name: getattr(self.findings, name).total() for name in AUDIT_WORDS},
+            {name: sorted(getattr(self.findings, name).items()) for name in LISTED_WORDS},
+            self.queues,
+            self.look.messages,
+            self.look.dead_letters,
+            self.looks,
+            self.peeks,
+            self.seconds,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class AuditedQueues:
@@ -86,6 +140,18 @@ class AuditedQueues:
 
     queues: tuple[str, ...]
     lock_duration: timedelta = BACKLOG_LOCK
+
+    def and_named(self, named: Iterable[str]) -> tuple[str, ...]:
+        """Returns these queues, and the queues that a ledger names in lower case."""
+        return tuple(
+            sorted(({queue: queue for queue in named} | {queue.lower(): queue for queue in self.queues}).values())
+        )
+
+
+def primaries_of(queues: Iterable[str], primary: str = "") -> set[str]:
+    """Returns the names of the primaries of these backlog queues, and the name `primary`, in lower case."""
+    named = {queue.rpartition(f"/{TRANSFER_SEGMENT}/")[0] for queue in queues}
+    return {name for name in (*named, primary.lower()) if name}
 
 
 async def find_audited_queues(administration: AioAdministration, names: Iterable[str]) -> AuditedQueues:
@@ -147,8 +213,9 @@ class Audit:
         """
         began = time.monotonic()
         before, _, _ = await self._read()
-        audited = await self._find_queues(self._primaries(before))
-        queues = self._all_queues(audited, before)
+        named = before.queues(self._secondary)
+        audited = await self._find_queues(primaries_of(named, self._primary))
+        queues = audited.and_named(named)
         look = first = await self._look(queues)
         after, missing, unshipped = await self._read()
         findings = compare_with_backlog(before, first, after, None, namespace=self._secondary)
@@ -158,14 +225,24 @@ class Audit:
             if second_look is not None:
                 second_look(seconds)
             await self._pause(seconds)
-            queues = self._all_queues(audited, after)
+            queues = audited.and_named(after.queues(self._secondary))
             look = await self._look(queues)
             after, missing, unshipped = await self._read()
             findings = compare_with_backlog(
                 before, first, after, look, namespace=self._secondary, missing=[*missing, *unshipped]
             )
             looks, peeks = 2, peeks + look.peeks
-        self._record(findings, queues, look, looks)
+        record_audit(
+            self._ledger,
+            findings.moves,
+            {word: getattr(findings, word).total() for word in AUDIT_WORDS},
+            secondary=self._secondary,
+            primary=self._primary,
+            queues=len(queues),
+            looks=looks,
+            seen=look.messages,
+            dead_letters=look.dead_letters,
+        )
         if findings.moves:
             after, missing, unshipped = await self._read()
         # Without an absent message, it does not matter that a writer may have more entries elsewhere.
@@ -183,15 +260,6 @@ class Audit:
             # Entries of this process are missing: after a drain, these are the deliveries of the syphon.
             missing.append(f"{self._ledger.directory} cannot be written: {self._ledger.failure or 'the disk is slow'}")
         return reading, missing, unshipped
-
-    def _primaries(self, reading: LedgerReading) -> set[str]:
-        queues = reading.queues(self._secondary)
-        named = {queue.rpartition(f"/{TRANSFER_SEGMENT}/")[0] for queue in queues}
-        return {name for name in (*named, self._primary.lower()) if name}
-
-    def _all_queues(self, audited: AuditedQueues, reading: LedgerReading) -> tuple[str, ...]:
-        named = {queue: queue for queue in reading.queues(self._secondary)}
-        return tuple(sorted((named | {queue.lower(): queue for queue in audited.queues}).values()))
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -215,8 +283,7 @@ class Audit:
             management = self._connection.management(queue, address=address)
             start = 0
             try:
-                while page := await self._peek(management, queue, start):
-                    look.peeks += 1
+                while page := await self._peek(management, queue, start, look):
                     for message in page:
                         destination = f"{primary}/{destination_of(message.raw) or ''}".lower()
                         look.seen[MessageKey(destination, id_text(message.message_id))] += 1
@@ -232,7 +299,7 @@ class Audit:
             finally:
                 await management.close()
 
-    async def _peek(self, management: Management, queue: str, start: int) -> list[ReceivedMessage]:
+    async def _peek(self, management: Management, queue: str, start: int, look: BacklogLook) -> list[ReceivedMessage]:
         """Return the next page of messages, and record the peek (M1). A queue that does not exist has no page."""
         began = time.monotonic()
         try:
@@ -244,6 +311,7 @@ class Audit:
             self._record_peek(queue, 0, began, *result_of_failure(kind, refused=was_refused(error)))
             raise
         self._record_peek(queue, sum(len(message.raw) for message in page), began)
+        look.peeks += 1
         return page
 
     def _record_peek(self, queue: str, size: int, began: float, result: str = OK, cause: str | None = None) -> None:
@@ -252,20 +320,25 @@ class Audit:
             Stage.PEEK_BACKLOG, self._secondary, queue, (), size, seconds=seconds, result=result, cause=cause
         )
 
-    # --- writing -----------------------------------------------------------------------------------------------------
 
-    def _record(self, findings: AuditFindings, queues: Sequence[str], look: BacklogLook, looks: int) -> None:
-        for one, ids in grouped_moves(findings.moves):
-            values = [id_value(text) for text in ids]
-            self._ledger.moved(one.move, values, one.source, one.message.destination, one.reason)
-        words = ("there", "absent", "come_again", "unconfirmed", "found", "moving", "not_looked_at")
-        counts = {word: getattr(findings, word).total() for word in words}
-        seen = {"seen": look.messages, "dead_letters": look.dead_letters}
-        self._ledger.state(
-            AUDITED,
-            {"secondary": self._secondary, "queues": len(queues), "looks": looks, **seen, **counts},
-            pair=self._primary,
-        )
+def record_audit(
+    ledger: Ledger,
+    moves: Iterable[AuditMove],
+    counts: Mapping[str, int],
+    *,
+    secondary: str,
+    primary: str,
+    queues: int,
+    looks: int,
+    seen: int,
+    dead_letters: int,
+) -> None:
+    """Records what an audit saw: the moves, and one `audited` entry with the counts."""
+    for one, ids in grouped_moves(moves):
+        values = [id_value(text) for text in ids]
+        ledger.moved(one.move, values, one.source, one.message.destination, one.reason, broker_at=one.broker_at)
+    facts = {"queues": queues, "looks": looks, "seen": seen, "dead_letters": dead_letters, **counts}
+    ledger.state(AUDITED, {"secondary": secondary, **facts}, pair=primary)
 
 
 def read_with_problems(directory: Path, silence: timedelta = SILENCE) -> tuple[LedgerReading, list[str], list[str]]:
@@ -277,12 +350,22 @@ def read_with_problems(directory: Path, silence: timedelta = SILENCE) -> tuple[L
     """
     # Both are read before the entries: a writer may begin a segment, or close, meanwhile.
     dead = dead_writers(directory, silence=silence)
-    alive = {segment.writer for segment in list_segments(directory) if segment.is_open} - dead
+    is_open = open_writers(directory)
     problems: list[LineProblem] = []
     reading = read_for_audit(read_ledger(directory, problems.append), dead)
-    unshipped = [
-        f"{writer} has no open segment here: its last entries may not be shipped yet"
-        for writer in reading.balance.at_work
-        if writer not in alive and not writer.startswith(f"{Role.NAMESPACE}-")  # a namespace writes meter readings only
-    ]
+    unshipped = why_unshipped(reading.balance.at_work, is_open - dead)
     return reading, [*reading.balance.incomplete, *map(str, problems)], unshipped
+
+
+def open_writers(directory: Path) -> set[str]:
+    """Returns the names of the writers that have an open segment in this directory."""
+    return {segment.writer for segment in list_segments(directory) if segment.is_open}
+
+
+def why_unshipped(at_work: Iterable[str], alive_here: Collection[str]) -> list[str]:
+    """Returns a reason for each writer at work that may have entries elsewhere. `alive_here` has an open segment."""
+    return [
+        f"{writer} has no open segment here: its last entries may not be shipped yet"
+        for writer in at_work
+        if writer not in alive_here and not writer.startswith(f"{Role.NAMESPACE}-")  # it writes meter readings only
+    ]

@@ -271,7 +271,8 @@ class Mover:
         now = self._context.now()
         if lost:
             self._deferred.schedule_rescan(now)
-        self._context.ledger.completed(self._queue, path, messages, lost, why, now - began)
+        broker_at = self._clock.time(began) if lost else None
+        self._context.ledger.completed(self._queue, path, messages, lost, why, now - began, broker_at)
         batch.settled(held)
         self._report(MoveStep.COMPLETED, held)
         self.completed += len(held) - len(lost)
@@ -309,7 +310,8 @@ class Mover:
         self._deferred.keep(numbers)
         if numbers:
             _log.warning("message %s stays in %s: %s", held.message_id, self._queue, error)
-            self._context.ledger.moved(Move.KEPT, self._queue, error.path, [held], error.description)
+            now = self._clock.time(self._context.now())
+            self._context.ledger.moved(Move.KEPT, self._queue, error.path, [held], error.description, now)
 
     async def _defer(self, batch: HeldBatch, held: Sequence[HeldMessage]) -> list[int]:
         """Return the sequence numbers of the messages that are deferred now."""
@@ -339,7 +341,8 @@ class Mover:
         self._settled(batch, held, MoveStep.DEAD_LETTERED, is_certain=not lost)
         if done := [one for one in held if id(one) not in lost]:
             _log.warning("%d messages were dead-lettered: %s: %s", len(done), reason, description)
-            self._context.ledger.moved(Move.DEAD_LETTERED, self._queue, path, done, reason)
+            now = self._clock.time(self._context.now())
+            self._context.ledger.moved(Move.DEAD_LETTERED, self._queue, path, done, reason, now)
 
     async def _abandon(self, batch: HeldBatch, messages: Sequence[OutgoingMessage]) -> None:
         held = [message.held for message in messages]

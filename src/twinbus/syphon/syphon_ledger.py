@@ -179,8 +179,11 @@ class SyphonLedger:
         lost: Sequence[HeldMessage],
         why: str,
         seconds: float,
+        broker_at: int | None = None,
     ) -> None:
         """Record the completion of delivered messages. The messages in `lost` may be delivered again; `why` says why.
+
+        `broker_at` is the broker's time when the completion began (L5); it is recorded if messages are lost.
 
         A completion has no intent: after a crash, a delivery without a completion already means a possible duplicate.
         """
@@ -197,14 +200,24 @@ class SyphonLedger:
                 result=UNKNOWN if lost else OK,
                 cause=why if lost else None,
                 failed=[one.message_id for one in lost] if len(lost) < len(messages) else (),
+                broker_at=broker_at if lost else None,
             )
         if lost:
             self.moved(Move.POSSIBLE_DUPLICATE, queue, path, lost, why)
 
     def moved(
-        self, move: Move, queue: str, path: str | None, held: Sequence[HeldMessage], reason: str | None = None
+        self,
+        move: Move,
+        queue: str,
+        path: str | None,
+        held: Sequence[HeldMessage],
+        reason: str | None = None,
+        broker_at: int | None = None,
     ) -> None:
-        """Record messages that were dead-lettered, left in the backlog (Y10), or possibly delivered twice."""
+        """Record messages that were dead-lettered, left in the backlog (Y10), or possibly delivered twice.
+
+        `broker_at` is the broker's time now (L5); give it if the messages are in the backlog now.
+        """
         match move:
             case Move.DEAD_LETTERED:
                 self.counts.dead_lettered(path or "", len(held))
@@ -216,7 +229,8 @@ class SyphonLedger:
                 pass
         if self._ledger is not None:
             source, destination = f"{self._secondary}/{queue}", f"{self._primary}/{path or ''}"
-            self._ledger.moved(move, [one.message_id for one in held], source, destination, reason)
+            ids = [one.message_id for one in held]
+            self._ledger.moved(move, ids, source, destination, reason, broker_at=broker_at)
 
 
 class MeteredBacklog:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from twinbus.cli.engine import Engine
 from twinbus.cli.errors import ATTENTION, SIGNALLED, Debug, errors_reported
-from twinbus.cli.syphon import Engine
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
 

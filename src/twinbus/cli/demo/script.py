@@ -26,8 +26,8 @@ from twinbus.cli.demo.application import (
 from twinbus.cli.demo.display import TextDisplay
 from twinbus.cli.demo.processes import LEDGER, TABLES, DemoProcesses, Process
 from twinbus.cli.demo.snapshot import Monitor
+from twinbus.cli.engine import Engine
 from twinbus.cli.errors import ATTENTION
-from twinbus.cli.syphon import Engine
 from twinbus.errors import OperatorError
 from twinbus.ledger import EXIT_CODES
 from twinbus.pairing import AioAdministration, EntityMode, FailoverEngaged, Restored
