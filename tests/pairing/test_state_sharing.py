@@ -366,6 +366,46 @@ def test_s15_a_hold_and_its_release_are_written(world: World) -> None:
     assert [(type(one), one.entity) for one in world.written()] == [(ReleaseRecord, EVERY_ENTITY)]
 
 
+@pytest.mark.parametrize(
+    ("entity", "found", "writes"),
+    [
+        ("orders", (), 0),
+        (None, (), 0),
+        ("orders", (hold("bills"),), 0),
+        ("orders", (hold("orders"),), 1),
+        ("orders", (hold(),), 1),
+        (None, (hold("bills"),), 1),
+    ],
+)
+def test_s15_a_release_is_written_only_if_the_state_holds_something(
+    world: World, entity: str | None, found: tuple[StateChange, ...], writes: int
+) -> None:
+    world.answer()
+    world.sharing.release(entity)
+    assert world.writes == []
+    world.answer(*found)
+    assert len(world.writes) == writes
+
+
+def test_s15_closing_waits_for_a_release_that_looks_first(world: World) -> None:
+    world.answer()
+    told: list[bool] = []
+    world.sharing.on_written.add(lambda: told.append(True))
+    world.sharing.release("orders")
+    assert not world.sharing.finish()
+    world.answer(hold("orders"))
+    assert told == []
+    assert isinstance(world.written()[0], ReleaseRecord)
+    assert (told, world.sharing.is_written) == ([True], True)
+
+
+def test_s15_a_release_is_written_if_the_state_cannot_be_read(world: World) -> None:
+    world.answer()
+    world.sharing.release("orders")
+    world.reads.pop()(OSError("no disk"))
+    assert isinstance(world.written()[0], ReleaseRecord)
+
+
 def held_world() -> World:
     world = World()
     world.sharing.begin()

@@ -181,14 +181,15 @@ async def _write_hold(
     from twinbus.pairing import EVERY_ENTITY  # noqa: PLC0415 - slow
 
     async with connections.shared_state(state, name, secondary, seconds) as shared:
+        done = False
         try:
             await (shared.hold(entity) if hold else shared.release(entity))
+            done = True
             known = (await shared.read()).state
-        except OperatorError:
-            raise
         except Exception as error:
+            what = "was changed, but cannot be read" if done else "was not changed"
             raise OperatorError(
-                f"the shared state in {state} could not be changed: {error}",
+                f"the shared state in {state} {what}: {error}",
                 "A folder must be writable. For `secondary`: `twinbus provision --state secondary` creates its queue, "
                 "and the key needs the Send and Listen rights.",
             ) from error

@@ -75,7 +75,8 @@ class StateLocation:
     @classmethod
     def of(cls, state: str | os.PathLike[str], primary: str) -> StateLocation:
         """Return the location that a value of the option `state` means."""
-        return cls(primary, None if state == IN_SECONDARY else Path(state))
+        # Absolute: the process may change its directory later.
+        return cls(primary, None if state == IN_SECONDARY else Path(state).absolute())
 
     @property
     def queue(self) -> str:
@@ -160,6 +161,7 @@ class StateSharing:
         self._wrote_at = -_WRITE_PAUSE
         self._confirmed: set[str] = set()
         self._hold_changes = 0
+        self._releasing = 0
         self._finishing = False
         self._refused = False
         self._stopped = False
@@ -309,8 +311,33 @@ class StateSharing:
         self._start_watching()
 
     def release(self, entity: str | None) -> None:
-        """Tell other processes that an operator released an entity, or all entities (None)."""
-        self._change(ReleaseRecord(EVERY_ENTITY if entity is None else entity, self._wall(), self._writer))
+        """Tell other processes that an operator released an entity, or all entities (None).
+
+        Writes nothing if the state holds nothing. The state is read first if this process knows of no hold.
+        """
+        change = ReleaseRecord(EVERY_ENTITY if entity is None else entity, self._wall(), self._writer)
+
+        def is_held(state: KnownState) -> bool:
+            return bool(state.holds) if entity is None else state.hold_of(entity) is not None
+
+        def end(is_needed: bool) -> None:
+            if is_needed:
+                self._change(change)
+            with self._lock:
+                self._releasing -= 1
+            if self.is_written:
+                self._told_written()
+
+        def failed(_: Exception, in_time: bool) -> None:
+            if in_time:
+                end(True)
+
+        if is_held(self.known):
+            self._change(change)
+        elif not self._off:
+            with self._lock:
+                self._releasing += 1
+            self._look(lambda reading: end(bool(reading.unreadable) or is_held(reading.state)), failed)
 
     def _start_watching(self) -> None:
         with self._lock:
@@ -388,8 +415,8 @@ class StateSharing:
 
     @property
     def is_written(self) -> bool:
-        """Whether no change waits to be written."""
-        return not self._pending and self._writing is None
+        """Whether no change waits to be written, and no release waits for a look."""
+        return not self._pending and self._writing is None and not self._releasing
 
     def finish(self) -> bool:
         """Write what waits without pauses and without retries, because the last pair closes.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-READ_SECONDS: Final = 1.0
+READ_SECONDS: Final = 10.0
 """The longest time that messages wait for a reading. Their locks last longer."""
 
 

@@ -47,16 +47,22 @@ class AioStateQueue:
     """The state queue of a secondary. Each call opens a link and closes this link."""
 
     def __init__(
-        self, client: ServiceBusClient, queue: str, timeouts: TaskTimeouts, recorder: OperationRecorder
+        self,
+        client: ServiceBusClient,
+        queue: str,
+        timeouts: TaskTimeouts,
+        recorder: OperationRecorder,
+        read_seconds: float,
     ) -> None:
         self._client = client
         self._queue = queue
+        self._read_seconds = read_seconds
         self._timeouts = timeouts
         self._recorder = recorder
 
     async def read(self) -> StateReading:
         receiver = self._client.get_queue_receiver(self._queue)
-        return state_of_messages(await self._on_link(receiver, self._peek, LOOK_SECONDS))
+        return state_of_messages(await self._on_link(receiver, self._peek, self._read_seconds))
 
     async def write(self, changes: Sequence[StateChange]) -> None:
         messages = state_messages(changes)
@@ -116,13 +122,17 @@ class AioFolderState:
 
 
 def _store_at(
-    location: StateLocation, client: ServiceBusClient | None, timeouts: TaskTimeouts, recorder: OperationRecorder
+    location: StateLocation,
+    client: ServiceBusClient | None,
+    timeouts: TaskTimeouts,
+    recorder: OperationRecorder,
+    read_seconds: float,
 ) -> AioStore:
     if location.folder is not None:
         return AioFolderState(FolderState(location.folder, location.primary))
     if client is None:
         raise ValueError("a state in the secondary needs the secondary's client")
-    return AioStateQueue(client, location.queue, timeouts, recorder)
+    return AioStateQueue(client, location.queue, timeouts, recorder, read_seconds)
 
 
 class TaskStateAccess:
@@ -139,7 +149,7 @@ class TaskStateAccess:
         self._timeouts = timeouts
         self._queue = location.queue
         self._administration = administration
-        self._store = _store_at(location, client, timeouts, recorder)
+        self._store = _store_at(location, client, timeouts, recorder, LOOK_SECONDS)
 
     def read(self, done: ReadDone) -> None:
         self._start(lambda: self._read(done))
@@ -229,7 +239,7 @@ class SharedState:
         self.location = location
         self._timeouts = TaskTimeouts(seconds)
         self._writer = state_writer()
-        self._store = _store_at(location, client, self._timeouts, recorder)
+        self._store = _store_at(location, client, self._timeouts, recorder, seconds)
 
     async def read(self) -> StateReading:
         """Return what is known. Raises FileNotFoundError if nobody has written to the folder yet."""
