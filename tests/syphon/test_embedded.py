@@ -26,6 +26,7 @@ from twinbus.connect import MessageState, ReceivedMessage, connect, make_sas_tok
 from twinbus.errors import OperatorError, OptionError
 from twinbus.ledger import Intent, Operation, Role, SegmentHeader, Stage, balance, read_ledger
 from twinbus.message import Message
+from twinbus.pairing import SharedState, StateLocation
 from twinbus.pairing.pair_sides import OTHER_SIDE_SECONDS, OtherSideLostError
 from twinbus.pairing.sync import pair as plain_pair
 from twinbus.syphon import SyphonOptions, embedded
@@ -227,6 +228,27 @@ async def test_s15_the_pairs_syphon_delivers_nothing_to_a_held_entity_until_it_i
     assert await world.arrived() == []
     await world.do(pair.force_restore, world.queue)
     assert [one.message_id for one in await world.brought(1)] == ["held"]
+
+
+@pytest.mark.thorough
+async def test_s15_the_pairs_syphon_delivers_nothing_to_an_entity_that_an_operator_holds_in_the_shared_state(
+    world: World, tmp_path: Path
+) -> None:
+    pair = await world.pair(backlog_queue_count=1, state=tmp_path)
+    operator = SharedState(StateLocation.of(tmp_path, world.name))
+    # The pair is healthy and looks no more; only its syphon does.
+    await operator.hold(world.queue)
+    await world.divert(pair, "held")
+    async with connect(world.namespaces["secondary"].connection_string, timeout=10) as bus:
+        backlog = bus.management(pair.backlog_queues[0])
+        states: list[MessageState] = []
+        async with asyncio.timeout(SOON):
+            while states != [MessageState.DEFERRED]:
+                states = [one.state for one in await backlog.peek(0, 10)]
+    assert await world.arrived() == []
+    await operator.release(world.queue)
+    assert [one.message_id for one in await world.brought(1)] == ["held"]
+    await operator.close()
 
 
 def statuses(running: Any) -> tuple[DestinationStatus, ...]:

@@ -178,8 +178,6 @@ async def _write_hold(
     secondary: str, state: str, name: str, entity: str | None, seconds: float, *, hold: bool
 ) -> list[str]:
     """Write the change, and return what is held after it."""
-    from twinbus.pairing import EVERY_ENTITY  # noqa: PLC0415 - slow
-
     async with connections.shared_state(state, name, secondary, seconds) as shared:
         done = False
         try:
@@ -193,9 +191,7 @@ async def _write_hold(
                 "A folder must be writable. For `secondary`: `twinbus provision --state secondary` creates its queue, "
                 "and the key needs the Send and Listen rights.",
             ) from error
-    released = [f"not {path}" for path in sorted(known.released)]
-    every = ["all entities", *released] if EVERY_ENTITY in known.holds else []
-    return every + sorted(hold.entity for key, hold in known.holds.items() if key != EVERY_ENTITY)
+    return list(known.held_names())
 
 
 def _print(moment: DrillMoment) -> None:

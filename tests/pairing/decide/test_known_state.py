@@ -119,6 +119,17 @@ def test_s15_the_last_hold_or_release_of_an_entity_or_of_all_decides(changes: li
     assert (rebuilt.holds, rebuilt.released) == (state.holds, state.released)
 
 
+def test_s15_what_is_held_is_listed_for_a_person() -> None:
+    assert apply_changes([]).held_names() == ()
+    assert apply_changes([hold("Orders"), hold("bills")]).held_names() == ("Orders", "bills")
+    assert apply_changes([hold(), release("z"), release("a"), hold("b")]).held_names() == (
+        "all entities",
+        "not a",
+        "not z",
+        "b",
+    )
+
+
 def test_s15_a_hold_has_no_age_limit_and_no_future() -> None:
     assert taken_over(hold("orders"), wall=WALL + 1e9) is not None
     found = taken_over(hold("orders"), wall=WALL - 1e6)

@@ -183,6 +183,48 @@ async def test_s16_a_healthy_pair_writes_nothing(place: Place, world: World, que
     assert (dict(state.failovers), dict(state.holds)) == ({}, {})
 
 
+@pytest.mark.thorough
+async def test_s16_without_the_listen_right_the_pair_warns_once_and_works_unshared(
+    world: World, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = Place(world, "secondary", f"unshared-{world.driver}-{queue}")
+    await world.do((await place.pair()).close)
+    await place.write(failed_over(queue))
+    strings = (
+        world.primary.connection_string,
+        world.secondary.connection_string.replace("RootManageSharedAccessKey", "writer"),
+    )
+    pair = await world.pair(
+        state="secondary",
+        primary_name=place.name,
+        provision="assume",
+        keywords={"strings": strings, "retry_total": 0},
+        ping_interval=SOON_PINGED,
+    )
+    sender = await world.sender(pair, queue)
+    await world.send(sender, message("one"))
+    assert state_of(pair, queue) == "healthy"
+    world.primary.faults.set("internal-error", entity=queue)
+    await world.send(sender, message("two"))
+    assert state_of(pair, queue) == "failed_over"
+    world.primary.faults.clear()
+    await world.state(pair, queue, "on_trial")
+    warnings = [one.getMessage() for one in caplog.records if "share" in one.getMessage()]
+    assert [("Listen right" in text) for text in warnings] == [True]
+
+
+@pytest.mark.thorough
+async def test_s16_a_state_in_a_folder_that_cannot_be_made_leaves_the_pair_as_it_would_be_without(
+    world: World, queue: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    pair = await world.pair(state=str(tmp_path / "file"), keywords={"retry_total": 0})
+    world.primary.faults.set("internal-error", entity=queue)
+    await world.send(await world.sender(pair, queue), message("one"))
+    assert state_of(pair, queue) == "failed_over"
+    await world.do(pair.close)
+
+
 # --- S15 -------------------------------------------------------------------------------------------------------------
 
 
@@ -253,7 +295,8 @@ async def test_s15_a_state_that_cannot_be_read_ends_no_hold(world: World, queue:
     pair._state.sharing._look(lambda _: looked.append(True), lambda *_: looked.append(False))
     await world.until(lambda: looked == [True])
     folder.rename(tmp_path / "moved")
-    await asyncio.sleep(1.5)
+    pair._state.sharing._look(lambda _: looked.append(True), lambda *_: looked.append(False))
+    await world.until(lambda: looked == [True, False])
     assert state_of(pair, queue) == "held"
     (tmp_path / "moved").rename(folder)
     await place.write(ReleaseRecord(EVERY_ENTITY, time.time(), "operator"))

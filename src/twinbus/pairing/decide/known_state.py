@@ -135,6 +135,12 @@ class KnownState:
         own = self.holds.get(key)
         return self.holds.get(EVERY_ENTITY) if own is None and key not in self.released else own
 
+    def held_names(self) -> tuple[str, ...]:
+        """Return what is held, for a person: "all entities", exceptions such as "not bills", and paths."""
+        exceptions = [f"not {path}" for path in sorted(self.released)]
+        every = ["all entities", *exceptions] if EVERY_ENTITY in self.holds else []
+        return (*every, *sorted(hold.entity for key, hold in self.holds.items() if key != EVERY_ENTITY))
+
 
 NOTHING_KNOWN: Final = KnownState()
 
