@@ -329,6 +329,27 @@ def test_doctor_looks_at_a_ledger_and_finds_its_syphons(strings: dict[str, str],
     assert "No syphon that writes this ledger runs" in found["backlog_waits"]["cause"]
 
 
+@pytest.mark.thorough
+def test_s15_doctor_names_holds_and_a_syphon_that_runs_without_the_state(
+    strings: dict[str, str], tmp_path: Path
+) -> None:
+    state = str(tmp_path / "state")
+    held = CliRunner().invoke(app, ["drill", "--hold", "--entity", "orders", "--state", state, "--yes"], env=strings)
+    assert held.exit_code == 0, held.output
+    with Ledger(tmp_path / "ledger", role=Role.SYPHON) as ledger:
+        ledger.state("syphon_started", {"poll": 900.0, "drain": False, "state": False})
+        assert ledger.flush()
+        arguments = ("--wait", "0.1", "--ledger", str(tmp_path / "ledger"), "--state", state)
+        code, found, report = examined(strings, *arguments)
+    assert (code, report["held"]) == (3, ["orders"])
+    assert found["held"]["severity"] == "note"
+    assert found["syphon_without_state"]["severity"] == "attention"
+    assert report["syphons"][0] in found["syphon_without_state"]["what"]
+    (tmp_path / "state" / strings["TWINBUS_PRIMARY_NAME"] / "holds.json").write_text("{")
+    code, found, _ = examined(strings, *arguments)
+    assert (code, "holds.json" in found["state_unreadable"]["cause"]) == (3, True)
+
+
 def test_the_guide_has_every_check_and_every_right() -> None:
     root = Path(__file__).resolve().parents[2]
     code = (root / "src/twinbus/pairing/findings.py").read_text(encoding="utf-8")

@@ -18,6 +18,7 @@ from twinbus.pairing.findings import (
     QueueLook,
     SecondaryFacts,
     Severity,
+    StateFacts,
     findings_of,
     overall,
 )
@@ -288,6 +289,34 @@ def test_without_the_right_to_count_numbers_are_lower_limits() -> None:
 def test_l7_a_ledger_that_cannot_be_used_needs_attention(facts: LedgerFacts, check: str) -> None:
     found = only(*findings_of(GOOD, WELL, facts))
     assert (found.severity, found.check) == (ATTENTION, check)
+
+
+# --- the shared state ------------------------------------------------------------------------------------------------
+
+UNSHARED = LedgerFacts("l", syphons=("syphon-host-1-abc",), unshared_syphons=("syphon-host-1-abc",))
+
+
+def test_s16_a_state_that_cannot_be_read_needs_attention() -> None:
+    found = only(*findings_of(GOOD, WELL, UNSHARED, StateFacts("folder f", "holds.json: damaged", ("orders",))))
+    assert (found.severity, found.check, found.cause) == (ATTENTION, "state_unreadable", "holds.json: damaged")
+
+
+def test_s15_a_hold_is_a_note_and_a_syphon_that_it_does_not_reach_needs_attention() -> None:
+    held = StateFacts("folder f", held=("orders", "bills"))
+    assert findings_of(GOOD, WELL, None, StateFacts("folder f")) == ()
+    note = only(*findings_of(GOOD, WELL, None, held))
+    assert (note.severity, note.what) == (Severity.NOTE, "An operator holds orders, bills.")
+    syphon, again = findings_of(GOOD, WELL, UNSHARED, held)
+    assert again == note
+    assert (syphon.severity, syphon.check) == (ATTENTION, "syphon_without_state")
+    assert "syphon-host-1-abc" in syphon.what
+    assert "orders, bills" in syphon.cause
+
+
+def test_s15_a_syphon_without_the_state_is_named_while_nothing_is_held() -> None:
+    found = only(*findings_of(GOOD, WELL, UNSHARED, StateFacts("folder f")))
+    assert (found.severity, found.check) == (Severity.NOTE, "syphon_without_state")
+    assert findings_of(GOOD, WELL, UNSHARED) == ()
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------

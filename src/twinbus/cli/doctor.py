@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from twinbus.cli import connections
-from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seconds
+from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seconds, State
 from twinbus.cli.errors import ATTENTION, BROKEN, Debug, WrongUsageError, errors_reported
 from twinbus.cli.spinner import spinner
 from twinbus.cli.terminal import console
@@ -54,6 +54,7 @@ def doctor(
     ledger: Annotated[
         Path | None, typer.Option(help="Directory of a ledger: look at it, too.", show_default="none")
     ] = None,
+    state: State = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds between two looks at messages that wait.")] = 5.0,
     clean: Annotated[bool, typer.Option("--clean", help="Remove empty extra queues, after a confirmation.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --clean: do not ask for confirmation.")] = False,
@@ -69,7 +70,7 @@ def doctor(
 
     Examples:
       twinbus doctor
-      twinbus doctor --entity orders --ledger ./ledger
+      twinbus doctor --entity orders --ledger ./ledger --state ./state
       twinbus doctor --count 5 --clean     # remove empty queues beyond five, after a confirmation
       twinbus doctor --no-ping --json
     """
@@ -78,7 +79,7 @@ def doctor(
             raise WrongUsageError("--clean asks for confirmation, and --json cannot ask", "Add --yes.")
         connections.require_two_namespaces(primary, secondary)
         name = connections.backlog_name(primary, primary_name)
-        from twinbus.cli.doctor_checks import DoctorChecks, ledger_facts  # noqa: PLC0415 - slow
+        from twinbus.cli.doctor_checks import DoctorChecks, ledger_facts, state_facts  # noqa: PLC0415 - slow
         from twinbus.pairing import findings_of, overall  # noqa: PLC0415
 
         checks = DoctorChecks(primary, secondary, name, count, seconds, wait)
@@ -87,9 +88,11 @@ def doctor(
             with spinner("examining the pair"):
                 facts = checks.inspected(administration)
                 ours, theirs = asyncio.run(_examined(checks, facts, entity or (), ping_entity, ping=ping))
-            found = findings_of(ours, theirs, book)
+                shared = None if state is None else asyncio.run(state_facts(state, name, secondary, seconds))
+            found = findings_of(ours, theirs, book, shared)
             worst = overall(found)
             report = _report(name, ours, theirs, book, found)
+            report["held"] = None if shared is None else list(shared.held)
             if not json:
                 _print(name, ours, theirs, found)
             listed = theirs.inspection if theirs.management is None else None

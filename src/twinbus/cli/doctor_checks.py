@@ -10,6 +10,7 @@ rights are seen as applications and syphons would see them.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import time
@@ -26,7 +27,16 @@ from twinbus.backlog import PATH_PROPERTY, FailureKind, backlog_queue_paths, evi
 from twinbus.cli import connections
 from twinbus.connect import ConnectionString, MessageState, ReceivedMessage, ServiceBusConnection, connect
 from twinbus.errors import TwinbusError
-from twinbus.ledger import Role, dead_writers, failing_writers, list_segments
+from twinbus.ledger import (
+    SYPHON_STARTED,
+    EntryError,
+    Role,
+    State,
+    dead_writers,
+    decode_entry,
+    failing_writers,
+    list_segments,
+)
 from twinbus.pairing import (
     Administration,
     CheckFailure,
@@ -37,6 +47,7 @@ from twinbus.pairing import (
     PrimaryFacts,
     QueueLook,
     SecondaryFacts,
+    StateFacts,
     Visibility,
     check_pings,
     clock_of_refusal,
@@ -46,6 +57,8 @@ from twinbus.pairing import (
     service_text,
 )
 
+# A syphon records its start in one of the first lines of its first segment.
+_FIRST_LINES: Final = 100
 _ABSENT: Final = "twinbus-doctor-absent-"
 # A page of messages that a syphon put aside, and how many pages are read before the search for others ends.
 _PAGE: Final = 32
@@ -285,4 +298,34 @@ def ledger_facts(directory: Path) -> LedgerFacts:
     if not os.access(directory, os.W_OK | os.X_OK):
         return LedgerFacts(path, "This user may not write there.")
     alive = sorted(writer for writer in writers - dead if writer.partition("-")[0] == Role.SYPHON)
-    return LedgerFacts(path, None, bool(segments), tuple(failing_writers(directory)), tuple(alive), free)
+    first = {one.writer: one.path for one in sorted(segments, key=lambda one: one.number, reverse=True)}
+    unshared = tuple(writer for writer in alive if _runs_without_state(first[writer]))
+    return LedgerFacts(path, None, bool(segments), tuple(failing_writers(directory)), tuple(alive), free, unshared)
+
+
+def _runs_without_state(segment: Path) -> bool:
+    """Return whether a syphon recorded in its first segment that it reads no shared state. False if it is not known."""
+    try:
+        with segment.open("rb") as file:
+            for line in itertools.islice(file, _FIRST_LINES):
+                entry = decode_entry(line)
+                if isinstance(entry, State) and entry.event == SYPHON_STARTED:
+                    return entry.facts.get("state") is False
+    except (OSError, EntryError):
+        # The segment was sealed meanwhile, or its line is being written.
+        return False
+    return False
+
+
+async def state_facts(state: str, name: str, secondary: str, seconds: float) -> StateFacts:
+    """Look at the shared state (S16)."""
+    async with connections.shared_state(state, name, secondary, seconds) as shared:
+        location = str(shared.location)
+        try:
+            found = await shared.read()
+        except FileNotFoundError:
+            # No process has written there yet.
+            return StateFacts(location)
+        except Exception as error:
+            return StateFacts(location, " ".join(str(error).split()) or type(error).__name__)
+    return StateFacts(location, found.unreadable[0] if found.unreadable else None, found.state.held_names())

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         QueueLook,
         SecondaryFacts,
         Severity,
+        StateFacts,
         findings_of,
         overall,
     )
@@ -144,6 +145,7 @@ __all__ = [
     "SendAvailabilityOptions",
     "Severity",
     "SharedState",
+    "StateFacts",
     "StateLocation",
     "StateReading",
     "TimeToLiveError",
@@ -187,7 +189,9 @@ _NAMES_BY_MODULE: Final = {
         "ScheduledInBacklogError TimeToLiveError"
     ),
     "events": "EVENTS BacklogDrained",
-    "findings": ("CheckFailure Finding LedgerFacts PrimaryFacts QueueLook SecondaryFacts Severity findings_of overall"),
+    "findings": (
+        "CheckFailure Finding LedgerFacts PrimaryFacts QueueLook SecondaryFacts Severity StateFacts findings_of overall"
+    ),
     "inspection": (
         "Depth FoundQueue Inspection PingCheck Visibility check_pings clean_extra clock_of_refusal clock_offset "
         "inspect_backlog service_text"

@@ -137,7 +137,8 @@ class SecondaryFacts:
 class LedgerFacts:
     """What was found in the folder of a ledger. `syphons` are writers of syphons that are not dead.
 
-    `written` is False if no program has written there.
+    `written` is False if no program has written there. `unshared_syphons` are those of `syphons` that run without a
+    shared state.
     """
 
     path: str
@@ -146,13 +147,26 @@ class LedgerFacts:
     failing: tuple[str, ...] = ()
     syphons: tuple[str, ...] = ()
     free: int | None = None
+    unshared_syphons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StateFacts:
+    """What was found in the shared state (S16). `held` names what an operator holds there."""
+
+    location: str
+    problem: str | None = None
+    held: tuple[str, ...] = ()
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
 
 
 def findings_of(
-    primary: PrimaryFacts, secondary: SecondaryFacts, ledger: LedgerFacts | None = None
+    primary: PrimaryFacts,
+    secondary: SecondaryFacts,
+    ledger: LedgerFacts | None = None,
+    state: StateFacts | None = None,
 ) -> tuple[Finding, ...]:
     """Return what the facts mean, the worst findings first."""
     found = [*_about_primary(primary), *_about_secondary(secondary), *_about_clock(secondary)]
@@ -161,6 +175,8 @@ def findings_of(
         found += _about_messages(secondary.inspection, primary, secondary, ledger)
     if ledger is not None:
         found += _about_ledger(ledger)
+    if state is not None:
+        found += _about_state(state, ledger)
     order = list(Severity)
     return tuple(sorted(found, key=lambda one: order.index(one.severity)))
 
@@ -432,6 +448,29 @@ def _about_ledger(facts: LedgerFacts) -> Iterator[Finding]:
         what = f"The disk of the ledger {facts.path} has {facts.free / 2**20:,.0f} MiB left."
         cause = "On a full disk entries are missing, or calls are refused (ledger_on_error)."
         yield Finding(_ATTENTION, "ledger_disk_full", what, cause, "Free space, or ship sealed segments elsewhere.")
+
+
+def _about_state(facts: StateFacts, ledger: LedgerFacts | None) -> Iterator[Finding]:
+    """Report holds, and syphons that a hold does not reach (S15)."""
+    if facts.problem is not None:
+        what = f"The shared state in {facts.location} cannot be read."
+        step = "Mend it. Until then processes start healthy, and what they hold stays held."
+        yield Finding(_ATTENTION, "state_unreadable", what, facts.problem, step)
+        return
+    held = _listed(facts.held)
+    if facts.held:
+        what, cause = f"An operator holds {held}.", "Processes that pair with this state divert, and send no pings."
+        yield Finding(_NOTE, "held", what, cause, "`twinbus drill --release` ends the hold.")
+    unshared = () if ledger is None else ledger.unshared_syphons
+    if unshared:
+        what = f"A syphon runs without the shared state: {_listed(unshared)}."
+        if facts.held:
+            cause = f"It delivers to what an operator holds: {held}."
+            step = "Stop it until the release, or start it again with --state."
+            yield Finding(_ATTENTION, "syphon_without_state", what, cause, step)
+        else:
+            cause = "It would deliver to an entity that an operator holds."
+            yield Finding(_NOTE, "syphon_without_state", what, cause, "Start it again with --state.")
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
