@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -15,8 +16,20 @@ from twinbus.testing import LocalNamespace
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=160m"
 
 
+NAMED = "TWINBUS_TEST_CONNECTION_STRING"
+
+
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def named_namespace() -> Iterator[LocalNamespace]:
+    """A namespace whose connection string is in the environment variable NAMED, for all processes of Spark."""
+    with LocalNamespace() as made:
+        os.environ[NAMED] = made.connection_string
+        yield made
+        del os.environ[NAMED]
+
+
+@pytest.fixture(scope="session")
+def spark(named_namespace: LocalNamespace) -> Iterator[SparkSession]:
     made = session("tests", settings={"spark.driver.defaultJavaOptions": QUICK})
     made.dataSource.register(ServiceBusDataSource)
     yield made

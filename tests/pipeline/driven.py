@@ -29,7 +29,8 @@ from twinbus.pipeline.jobs import follow_jobs
 from twinbus.pipeline.servicebus import ServiceBusDataSource, broker
 from twinbus.pipeline.servicebus.offsets import Offset
 from twinbus.pipeline.servicebus.options import SourceOptions
-from twinbus.pipeline.servicebus.source import StreamReader
+from twinbus.pipeline.servicebus.stream_reader import StreamReader
+from twinbus.pipeline.servicebus.task_reader import TaskReader
 from twinbus.pipeline.session import session, start_query
 from twinbus.pipeline.syphon_job import SparkSyphon, SparkSyphonOptions, SyphonJob
 from twinbus.pipeline.syphon_job.lane import LanePartition, LaneReader, SyphonSource
@@ -98,12 +99,13 @@ class StoppedSource(ServiceBusDataSource):
         return "servicebus_stopped"
 
     def streamReader(self, schema: StructType) -> StoppedReader:  # noqa: N802  # Spark's name
-        return StoppedReader(SourceOptions.parse(self.options), self._stop_at, self._folder)
+        options = SourceOptions.parse(self.options)
+        return StoppedReader(options, TaskReader(options, schema), self._stop_at, self._folder)
 
 
 class StoppedReader(StreamReader):
-    def __init__(self, options: SourceOptions, stop_at: str, folder: Path) -> None:
-        super().__init__(options)
+    def __init__(self, options: SourceOptions, reader: TaskReader, stop_at: str, folder: Path) -> None:
+        super().__init__(options, reader)
         self._stop_at = stop_at
         self._folder = folder
 

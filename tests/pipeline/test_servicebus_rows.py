@@ -10,35 +10,15 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.conversion import LocalDataToArrowConversion
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from tests.amqp import strategies
 from twinbus.amqp import Header, build_message, encode
 from twinbus.connect import ReceivedMessage
-from twinbus.pipeline.servicebus.rows import READ_SCHEMA, marks_of, row_of
+from twinbus.pipeline.servicebus.rows import READ_SCHEMA, marks_of, record_batches, row_of
 from twinbus.values import Array, Decimal32, Described, Float32, Symbol, Timestamp, ULong
 
-_TYPES: dict[str, DataType] = {
-    "bigint": LongType(),
-    "int": IntegerType(),
-    "string": StringType(),
-    "timestamp": TimestampType(),
-    "binary": BinaryType(),
-    "map<string,string>": MapType(StringType(), StringType()),
-}
-_FIELDS = [field.split(" ") for field in READ_SCHEMA.split(", ")]
-_SCHEMA = StructType([StructField(name.strip("`"), _TYPES[kind]) for name, kind in _FIELDS])
+_ARROW = to_arrow_schema(READ_SCHEMA, timezone="UTC")
 _BROKERS = {
     Symbol("x-opt-sequence-number"): 7,
     Symbol("x-opt-enqueued-time"): Timestamp(1_700_000_000_000),
@@ -47,10 +27,12 @@ _BROKERS = {
 
 
 def _row(raw: bytes, include_raw: bool = False) -> dict[str, Any]:
-    """Return the row after Spark's own conversion."""
+    """Return the row that Spark gets."""
     values = row_of(ReceivedMessage(raw, None), include_raw)
-    LocalDataToArrowConversion.convert([values], _SCHEMA, use_large_var_types=False)
-    return dict(zip(_SCHEMA.names, values, strict=True))
+    (batch,) = record_batches([values], _ARROW)
+    assert batch.schema == _ARROW, "Spark refuses it"
+    assert batch.num_rows == 1
+    return dict(zip(READ_SCHEMA.names, values, strict=True))
 
 
 def _sent(**parts: Any) -> bytes:

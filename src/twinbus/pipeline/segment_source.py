@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped] # comes without
+import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType

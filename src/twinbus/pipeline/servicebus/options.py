@@ -11,6 +11,8 @@ from twinbus.connect import ConnectionString
 from twinbus.errors import CallerError
 
 STREAM_BATCH: Final = 10_000
+CONNECTION_OPTIONS: Final = frozenset({"connectionstring", "connectionstringenv"})
+"""Names in lower case of the options that name the namespace."""
 _FIRST, _LATEST = "earliest", "latest"
 
 
@@ -66,7 +68,10 @@ class SourceOptions:
                 raise SourceOptionError(f"option {spelled} {error}") from None
         options = cls(**values)
         if (options.connection_string is None) == (options.connection_string_env is None):
-            raise SourceOptionError("give either connectionString or connectionStringEnv")
+            raise SourceOptionError(
+                "give either connectionString or connectionStringEnv. A table keeps its options only if it was created "
+                "without a list of columns."
+            )
         return options
 
     def endpoint(self) -> ConnectionString:
@@ -93,6 +98,22 @@ class SourceOptions:
     def address(self) -> str:
         """The address that is read: the path of the entity, or of its dead-letter queue."""
         return f"{self.path}/$DeadLetterQueue" if self.dead_letter else self.path
+
+
+def options_of_table(texts: Mapping[str, str]) -> dict[str, str] | None:
+    """Returns the options of a table that is created, with names in lower case; None if no table is created.
+
+    For a new table Spark passes each option twice, as NAME and as option.NAME, and beside them the properties of the
+    table: its provider, owner, comment and others. Raises SourceOptionError if an option is not for tables.
+    """
+    named = {name.lower(): text for name, text in texts.items()}
+    found = {name: text for name, text in named.items() if f"option.{name}" in named}
+    if "connectionstring" in found:
+        raise SourceOptionError(
+            "servicebus does not take connectionString for a table: the catalog and files written from the table would "
+            "contain the key. Use connectionStringEnv."
+        )
+    return found or None
 
 
 def _text(text: str) -> str:

@@ -1,109 +1,40 @@
-"""The data source `servicebus`: the readers and writers for Spark, and what each of them guarantees.
+"""The data source `servicebus`: its batch reader and its writers. `stream_reader` has the reader of streams.
 
-A batch read only peeks, so it changes nothing in the queue. A stream read delivers each message at least once, and
-completes exactly the messages of the batches that Spark has committed. It works as follows:
-
-- What Spark does: it calls `latestOffset` to plan a batch, and writes the result, the end offset of the batch, to the
-  checkpoint. Then it calls `commit` with the end offset of the batch before. `read` runs in other processes. If a batch
-  has its end offset in the checkpoint but is not committed, Spark repeats the batch after a restart, with the same
-  offsets. Spark never repeats a `commit`.
-- `latestOffset` peeks at the queue and puts the sequence number of each active message of the batch into the offset.
-  This set of numbers is the batch: `read` peeks at exactly these numbers, also when the batch is repeated, and `commit`
-  completes exactly these messages. The set does not contain messages that were deferred or scheduled when the batch was
-  planned, messages before the start of the stream, and messages that arrived after the planning. The set does contain
-  messages that another receiver has locked: such a message is read now, and completed when the other receiver has
-  released it.
-- A process may die after Spark has committed a batch and before the messages of the batch are completed. So an offset
-  also names the messages of earlier batches whose completion was not confirmed when the offset was made. After a
-  restart, the first `latestOffset` gets the end offset of the last committed batch, and completes all messages of this
-  offset that still exist. A message that could not be completed, because another receiver has locked it, is named in
-  the next offset again. The completion is tried again with each batch and, while there is nothing to read, once per
-  lock duration.
-- If a queue is deleted and created again, its sequence numbers start at 1 again, and the numbers in the checkpoint
-  belong to messages that do not exist any more. So the offset also has the latest enqueued time of its messages, and a
-  message that was enqueued after this time is not completed. A stream that finds no new messages checks whether its
-  queue was created again, and raises an error if this is certain (`_check_same_entity`).
-- The offset of an earlier version has only `through`. Such an offset does not say which messages were read, so none of
-  them is completed: the messages of its last batch stay in the queue.
-- A dead letter has the sequence number that it had in its queue, so a new dead letter may have a low number. For a
-  dead-letter queue, each batch is therefore planned from the start of the stream, without the messages that were read
-  and are not completed yet.
-
-`broker` explains how messages are completed by their sequence numbers, and the limits of this method.
+A batch read only peeks, so it changes nothing in the queue.
 """
 
 from __future__ import annotations
 
-import logging
-import time
+import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from uuid import uuid4
 
+import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import Row
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
+    DataSourceStreamArrowWriter,
+    Filter,
     InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
-from twinbus.errors import OperatorError
 from twinbus.message import Message
-from twinbus.pipeline.servicebus.broker import MOST_HELD, PAGE, Broker
-from twinbus.pipeline.servicebus.offsets import NONE, Offset, SequenceNumbers
-from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
-from twinbus.pipeline.servicebus.rows import READ_SCHEMA, RowMessages, check_columns, marks_of, row_of
-
-_log = logging.getLogger(__name__)
+from twinbus.pipeline.servicebus.broker import Broker
+from twinbus.pipeline.servicebus.filters import MessageFilter, is_applicable
+from twinbus.pipeline.servicebus.options import CONNECTION_OPTIONS, SourceOptionError, SourceOptions, options_of_table
+from twinbus.pipeline.servicebus.rows import READ_SCHEMA, RowMessages, check_written_schema
+from twinbus.pipeline.servicebus.stream_reader import StreamReader
+from twinbus.pipeline.servicebus.task_reader import NumbersPartition, RangePartition, TaskReader, split_range
 
 _SEND_TOGETHER: Final = 500
-# An offset is written to the checkpoint with each batch. 1,000 runs of numbers take about 20 KB.
-_MOST_RUNS: Final = 1000
-# If a stream cannot complete the messages that it reads, its queue grows. With more uncompleted messages than this, the
-# stream ends with an error.
-_MOST_UNCOMPLETED: Final = 100_000
-_MOST_UNCOMPLETED_RUNS: Final = 5 * _MOST_RUNS
-# The lock duration of an entity that was created without one, in seconds.
-_USUAL_LOCK: Final = 60.0
-# In one queue, a higher sequence number means a later enqueued time, except for differences between the clocks of the
-# service's nodes. This is the largest such difference that is assumed, in milliseconds.
-_CLOCKS_DIFFER: Final = 300_000
-# In a partitioned entity, the bits of a sequence number from 2^48 on are the number of the partition.
-_PARTITION: Final = 1 << 48
-
-
-class CompletionError(OperatorError):
-    """A stream cannot complete the messages that it has read."""
-
-
-class CreatedAgainError(OperatorError):
-    """The entity of a stream was deleted and created again, so the numbers in the checkpoint are not valid any more."""
-
-
-@dataclass
-class RangePartition(InputPartition):
-    """A range of sequence numbers, both ends included."""
-
-    first: int
-    last: int
-
-
-@dataclass
-class NumbersPartition(InputPartition):
-    """The sequence numbers of the messages that one task reads."""
-
-    numbers: SequenceNumbers
-
-
+_OPTIONS: Final = "servicebus.options"
 _NOTHING: Final = RangePartition(0, -1)
 
 
@@ -114,19 +45,24 @@ class ServiceBusDataSource(DataSource):
     def name(cls) -> str:
         return "servicebus"
 
-    def schema(self) -> str:
-        SourceOptions.parse(self.options)
-        return READ_SCHEMA
+    def schema(self) -> StructType:
+        of_table = options_of_table(self.options)
+        if of_table is None:
+            SourceOptions.parse(self.options)
+            return READ_SCHEMA
+        SourceOptions.parse(of_table)
+        return _table_schema(of_table)
 
     def reader(self, schema: StructType) -> BatchReader:
-        return BatchReader(SourceOptions.parse(self.options))
+        return BatchReader(self._parsed(schema), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's names, here and below
-        options = SourceOptions.parse(self.options)
+        options = self._parsed(schema)
+        reader = TaskReader(options, schema)
         if options.complete_committed:
             with Broker(options) as broker:
                 broker.check_receiving()
-        return StreamReader(options)
+        return StreamReader(options, reader)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
@@ -144,320 +80,81 @@ class ServiceBusDataSource(DataSource):
         return StreamWriter(self._written_options(schema))
 
     def _written_options(self, schema: StructType) -> SourceOptions:
-        options = SourceOptions.parse(self.options)
-        columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-        check_columns(columns, options.entity is not None)
+        options = self._parsed(schema)
+        check_written_schema(schema, options.entity is not None)
         return options
 
+    def _parsed(self, schema: StructType) -> SourceOptions:
+        """Returns the options of this read or write. Those of a table are added if the schema belongs to one."""
+        options = dict(self.options)
+        # Columns that were read from a table keep their metadata. A writer to another namespace must not use it.
+        if options.keys().isdisjoint(CONNECTION_OPTIONS):
+            of_table = (field.metadata[_OPTIONS] for field in schema.fields if _OPTIONS in field.metadata)
+            options = json.loads(next(of_table, "{}")) | options
+        return SourceOptions.parse(options)
 
-def split_range(first: int, last: int, count: int) -> list[RangePartition]:
-    """Returns the range divided into at most `count` ranges of about the same length."""
-    length = max(1, -(-(last - first + 1) // count))
-    return [RangePartition(start, min(start + length - 1, last)) for start in range(first, last + 1, length)]
 
+def _table_schema(options: Mapping[str, str]) -> StructType:
+    """Returns the schema of a table, with the options of the table.
 
-def _rows(options: SourceOptions, partition: RangePartition, *, active_only: bool = False) -> Iterator[tuple[Any, ...]]:
-    with Broker(options) as broker:
-        for message in broker.between(partition.first, partition.last):
-            if not active_only or marks_of(message).is_active:
-                yield row_of(message, options.include_raw)
+    Spark does not pass the options of a table when the table is read or written, but it passes the schema. So the
+    options are metadata of the first column.
+    """
+    first, *others = READ_SCHEMA
+    return StructType([StructField(first.name, first.dataType, True, {_OPTIONS: json.dumps(options)}), *others])
 
 
 class BatchReader(DataSourceReader):
     """Reads all messages of the entity in any state (active, deferred, scheduled), by peeking."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
+        self._reader = TaskReader(options, schema)
+        self._filter = MessageFilter()
+        # An attribute, because Spark must not find a method `pushFilters` in the class: see FilterPushdown.
+        self.pushFilters = FilterPushdown(self)  # type: ignore[method-assign]  # it is called like one
+
+    def apply(self, condition: Filter) -> None:
+        """Read only messages that meet this condition, too."""
+        self._filter = MessageFilter((*self._filter.conditions, condition))
 
     def partitions(self) -> Sequence[InputPartition]:
-        options = self._options
+        options, wanted = self._options, self._filter
+        if wanted.numbers is not None:
+            return [NumbersPartition(part) for part in wanted.numbers.parts(options.partitions)] or [_NOTHING]
+        limits = (options.to_sequence_number, wanted.highest)
+        last = min((limit for limit in limits if limit is not None), default=None)
         with Broker(options) as broker:
-            first = broker.first_at_or_after(options.from_sequence_number)
-            last = options.to_sequence_number
+            first = broker.first_at_or_after(max(options.from_sequence_number, wanted.lowest))
             if first is not None and last is None:
                 last = broker.last_after(first - 1)
         if first is None or last is None or first > last:
             return [_NOTHING]  # if this list were empty, Spark would make a partition itself
         return split_range(first, last, options.partitions)
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        assert isinstance(partition, RangePartition)
-        return _rows(self._options, partition)
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._reader.read(partition, self._filter.matches if self._filter.conditions else None)
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads active messages, and completes them once their batch is committed. The module's docstring explains how."""
+class FilterPushdown:
+    """The `pushFilters` of a reader that also works in sessions where filter pushdown is off, which is the default.
 
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-        self._target: int | None = None
-        self._looked = float("-inf")
-        self._peeked_through = -1
-        """Peeks found no active message up to this number. A message that is not active never becomes active again
-        under the same number."""
-        self._is_resumed = False
-        self._uncompleted = NONE
-        """Messages of committed batches that are not completed yet."""
-        self._newest: int | None = None
-        self._taken_over = NONE
-        """The batch that was last added to `_uncompleted`."""
-        self._held = 0
-        """How many messages that are not part of the stream the last completion had to receive."""
-        self._lock_seconds = _USUAL_LOCK
-        """The lock duration of the entity in seconds; 60 until it is known."""
-        self._tried = float("-inf")
-        """When the last completion ended."""
-        self._checked = float("-inf")
-        self._check_from = 0
-        """When `_check_same_entity` last peeked, and the number from which it peeks next."""
+    There Spark refuses a reader whose `pushFilters` is a function of its own. So this object names the function of the
+    base class as its function. Where filter pushdown is on, Spark calls the object.
+    """
 
-    # --- planning ----------------------------------------------------------------------------------------------
+    __func__ = staticmethod(DataSourceReader.pushFilters)
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        options = self._options
-        with Broker(options) as broker:
-            start = options.starting_position
-            if start is None:
-                start = (broker.last_after(-1) or 0) + 1
-            if options.complete_committed and start > 0 and broker.is_out_of_reach(start):
-                raise SourceOptionError(
-                    f"servicebus cannot stream {options.address} from sequence number {start}: {_REACH} "
-                    "Start at earliest, remove the messages before, or set completeCommitted=false."
-                )
-        return Offset(through=start - 1, start=start).to_json()
+    def __init__(self, reader: BatchReader) -> None:
+        self._reader = reader
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        with Broker(self._options) as broker:
-            self._target = broker.last_after(-1) or 0
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        return ReadMaxRows(self._options.max_messages_per_trigger)
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        previous = Offset.of_json(start)
-        if not self._is_resumed:
-            self._resume(previous)
-        # Each peek is charged as an operation, and Spark calls `latestOffset` without pauses.
-        if self._target is None and time.monotonic() - self._looked < self._options.poll_interval:
-            return start
-        self._check_uncompleted()
-        with Broker(self._options) as broker:
-            read, newest = self._planned(broker, previous, limit)
-            if not read:
-                self._check_same_entity(broker, previous)
-        if not read:
-            self._complete_when_idle()
-            self._looked = time.monotonic()
-            return start
-        planned = Offset(
-            through=max(previous.through, read.last),
-            start=self._start(previous),
-            read=read,
-            uncompleted=self._uncompleted_after(previous),
-            newest=_latest(newest, self._newest, previous.newest),
-            keep=not self._options.complete_committed,
-        )
-        return planned.to_json()
-
-    def _planned(self, broker: Broker, previous: Offset, limit: ReadLimit) -> tuple[SequenceNumbers, int | None]:
-        """Returns the sequence numbers of the next batch, and the latest enqueued time of its messages."""
-        if isinstance(limit, ReadAllAvailable):
-            most, most_runs = None, None
-        else:
-            most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_messages_per_trigger
-            most_runs = _MOST_RUNS
-        first, known = self._first(previous)
-        runs: list[tuple[int, int]] = []
-        count, newest = 0, None
-        for number, message in broker.from_number(first, PAGE if most is None else min(PAGE, most)):
-            if number is None:
-                _log.warning("%s: a message without a readable sequence number is left out", self._options.address)
-                continue
-            if self._target is not None and number > self._target:
-                break
-            marks = marks_of(message)
-            if marks.is_active and number not in known:
-                if runs and runs[-1][1] == number - 1:
-                    runs[-1] = (runs[-1][0], number)
-                elif len(runs) == most_runs:
-                    break
-                else:
-                    runs.append((number, number))
-                count += 1
-                newest = _latest(newest, marks.enqueued)
-                if count == most:
-                    break
-            elif not runs:
-                self._peeked_through = number
-        return SequenceNumbers(runs), newest
-
-    def _first(self, previous: Offset) -> tuple[int, SequenceNumbers]:
-        """Returns the number from which to peek, and the numbers after it that were already read."""
-        if self._options.dead_letter and self._options.complete_committed:
-            return self._start(previous), self._uncompleted_after(previous) | previous.read
-        return max(previous.through, self._peeked_through) + 1, NONE
-
-    def _start(self, previous: Offset) -> int:
-        """Returns the first number of the stream.
-
-        Messages that were read and must not be completed have lower numbers.
-        """
-        if previous.start is None or (previous.keep and self._options.complete_committed):
-            return previous.through + 1
-        return previous.start
-
-    def _check_same_entity(self, broker: Broker, previous: Offset) -> None:
-        """Raises CreatedAgainError if the queue has a new message with a number that the stream has already passed.
-
-        Costs at most one peek, of one page, per lock duration. The next call peeks at the next page; after the last
-        page it begins at `start` again.
-
-        Why such a message is a proof: if the queue is still the same, a message between `start` and `through` was read,
-        or it was deferred or scheduled when the stream passed its number. A deferred message stays deferred, and a
-        scheduled message gets a new number when it becomes active. So none of these is an active message that was
-        enqueued minutes after all messages that were read. Numbers before `start` are not checked, because the stream
-        has not read them. Dead letters and partitioned entities are not checked, because there a higher number does not
-        mean a later time.
-        """
-        start, through, newest = self._start(previous), previous.through, previous.newest
-        if newest is None or self._options.dead_letter or not start <= through < _PARTITION:
-            return
-        if time.monotonic() - self._checked < self._lock_seconds:
-            return
-        first = max(start, self._check_from)
-        self._checked, self._check_from = time.monotonic(), start
-        for marks in map(marks_of, broker.page(first)):
-            number = marks.number
-            if number is None:
-                continue
-            if number > through:
-                self._check_from = start
-                return
-            self._check_from = number + 1
-            if marks.is_active and marks.enqueued is not None and marks.enqueued > newest + _CLOCKS_DIFFER:
-                later = (marks.enqueued - newest) // 1000
-                raise CreatedAgainError(
-                    f"{self._options.address} was created again: the stream has read up to sequence number {through}, "
-                    f"and number {number} was enqueued {later} seconds after all that it has read",
-                    "The stream would not read this message. Start it with a new checkpoint.",
-                )
-
-    # --- reading -----------------------------------------------------------------------------------------------
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        batch = Offset.of_json(end)
-        if batch.is_of_earlier_version:
-            return split_range(Offset.of_json(start).through + 1, batch.through, self._options.partitions)
-        return [NumbersPartition(numbers) for numbers in batch.read.parts(self._options.partitions)]
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        if isinstance(partition, RangePartition):
-            return _rows(self._options, partition, active_only=True)
-        assert isinstance(partition, NumbersPartition)
-        return self._read(partition.numbers)
-
-    def _read(self, numbers: SequenceNumbers) -> Iterator[tuple[Any, ...]]:
-        with Broker(self._options) as broker:
-            for _, message in broker.these(numbers):
-                yield row_of(message, self._options.include_raw)
-
-    # --- completing --------------------------------------------------------------------------------------------
-
-    def commit(self, end: dict[str, Any]) -> None:
-        self._take_over(Offset.of_json(end))
-        self._complete()
-
-    def _resume(self, previous: Offset) -> None:
-        """Completes the messages that an earlier process of this stream has not completed.
-
-        `previous` is the end offset of the last committed batch.
-        """
-        self._take_over(previous)
-        if self._uncompleted and self._options.complete_committed:
-            with Broker(self._options) as broker:
-                self._uncompleted = broker.still_there(self._uncompleted, self._newest)
-            self._complete()
-
-    def _take_over(self, batch: Offset) -> None:
-        """Adds the messages of a batch that Spark has committed to `_uncompleted`."""
-        if not self._is_resumed:
-            self._is_resumed = True
-            self._uncompleted = batch.uncompleted
-        if batch.is_of_earlier_version:
-            _log.warning(
-                "%s: the batch up to sequence number %s was planned by an earlier version, which did not record what "
-                "it read; its messages are not completed and stay in the queue",
-                self._options.address,
-                batch.through,
-            )
-        self._uncompleted = self._uncompleted_after(batch)
-        self._taken_over = batch.read
-        self._newest = _latest(self._newest, batch.newest)
-
-    def _uncompleted_after(self, batch: Offset) -> SequenceNumbers:
-        """Returns the messages that have to be completed after the commit of this batch, also those of the batch."""
-        if batch.keep or batch.read == self._taken_over:
-            return self._uncompleted
-        return self._uncompleted | batch.read
-
-    def _complete(self, *, always: bool = False) -> None:
-        """Completes the messages in `_uncompleted`. Those that cannot be completed stay there for the next call.
-
-        Each message in front of them that is not part of the stream costs one delivery per call. If there are more than
-        PAGE such messages, this method does nothing until `_uncompleted` has at least as many messages. With `always`
-        it completes messages in any case.
-        """
-        if not self._uncompleted or not self._options.complete_committed:
-            return
-        if self._held > PAGE and len(self._uncompleted) < self._held and not always:
-            return
-        with Broker(self._options) as broker:
-            done = broker.complete(self._uncompleted, self._newest)
-        self._uncompleted, self._held = done.left, done.held
-        self._lock_seconds = done.lock_seconds or self._lock_seconds
-        self._tried = time.monotonic()
-        if done.stopped is not None:
-            _log.warning(
-                "%s: %s messages that were read and committed are not completed yet: %s. They stay in the queue, and "
-                "completing them is tried again.",
-                self._options.address,
-                len(done.left),
-                done.stopped,
-            )
-
-    def _complete_when_idle(self) -> None:
-        """Tries again to complete messages that another receiver had locked, at most once per lock duration.
-
-        If nothing else is in the queue, one try costs a peek, a receive that waits two seconds, and a peek for each 250
-        messages that are not completed. Each received message that is not part of the stream costs one more operation.
-        """
-        if time.monotonic() - self._tried >= self._lock_seconds:
-            self._complete()
-
-    def _check_uncompleted(self) -> None:
-        """Raises CompletionError if too many messages could not be completed. Called before more messages are read."""
-        if not self._options.complete_committed or not self._is_full():
-            return
-        self._complete(always=True)
-        if self._is_full():
-            raise CompletionError(
-                f"the stream of {self._options.address} has read and committed {len(self._uncompleted)} messages that "
-                f"it cannot complete, the first with sequence number {self._uncompleted.first}",
-                f"{_REACH} Remove those messages or let other receivers settle theirs, or set completeCommitted=false.",
-            )
-
-    def _is_full(self) -> bool:
-        return len(self._uncompleted) > _MOST_UNCOMPLETED or self._uncompleted.run_count > _MOST_UNCOMPLETED_RUNS
-
-
-_REACH: Final = (
-    "Service Bus completes messages only for a receiver that holds them, and a receiver gets the oldest first. "
-    f"At most {MOST_HELD} messages that the stream does not read may stand before those that it reads."
-)
-
-
-def _latest(*instants: int | None) -> int | None:
-    return max((instant for instant in instants if instant is not None), default=None)
+    def __call__(self, filters: Iterable[Filter]) -> Iterator[Filter]:
+        """Yields the filters that Spark has to apply. The reader applies the others."""
+        for one in filters:
+            if is_applicable(one):
+                self._reader.apply(one)
+            else:
+                yield one
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -470,11 +167,11 @@ class SentCount(WriterCommitMessage):
     count: int
 
 
-def _send(options: SourceOptions, seed: str, rows: Iterator[Row]) -> SentCount:
+def _send(options: SourceOptions, seed: str, batches: Iterable[pa.RecordBatch]) -> SentCount:
     waiting: defaultdict[str, list[Message]] = defaultdict(list)
     count = 0
     with Broker(options) as broker:
-        for entity, message in RowMessages(seed, options.entity).messages(rows):
+        for entity, message in RowMessages(seed, options.entity).messages(batches):
             waiting[entity].append(message)
             count += 1
             if len(waiting[entity]) >= _SEND_TOGETHER:
@@ -483,24 +180,24 @@ def _send(options: SourceOptions, seed: str, rows: Iterator[Row]) -> SentCount:
     return SentCount(count)
 
 
-class BatchWriter(DataSourceWriter):
+class BatchWriter(DataSourceArrowWriter):
     """Sends every row as a message. A repeated task sends its rows again, with the same message ids."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._job = uuid4().hex
 
-    def write(self, iterator: Iterator[Row]) -> SentCount:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SentCount:
         return _send(self._options, f"{self._job}/{_task().partitionId()}", iterator)
 
 
-class StreamWriter(DataSourceStreamWriter):
+class StreamWriter(DataSourceStreamArrowWriter):
     """Sends every row as a message. A repeated batch, also after a restart, sends the same message ids again."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[Row]) -> SentCount:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SentCount:
         task = _task()
         query, batch = task.getLocalProperty("sql.streaming.queryId"), task.getLocalProperty("streaming.sql.batchId")
         return _send(self._options, f"{query}/{batch}/{task.partitionId()}", iterator)

@@ -1,0 +1,72 @@
+"""What one task of a read reads: the partitions of a read, and the rows of a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from twinbus.connect import ReceivedMessage
+from twinbus.pipeline.servicebus.broker import Broker
+from twinbus.pipeline.servicebus.offsets import SequenceNumbers
+from twinbus.pipeline.servicebus.options import SourceOptions
+from twinbus.pipeline.servicebus.rows import MessageMarks, check_read_schema, marks_of, record_batches, row_of
+
+
+@dataclass
+class RangePartition(InputPartition):
+    """A range of sequence numbers, both ends included."""
+
+    first: int
+    last: int
+
+
+@dataclass
+class NumbersPartition(InputPartition):
+    """The sequence numbers of the messages that one task reads."""
+
+    numbers: SequenceNumbers
+
+
+def split_range(first: int, last: int, count: int) -> list[RangePartition]:
+    """Returns the range divided into at most `count` ranges of about the same length."""
+    length = max(1, -(-(last - first + 1) // count))
+    return [RangePartition(start, min(start + length - 1, last)) for start in range(first, last + 1, length)]
+
+
+class TaskReader:
+    """Reads the messages of a partition, without locking them, and returns them as rows of the schema.
+
+    Raises ColumnError if the schema has a column that the source does not have.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        check_read_schema(schema)
+        self._names = schema.names
+        self._arrow = to_arrow_schema(schema, timezone="UTC")
+
+    def read(
+        self, partition: InputPartition, matches: Callable[[MessageMarks], bool] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of all messages of the partition that match."""
+        return record_batches(self._rows(partition, matches), self._arrow)
+
+    def _rows(
+        self, partition: InputPartition, matches: Callable[[MessageMarks], bool] | None
+    ) -> Iterator[tuple[Any, ...]]:
+        with Broker(self._options) as broker:
+            messages: Iterator[ReceivedMessage]
+            if isinstance(partition, NumbersPartition):
+                messages = (message for _, message in broker.these(partition.numbers))
+            else:
+                assert isinstance(partition, RangePartition)
+                messages = broker.between(partition.first, partition.last)
+            for message in messages:
+                if matches is None or matches(marks_of(message)):
+                    yield row_of(message, self._options.include_raw, self._names)
