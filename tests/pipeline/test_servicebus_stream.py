@@ -512,6 +512,17 @@ def test_d1_a_batch_ends_where_its_offset_would_grow_too_long(queue: Entity, mon
     assert query.read == [["0", "1", "3", "4"], ["6", "7", "8"]]
 
 
+def test_d1_the_progress_shows_how_far_the_stream_is_behind_and_what_it_completed(queue: Entity) -> None:
+    queue.send(*_names_of("", 10))
+    query = queue.query(maxMessagesPerTrigger=4)
+    assert query.trigger()
+    assert query.reader.reportLatestOffset() == {"through": 10, "behind": 6, "completed": 0, "uncompleted": 0}
+    assert query.trigger()
+    assert query.reader.reportLatestOffset() == {"through": 10, "behind": 2, "completed": 4, "uncompleted": 0}
+    query.run()
+    assert query.reader.reportLatestOffset() == {"through": 10, "behind": 0, "completed": 10, "uncompleted": 0}
+
+
 # --- what stands in front --------------------------------------------------------------------------------------------
 
 

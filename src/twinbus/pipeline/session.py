@@ -75,13 +75,13 @@ def session(
     chosen: dict[str, str] = dict(SETTINGS)
     if master is None and remote:
         builder = builder.remote(remote)
+        # Spark Connect cannot change the other settings.
+        chosen = {key: value for key, value in SETTINGS.items() if key.startswith("spark.sql.")}
+        if remote.startswith("local"):
+            _prepare_own_jvm()
     elif master is not None or not is_submitted():
         url = master or _LOCAL_MASTER.format(cores=os.cpu_count() or 2)
-        # This process starts the JVM, and the workers of the JVM run this Python.
-        os.environ["JAVA_HOME"] = str(java_home())
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        # Spark does not pass the setting of the same meaning to the Python process of a streaming source.
-        os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", SETTINGS[_WORKER_START_TIMEOUT].removesuffix("s"))
+        _prepare_own_jvm()
         builder = builder.master(url)
         if url.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -91,6 +91,14 @@ def session(
     for key, value in (chosen | dict(settings or {})).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _prepare_own_jvm() -> None:
+    """Sets the environment of the JVM that this process starts, and of the JVM's Python workers."""
+    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Spark does not pass the setting of the same meaning to the Python process of a streaming source.
+    os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", SETTINGS[_WORKER_START_TIMEOUT].removesuffix("s"))
 
 
 def is_submitted(environment: Mapping[str, str] = os.environ) -> bool:

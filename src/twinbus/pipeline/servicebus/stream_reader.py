@@ -100,6 +100,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The lock duration of the entity in seconds; 60 until it is known."""
         self._tried = float("-inf")
         """When the last completion ended."""
+        self._completed = 0
+        """How many messages this process has completed, or found gone when it tried."""
+        self._latest = -1
+        """The highest sequence number that was seen in the queue."""
+        self._latest_at = float("-inf")
+        """When `reportLatestOffset` last searched for the highest number."""
+        self._planned_through = -1
+        """The highest number that was planned to be read."""
+        self._is_limited = False
+        """Whether the last batch had as many messages as a batch may have, so that more may wait."""
         self._checked = float("-inf")
         self._check_from = 0
         """When `_check_same_entity` last peeked, and the number from which it peeks next."""
@@ -144,8 +154,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._complete_when_idle()
             self._looked = time.monotonic()
             return start
+        self._planned_through = max(previous.through, read.last)
         planned = Offset(
-            through=max(previous.through, read.last),
+            through=self._planned_through,
             start=self._start(previous),
             read=read,
             uncompleted=self._uncompleted_after(previous),
@@ -153,6 +164,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             keep=not self._options.complete_committed,
         )
         return planned.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Returns what StreamingQueryProgress shows as `latestOffset`.
+
+        `through` is the highest sequence number in the queue, `behind` the numbers up to there that were not planned to
+        be read, `completed` the messages that this process has completed, and `uncompleted` those that are committed
+        and not completed yet. Searches the queue at most once per `pollInterval`, and only if more messages may wait.
+        """
+        now = time.monotonic()
+        if self._is_limited and now - self._latest_at >= self._options.poll_interval:
+            with Broker(self._options) as broker:
+                self._latest = broker.last_after(self._latest) or self._latest
+            self._latest_at = now
+        return {
+            "through": self._latest,
+            "behind": max(0, self._latest - self._planned_through),
+            "completed": self._completed,
+            "uncompleted": len(self._uncompleted),
+        }
 
     def _planned(self, broker: Broker, previous: Offset, limit: ReadLimit) -> tuple[SequenceNumbers, int | None]:
         """Returns the sequence numbers of the next batch, and the latest enqueued time of its messages."""
@@ -168,6 +198,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if number is None:
                 _log.warning("%s: a message without a readable sequence number is left out", self._options.address)
                 continue
+            self._latest = max(self._latest, number)
             if self._target is not None and number > self._target:
                 break
             marks = marks_of(message)
@@ -184,6 +215,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     break
             elif not runs:
                 self._peeked_through = number
+        self._is_limited = count == most
         return SequenceNumbers(runs), newest
 
     def _first(self, previous: Offset) -> tuple[int, SequenceNumbers]:
@@ -302,6 +334,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         with Broker(self._options) as broker:
             done = broker.complete(self._uncompleted, self._newest)
+        self._completed += len(self._uncompleted) - len(done.left)
         self._uncompleted, self._held = done.left, done.held
         self._lock_seconds = done.lock_seconds or self._lock_seconds
         self._tried = time.monotonic()
