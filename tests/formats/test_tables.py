@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pyarrow.dataset as datasets  # type: ignore[import-untyped] # comes without
+import pyarrow.dataset as datasets
 import pytest
 
 from tests.formats.sets import expected, sets_with, unpacked
