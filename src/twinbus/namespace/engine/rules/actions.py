@@ -13,11 +13,12 @@ from twinbus.amqp import EncodeError, with_sections
 from twinbus.namespace.engine.rules.compiler import Evaluator, ExpressionCompiler, PropertyName
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.grammar import SyntaxTree, parse
-from twinbus.namespace.engine.rules.message_view import MessageView, by_lower_name, decoding
-from twinbus.namespace.engine.rules.values import Duration, as_text, kind_of, to_amqp, with_type_of
+from twinbus.namespace.engine.rules.message_view import MessageView, by_lower_name
+from twinbus.namespace.engine.rules.values import Duration, as_text, from_amqp, kind_of, to_amqp, with_type_of
 from twinbus.values import Symbol, Timestamp
 
 MAX_STATEMENTS: Final = 32
+_STEPS_PER_PROPERTY: Final = 10
 
 _FIELDS: Final = {
     "messageid": "message_id",
@@ -42,15 +43,28 @@ _REQUIRED: Final = frozenset(("messageid", "timetolive"))
 class MessageDraft(MessageView):
     """A copy of a message that the statements of an action change."""
 
-    __slots__ = ("_annotations", "_application", "_changed_properties", "_changed_ttl", "_names")
+    __slots__ = (
+        "_annotations",
+        "_application",
+        "_changed_properties",
+        "_changed_ttl",
+        "_has_twins",
+        "_message",
+        "_names",
+    )
 
     def __init__(self, message: MessageView) -> None:
         super().__init__(message.raw, now=message.now, seq=message.seq, ttl=message.ttl, new_token=message.new_token)
+        # The properties are encoded again at the end.
+        message.spend_steps(_STEPS_PER_PROPERTY * len(message.application))
+        self.steps_left = message.steps_left
+        self._message = message
         self._sections = message.sections
         self._properties = replace(message.properties)
-        with decoding():
-            self._application: dict[str, Any] = self.sections.application_properties
+        self._application: dict[str, Any] = dict(message.application)
         self._names = {name.lower(): name for name in self._application}
+        # Whether names differ only in case. Then `user` is made anew after each change: it has one of them at a time.
+        self._has_twins = len(self._names) < len(self._application)
         self._annotations: dict[Any, Any] | None = None
         self._changed_properties = False
         self._changed_ttl = False
@@ -60,19 +74,27 @@ class MessageDraft(MessageView):
         return self.properties.group_id
 
     def annotation(self, name: str) -> Any:
-        return super().annotation(name) if self._annotations is None else self._annotations.get(name)
+        return (self._message.annotations if self._annotations is None else self._annotations).get(name)
 
     def set_user(self, name: str, value: Any) -> None:
         spelled = self._names.setdefault(name.lower(), name)
         existing = self._application.get(spelled)
-        self._application[spelled] = value if value is None or existing is None else with_type_of(existing, value)
-        self.user = None
+        stored = value if value is None or existing is None else with_type_of(existing, value)
+        self._application[spelled] = stored
+        if self._has_twins:
+            self.user = None
+        elif self.user is not None:
+            self.user[name.lower()] = from_amqp(stored)
 
     def remove_user(self, name: str) -> None:
         self._application.pop(self._names.pop(name.lower(), name), None)
-        self.user = None
+        if self._has_twins:
+            self.user = None
+        elif self.user is not None:
+            self.user.pop(name.lower(), None)
 
     def read_user(self) -> dict[str, Any]:
+        self.spend_steps(len(self._application))
         self.user = by_lower_name(self._application)
         return self.user
 
@@ -94,8 +116,8 @@ class MessageDraft(MessageView):
         if value is not None and not isinstance(value, kind):
             raise RuleEvaluationError(f"{name} cannot be {kind_of(value).value}")
         if self._annotations is None:
-            with decoding():
-                self._annotations = self.sections.message_annotations
+            self.spend_steps(_STEPS_PER_PROPERTY * len(self._message.annotations))
+            self._annotations = dict(self._message.annotations)
         self._annotations.pop(name, None)
         if value is not None:
             self._annotations[Symbol(name)] = value
@@ -104,8 +126,7 @@ class MessageDraft(MessageView):
         """Return the changed message. Raises RuleEvaluationError for a value that no message can carry."""
         header = None
         if self._changed_ttl and self.ttl is not None:
-            with decoding():
-                header = replace(self.sections.header, ttl=min(self.ttl, 0xFFFF_FFFF))
+            header = replace(self._decoded("header"), ttl=min(self.ttl, 0xFFFF_FFFF))
             self.properties.absolute_expiry_time = None
             self._changed_properties = True
         try:
@@ -135,8 +156,11 @@ def compile_action(text: str, parameters: Mapping[str, Any]) -> ApplyAction:
 
     def apply(message: MessageView) -> MessageDraft:
         draft = MessageDraft(message)
-        for statement in statements:
-            statement(draft)
+        try:
+            for statement in statements:
+                statement(draft)
+        finally:
+            message.steps_left = draft.steps_left
         return draft
 
     return apply

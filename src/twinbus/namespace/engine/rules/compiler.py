@@ -8,7 +8,6 @@ message are evaluated once, at compile time.
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -19,75 +18,8 @@ from lark import Token, Tree
 from twinbus.namespace.engine.rules import values
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError, RuleSyntaxError
 from twinbus.namespace.engine.rules.grammar import SyntaxTree, parse
+from twinbus.namespace.engine.rules.like import MAX_LIKE_CHARACTERS, compile_like
 from twinbus.namespace.engine.rules.message_view import SYSTEM_PROPERTIES, MessageView
-
-Matches = Callable[[str], bool]
-
-MAX_LIKE_CHARACTERS: Final = 1024
-"""The greatest length of a LIKE pattern. A property of a message can be the pattern, and a very long pattern would
-delay all messages after this one."""
-
-_ANY: Final = "%"
-_ONE: Final = "_"
-
-
-@lru_cache(maxsize=256)
-def compile_like(text: str, escape: str | None = None) -> Matches:
-    """Return a function that checks whether a text is LIKE the pattern. Case matters. Raises RuleEvaluationError.
-
-    The pattern is cut at each `%` into parts of fixed length, which are searched one after the other. So no pattern
-    needs more than linear time for each part.
-    """
-    if len(text) > MAX_LIKE_CHARACTERS:
-        raise RuleEvaluationError(f"the pattern of LIKE is longer than {MAX_LIKE_CHARACTERS} characters")
-    if escape is not None and len(escape) != 1:
-        raise RuleEvaluationError("the escape character of LIKE is one character")
-    parts = _parts(text, escape)
-    if len(parts) == 1:
-        whole = re.compile(parts[0], re.DOTALL).fullmatch
-        return lambda value: whole(value) is not None
-    first, *middle, last = (re.compile(part, re.DOTALL) for part in parts)
-    ending = re.compile(last.pattern + r"\Z", re.DOTALL)
-    longest = _width(parts[-1])
-
-    def matches(value: str) -> bool:
-        found = first.match(value)
-        for part in middle:
-            if found is None:
-                return False
-            # The leftmost match leaves the most text for the remaining parts.
-            found = part.search(value, found.end())
-        if found is None:
-            return False
-        start = len(value) - longest
-        return start >= found.end() and ending.match(value, start) is not None
-
-    return matches
-
-
-def _parts(text: str, escape: str | None) -> list[str]:
-    """Return one regular expression for each part between the `%`s. Each matches a fixed number of characters."""
-    parts, current, escaped = [], "", False
-    for character in text:
-        if escaped:
-            current += re.escape(character)
-            escaped = False
-        elif character == escape:
-            escaped = True
-        elif character == _ANY:
-            parts.append(current)
-            current = ""
-        else:
-            current += "." if character == _ONE else re.escape(character)
-    if escaped:
-        raise RuleEvaluationError("the pattern of LIKE ends with its escape character")
-    return [*parts, current]
-
-
-def _width(part: str) -> int:
-    """Return how many characters a part matches."""
-    return len(re.sub(r"\\(.)", "x", part, flags=re.DOTALL))
-
 
 Evaluator = Callable[[MessageView], Any]
 
@@ -217,7 +149,11 @@ class ExpressionCompiler:
 
         def read(view: MessageView) -> Any:
             name = evaluate(view)
-            return None if name is None else view.named(values.require_text(name, "property()"))
+            if name is None:
+                return None
+            text = values.require_text(name, "property()")
+            view.spend(8 * len(text))  # a change of case takes longer than a copy
+            return view.named(text)
 
         return CompiledTerm(read)
 
@@ -225,7 +161,8 @@ class ExpressionCompiler:
         left, right = (self.term(tree, depth) for tree in subtrees(node))
         sign = next(token for token in node.children if isinstance(token, Token))
         calculate = _CALCULATIONS[sign]
-        return self._binary(left, right, lambda a, b: None if a is None or b is None else calculate(a, b), node)
+        term = self._binary(left, right, lambda a, b: None if a is None or b is None else calculate(a, b), node)
+        return term if term.is_constant or sign != "+" else CompiledTerm(_spend_for_text(term.evaluate))
 
     def _signed(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         operand = self.term(subtrees(node)[0], depth)
@@ -365,6 +302,9 @@ class ConditionCompiler(ExpressionCompiler):
             return relate(a, b)
 
         alike = _directly_comparable(right.value)
+        if not right.is_constant:
+            # Only two properties can be texts that are both long.
+            return self._binary(left._replace(evaluate=_spend_for_text(left.evaluate)), right, compare, node)
         if left.key is None or alike is None:
             return self._binary(left, right, compare, node)
         key, constant = left.key, right.value
@@ -391,11 +331,14 @@ class ConditionCompiler(ExpressionCompiler):
     def _is_in(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         left, choices = subtrees(node)
         subject, evaluators = self.term(left, depth).evaluate, self._evaluators(choices, depth)
+        most_texts = len(evaluators)
 
         def is_in(view: MessageView) -> bool | None:
             value = subject(view)
             if value is None:
                 return None
+            if value.__class__ is str:
+                view.spend(most_texts * len(value))
             result: bool | None = False
             for evaluate in evaluators:
                 choice = evaluate(view)
@@ -427,10 +370,11 @@ class ConditionCompiler(ExpressionCompiler):
             mark = escape.evaluate(view) if escape is not None else ""
             if value is None or text is None or mark is None:
                 return None
-            matches = compile_like(
-                values.require_text(text, "LIKE"), values.require_text(mark, "ESCAPE") if escape is not None else None
-            )
-            return matches(values.require_text(value, "LIKE"))
+            value, text = values.require_text(value, "LIKE"), values.require_text(text, "LIKE")
+            view.spend_steps(8 * min(len(text), MAX_LIKE_CHARACTERS))  # to compile the pattern
+            pattern = compile_like(text, values.require_text(mark, "ESCAPE") if escape is not None else None)
+            view.spend_steps(pattern.steps(len(value)))
+            return pattern.matches(value)
 
         return CompiledTerm(is_like)
 
@@ -441,16 +385,19 @@ class ConditionCompiler(ExpressionCompiler):
             return constant_term(None)
         try:
             mark = None if escape is None else values.require_text(escape.value, "ESCAPE")
-            matches = compile_like(values.require_text(text, "LIKE"), mark)
+            pattern = compile_like(values.require_text(text, "LIKE"), mark)
         except RuleEvaluationError as error:
             raise self.error(f"{error}.", position_of(node)) from None
         evaluate = subject.evaluate
 
         def is_like(view: MessageView) -> bool | None:
             value = evaluate(view)
-            if value.__class__ is str:
-                return matches(value)
-            return None if value is None else matches(values.require_text(value, "LIKE"))
+            if value is None:
+                return None
+            if value.__class__ is not str:
+                value = values.require_text(value, "LIKE")
+            view.spend_steps(pattern.steps(len(value)))
+            return pattern.matches(value)
 
         return CompiledTerm(is_like)
 
@@ -471,6 +418,16 @@ def _directly_comparable(constant: Any) -> frozenset[type] | None:
     if constant.__class__ is str:
         return values.TEXTS
     return values.INTEGERS if constant.__class__ in values.INTEGERS else None
+
+
+def _spend_for_text(evaluate: Evaluator) -> Evaluator:
+    def spending(view: MessageView) -> Any:
+        value = evaluate(view)
+        if value.__class__ is str:
+            view.spend(len(value))
+        return value
+
+    return spending
 
 
 def _not(evaluate: Evaluator) -> Evaluator:

@@ -5,8 +5,7 @@ Names of properties are case-insensitive: they are looked up in lower case.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
 
@@ -15,6 +14,11 @@ from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.values import Duration, from_amqp
 from twinbus.values import Timestamp
 
+MAX_STEPS: Final = 1 << 17
+"""The most work of the rules of one subscription on one message, in steps of about 0.2 µs (X1). Only work that grows
+with the values of the message is counted: LIKE, texts that are joined or compared, and copies for actions."""
+
+_CHARACTERS_PER_STEP: Final = 512
 _MAX_DURATION: Final = Duration(922_337_203_685_477)
 _MAX_TIMESTAMP: Final = Timestamp(253_402_300_799_999)
 
@@ -22,7 +26,20 @@ _MAX_TIMESTAMP: Final = Timestamp(253_402_300_799_999)
 class MessageView:
     """One message that is being published, as the rules of subscriptions read it."""
 
-    __slots__ = ("_properties", "_sections", "new_token", "now", "raw", "seq", "ttl", "user")
+    __slots__ = (
+        "_annotations_read",
+        "_application_read",
+        "_properties",
+        "_sections",
+        "_unreadable",
+        "new_token",
+        "now",
+        "raw",
+        "seq",
+        "steps_left",
+        "ttl",
+        "user",
+    )
 
     def __init__(self, raw: bytes, *, now: int, seq: int, ttl: int | None, new_token: Callable[[], bytes]) -> None:
         self.raw = raw
@@ -32,8 +49,28 @@ class MessageView:
         self.new_token = new_token
         self.user: dict[str, Any] | None = None
         """Application properties by name in lower case; None until `read_user`."""
+        self.steps_left = MAX_STEPS
+        """How much the rules of this subscription may still do. `RuleSet.select` sets it for each subscription."""
         self._sections: Sections | None = None
         self._properties: Properties | None = None
+        self._annotations_read: dict[Any, Any] | None = None
+        self._application_read: dict[str, Any] | None = None
+        self._unreadable: dict[str, str] | None = None
+        """The sections that could not be decoded, and why: a second rule does not decode them again."""
+
+    def spend(self, characters: int) -> None:
+        """Count the work of copying or comparing so many characters. Raises RuleEvaluationError if it is too much."""
+        self.spend_steps(1 + characters // _CHARACTERS_PER_STEP)
+
+    def spend_steps(self, steps: int) -> None:
+        """Count work, in steps of about 0.2 µs. Raises RuleEvaluationError if the rules have done too much."""
+        self.steps_left -= steps
+        if self.steps_left < 0:
+            self.steps_left = -1
+            raise RuleEvaluationError(
+                f"the rules of the subscription take more than {MAX_STEPS} steps for this message; "
+                "long texts and patterns with LIKE take the most"
+            )
 
     @property
     def sections(self) -> Sections:
@@ -44,19 +81,44 @@ class MessageView:
     @property
     def properties(self) -> Properties:
         if self._properties is None:
-            with decoding():
-                self._properties = self.sections.properties
+            self._properties = self._decoded("properties")
         return self._properties
 
     def read_user(self) -> dict[str, Any]:
         """Decode the application properties, and return them by name in lower case."""
-        with decoding():
-            self.user = by_lower_name(self.sections.application_properties)
+        self.user = by_lower_name(self.application)
         return self.user
 
+    @property
+    def application(self) -> dict[str, Any]:
+        """The application properties as they were sent. The caller must not change them."""
+        if self._application_read is None:
+            self._application_read = self._decoded("application_properties")
+        return self._application_read
+
     def annotation(self, name: str) -> Any:
-        with decoding():
-            return self.sections.message_annotations.get(name)
+        return self.annotations.get(name)
+
+    @property
+    def annotations(self) -> dict[Any, Any]:
+        """The message annotations. The caller must not change them."""
+        if self._annotations_read is None:
+            self._annotations_read = self._decoded("message_annotations")
+        return self._annotations_read
+
+    def _decoded(self, section: str) -> Any:
+        """Return a section. Raises RuleEvaluationError: accepting a message does not decode all its fields.
+
+        A section that cannot be decoded is decoded only once, however many rules need it.
+        """
+        failure = self._unreadable.get(section) if self._unreadable else None
+        if failure is None:
+            try:
+                return getattr(self.sections, section)
+            except DecodeError as error:
+                failure = f"the message cannot be read: {error.description}"
+                self._unreadable = {**(self._unreadable or {}), section: failure}
+        raise RuleEvaluationError(failure)
 
     def named(self, name: str) -> Any:
         """Return the value of a property whose name an expression computed."""
@@ -68,15 +130,6 @@ class MessageView:
             return reader(self)
         user = self.user if self.user is not None else self.read_user()
         return user.get(rest if dot and scope == "user" else name.lower())
-
-
-@contextmanager
-def decoding() -> Iterator[None]:
-    """A context that turns DecodeError into RuleEvaluationError: accepting a message does not decode all its fields."""
-    try:
-        yield
-    except DecodeError as error:
-        raise RuleEvaluationError(f"the message cannot be read: {error.description}") from error
 
 
 def by_lower_name(properties: dict[str, Any]) -> dict[str, Any]:

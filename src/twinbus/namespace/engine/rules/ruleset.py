@@ -23,7 +23,7 @@ from twinbus.namespace.engine.descriptions import (
     TrueFilter,
 )
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
-from twinbus.namespace.engine.rules.message_view import SYSTEM_PROPERTIES, MessageView
+from twinbus.namespace.engine.rules.message_view import MAX_STEPS, SYSTEM_PROPERTIES, MessageView
 from twinbus.namespace.engine.rules.values import comparable, from_amqp
 from twinbus.namespace.engine.send_checks import limit_refusal
 
@@ -103,6 +103,7 @@ class RuleSet:
 
     def select(self, view: MessageView) -> Selection:
         """Return the copies of a message that the subscription stores: none, one unchanged, and any number changed."""
+        view.steps_left = MAX_STEPS
         # Rules without an action act as one condition: if one of them matches, an error of another has no effect.
         taken, error = self._any_matches(self._without_action, view)
         for name, by_text in self._by_text.items():
