@@ -12,7 +12,7 @@ export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all compat-versions soak coverage lint hooks bench bench-peers crash chaos fuzz simulate node lock release clean
+.PHONY: help demo test test-all compat-versions soak coverage lint hooks bench bench-peers crash chaos fuzz simulate node lock audit release clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -96,11 +96,23 @@ lock: ## the locks anew, from pyproject.toml (needs uv)
 	@command -v uv >/dev/null || { echo "make lock needs uv" >&2; exit 1; }
 	$(LOCK) --output-file requirements.lock
 	$(LOCK) --group dev --constraints requirements.lock --output-file requirements-dev.lock
+	$(subst pyproject.toml,--group pyproject.toml:audit,$(LOCK)) --output-file requirements-audit.lock
+
+# Exit code of .ci/audit: 3 if vulnerabilities are known, 4 if the advisories cannot be reached.
+AUDIT_VENV := .venv-audit
+AUDIT_STAMP := $(AUDIT_VENV)/.installed
+audit: $(AUDIT_STAMP) ## known vulnerabilities of the locked packages (needs the advisories of PyPI)
+	$(AUDIT_VENV)/bin/python .ci/audit requirements.lock requirements-dev.lock requirements-audit.lock
+
+$(AUDIT_STAMP): requirements-audit.lock
+	$(PYTHON) -m venv $(AUDIT_VENV)
+	$(AUDIT_VENV)/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-audit.lock
+	@touch $@
 
 release: $(STAMP) ## build, check and tag a release, upload nothing: VERSION=1.2.3
 	.ci/release $(VERSION)
 
 clean: ## what was built, not what was written
-	rm -rf $(VENV) $(JAVASCRIPT)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+	rm -rf $(VENV) $(AUDIT_VENV) $(JAVASCRIPT)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
 	  .coverage .coverage-html dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
