@@ -199,7 +199,7 @@ async def test_d2_y5_what_is_put_aside_comes_home_in_a_later_batch_at_few_operat
     broken = faults.set("server-busy", entity=backlog.orders, points=["send"])
     await backlog.fill(2_000)
     await backlog.fill(50, backlog.watchful)
-    async with backlog.syphon(spark, drain=True) as syphon:
+    async with backlog.syphon(spark, drain=True, wait_for_destinations=60) as syphon:
         running = asyncio.create_task(syphon.run())
         # The killed destination delays no other destination, and is probed again in each batch.
         await reached(running, lambda: syphon.progress().aside == 2_000 and syphon.plans >= 3)
@@ -217,17 +217,24 @@ async def test_d2_y5_what_is_put_aside_comes_home_in_a_later_batch_at_few_operat
 
 
 @pytest.mark.thorough
-async def test_d2_y5_a_drain_that_can_move_nothing_ends_and_the_next_one_finds_what_was_put_aside(
+async def test_d2_y11_a_drain_with_a_destination_gone_ends_and_the_next_one_finds_what_was_put_aside(
     spark: SparkSession, backlog: Backlog
 ) -> None:
     faults = backlog.primary.faults
     broken = faults.set("server-busy", entity=backlog.orders, points=["send"])
     await backlog.fill(300)
-    async with backlog.syphon(spark, drain=True, patience=2.0) as syphon:
-        assert (await syphon.run()).aside == 300
+    await backlog.fill(50, backlog.watchful)
+    async with backlog.syphon(spark, drain=True) as syphon:
+        ended = await syphon.run()
+        assert syphon.has_drained
+    assert [(one.destination, one.messages, one.cause) for one in ended.left] == [(backlog.orders, 300, "server_busy")]
+    assert (ended.aside, ended.total.returned) == (300, 50)
+    # Each batch looks once, and so does the poll that the batch interrupts.
+    assert ended.operations[Stage.EMPTY_RECEIVE] <= 4 * syphon.plans
+    assert syphon.plans <= 6
     faults.clear(broken["id"])
     async with backlog.syphon(spark, drain=True) as syphon:
-        assert (await syphon.run()).total.returned == 300
+        assert (await syphon.run()).left == ()
     assert await backlog.arrived() == numbered(300)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import inf
 from typing import Any
 
@@ -11,10 +12,10 @@ from twinbus.backlog import FailureKind
 from twinbus.pipeline.syphon_job import SyphonJob
 from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, LaneTask, ScanResult
 from twinbus.pipeline.syphon_job.planning import BatchPlanner
-from twinbus.syphon import SCAN_INTERVAL, DestinationMemory, MessageCounts, Readiness
+from twinbus.syphon import SCAN_INTERVAL, DestinationMemory, MessageCounts, QueueCounts, Readiness, WaitingDestination
 from twinbus.syphon.plan import DeferredMessages, DestinationRoute, Destinations
 
-CLEAN_SCAN = ScanResult(0, None, clean=True)
+CLEAN_SCAN = ScanResult(0, None)
 
 
 def planner(*queues: str, looked: bool = True, **options: Any) -> BatchPlanner:
@@ -121,15 +122,13 @@ def test_y5_after_its_pause_a_destination_is_probed_with_one_message_and_scanned
     assert made.messages_aside().total() == 300
     assert made.due(26.0) == 36.0
     ready = aside("x", readiness=Readiness.READY)
-    found = report(
-        "a", waiting={"x": (100, 120)}, probes={"x": 7}, scan=ScanResult(7, 400, clean=False), memories=(ready,)
-    )
+    found = report("a", waiting={"x": (100, 120)}, probes={"x": 7}, scan=ScanResult(7, 400), memories=(ready,))
     made.lanes_reported([found], 37.0)
     assert made.messages_aside().total() == 100
     later = made.plan(37.0)
     assert later is not None
     assert later.tasks == (LaneTask("a", 0, None, {}, 120),)
-    made.lanes_reported([report("a", scan=ScanResult(120, None, clean=False))], 38.0)
+    made.lanes_reported([report("a", scan=ScanResult(120, None))], 38.0)
     assert made.messages_aside().total() == 0
     assert made.plan(38.0) is None
 
@@ -150,26 +149,90 @@ def test_y5_the_latest_news_of_a_destination_holds() -> None:
     assert [one.readiness for one in made.memories(20.0)] == [Readiness.READY]
 
 
-def test_d2_a_drain_is_over_when_a_whole_scan_saw_nothing_and_nothing_was_moved_meanwhile() -> None:
+def test_d2_y11_a_drain_is_settled_when_a_whole_scan_found_nothing_that_can_move_and_nothing_was_moved_since() -> None:
     made = planner("a", "b", looked=False, drain=True)
-    assert not made.is_drained()
-    made.lanes_reported([report("a", scan=CLEAN_SCAN), report("b", scan=ScanResult(0, None, clean=False))], 10.0)
-    assert not made.is_drained()
+    assert not made.is_settled(10.0, 60.0)
+    made.lanes_reported([report("a", scan=CLEAN_SCAN), report("b", scan=ScanResult(0, None, {"x": 1}))], 10.0)
+    assert not made.is_settled(10.0, 60.0)
     assert slices(made.plan(10.0)) == []
     assert slices(made.plan(12.0)) == [("b", 0)]
     made.lanes_reported([report("b", scan=CLEAN_SCAN, counts={"x": MessageCounts(returned=1)})], 13.0)
-    assert not made.is_drained()
+    assert not made.is_settled(13.0, 60.0)
     made.lanes_reported([report("b", scan=CLEAN_SCAN)], 14.0)
-    assert made.is_drained()
+    assert made.is_settled(14.0, 60.0)
     made.message_arrived("a")
-    assert not made.is_drained()
+    assert not made.is_settled(14.0, 60.0)
 
 
 def test_y5_a_drain_does_not_scan_a_queue_for_messages_it_knows_to_be_put_aside() -> None:
     made = planner("a", drain=True)
     made.lanes_reported([report("a", waiting={"x": (300, 7)}, memories=(aside("x", 60.0),))], 20.0)
-    assert not made.is_drained()
+    assert made.is_settled(20.0, 60.0)
     assert made.plan(79.0) is None
+    assert not made.is_settled(80.0, 60.0), "the destination is due for a probe"
+
+
+def test_y11_each_try_of_a_lane_counts_and_a_destination_that_is_ready_again_starts_anew() -> None:
+    made = planner("a", drain=True)
+    first = report("a", waiting={"X": (3, 7)}, memories=(aside("X", 60.0),), failures={"X": 1})
+    made.lanes_reported([first], 20.0)
+    assert made.waiting() == [WaitingDestination("X", 20.0, 1)]
+    made.lanes_reported([report("a", memories=(aside("X", 50.0, age=10.0),))], 31.0)
+    assert made.waiting() == [WaitingDestination("X", 20.0, 1)], "the lane has not tried"
+    made.lanes_reported([report("a", memories=(aside("x", 60.0),), failures={"x": 1})], 40.0)
+    assert made.waiting() == [WaitingDestination("X", 40.0, 2)]
+    made.lanes_reported([report("a", memories=(aside("x", readiness=Readiness.READY),))], 50.0)
+    assert made.waiting() == [WaitingDestination("X", -inf, 0)]
+
+
+def test_y11_the_last_try_of_a_drain_is_planned_at_its_time_but_not_before_the_first_pause() -> None:
+    made = planner("a", drain=True)
+    made.lanes_reported([report("a", waiting={"x": (3, 7)}, memories=(aside("x", 60.0),))], 20.0)
+    made.retry_by("x", inf, 1.0)
+    assert made.due(20.0) == 80.0
+    made.retry_by("X", 5.0, 1.0)
+    assert made.due(20.0) == 21.0
+    plan = made.plan(21.0)
+    assert plan is not None
+    assert plan.tasks == (LaneTask("a", 0, None, {"x": 7}, None),)
+
+
+def test_y11_messages_that_others_have_locked_are_scanned_for_with_growing_pauses_and_then_given_up() -> None:
+    made, now, scans = planner("a", looked=False, drain=True), 1.0, []
+    while not made.is_settled(now, 60.0):
+        now = made.due(now)
+        scans.append(now)
+        made.lanes_reported([report("a", scan=ScanResult(0, None, {"x": 2}, {"x": 1}))], now)
+    assert scans == [1.0, 3.0, 7.0, 15.0, 31.0, 61.0, 91.0]
+    assert made.queue_counts() == [QueueCounts("a", Counter(x=2), Counter(x=1))]
+    assert made.messages_that_cannot_move() == 1
+
+
+def test_y11_a_scan_over_several_lanes_counts_each_message_once_and_notices_what_was_moved_meanwhile() -> None:
+    made = planner("a", looked=False, drain=True)
+    moved = {"x": MessageCounts(returned=1)}
+    made.lanes_reported([report("a", scan=ScanResult(0, 50, {}, {"x": 1}), counts=moved)], 10.0)
+    made.lanes_reported([report("a", scan=ScanResult(50, None, {}, {"x": 1}))], 11.0)
+    assert made.queue_counts() == [QueueCounts("a", Counter(), Counter(x=2))]
+    assert not made.is_settled(11.0, 60.0)
+    # A scan for the messages of one destination says nothing about the whole queue.
+    made.lanes_reported([report("a", scan=ScanResult(7, None, {"x": 9}))], 12.0)
+    assert made.queue_counts() == [QueueCounts("a", Counter(), Counter(x=2))]
+
+
+def test_y11_a_queue_that_does_not_answer_is_tried_again_and_given_up_when_patience_is_over() -> None:
+    made, now = planner("a", drain=True), 20.0
+    made.lanes_reported([report("a", is_empty=False, failure="connection_lost")], now)
+    tries: list[float] = []
+    while not made.is_settled(now, 60.0):
+        now = made.due(now)
+        tries.append(now)
+        made.lanes_reported([report("a", is_empty=False, failure="connection_lost")], now)
+    assert made.queue_counts()[0].failure is FailureKind.CONNECTION_LOST
+    assert len(tries) > 3
+    made.lanes_reported([report("a", scan=CLEAN_SCAN)], now)
+    assert made.queue_counts()[0].failure is None
+    assert made.is_settled(now, 60.0)
 
 
 # --- what is told ----------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ class Seen(NamedTuple):
     sequence_number: int
     deferred: bool
     path: str | None
+    scheduled: bool = False
 
 
 def failed(
@@ -278,17 +279,10 @@ class TestDeferredMessages:
         deferred.scanned([Seen(4, True, "q")])
         deferred.scanned([])
         assert deferred.recall(1.0, 10) is None
-        assert deferred.clean
+        assert deferred.is_known
+        assert deferred.is_empty()
+        assert not deferred.unavailable()
         assert deferred.kept == 1
-
-    @pytest.mark.parametrize("seen", [Seen(4, True, "q"), Seen(4, False, "q")])
-    def test_a_queue_is_clean_only_if_a_whole_scan_saw_nothing(self, seen: Seen) -> None:
-        deferred = DeferredMessages(Destinations(POLICY))
-        deferred.schedule_scan(0.0)
-        deferred.next_scan(0.0)
-        deferred.scanned([seen])
-        deferred.scanned([])
-        assert not deferred.clean
 
     def test_the_destination_with_the_most_numbers_is_forgotten_first_and_found_by_a_scan(self) -> None:
         deferred = DeferredMessages(Destinations(POLICY), limit=100)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.syphon.fixed_queues import FixedQueues
 from tests.syphon.two_namespaces import TwoNamespaces, config, grounds, ids, numbered, until
 from twinbus.connect import NEXT_AVAILABLE, connect
 from twinbus.ledger import Ledger, LedgerOptions, Outcome, Role, Stage, balance, read_ledger
@@ -21,7 +20,6 @@ from twinbus.syphon.context import MoveStep, SyphonOptions
 from twinbus.syphon.discovery import ListedDiscovery, SearchedDiscovery
 from twinbus.syphon.native_transport import NativeTransport
 from twinbus.syphon.plan import Readiness, RetryPolicy
-from twinbus.syphon.syphon import PrimaryRefusesError, Syphon
 from twinbus.syphon.transport import HeldMessage
 from twinbus.testing import LocalNamespaces
 from twinbus.values import Long, Timestamp
@@ -228,7 +226,7 @@ async def test_y5_what_was_put_aside_arrives_once_its_destination_takes_messages
     faults = ground.namespaces["primary"].faults
     broken = faults.set(kind, entity=ground.orders, points=["send"])
     await ground.fill(2000)
-    async with ground.syphon(drain=True, retry_policy=QUICK) as syphon:
+    async with ground.syphon(drain=True, wait_for_destinations=60, retry_policy=QUICK) as syphon:
         running = asyncio.create_task(syphon.run())
         await until(lambda: syphon.progress().aside >= 1990)
         assert [one.readiness for one in syphon.progress().not_ready] == [Readiness.ASIDE]
@@ -310,7 +308,9 @@ async def test_y6_a_destination_that_stays_gone_has_its_messages_dead_lettered_o
     await ground.fill(50, "made-late", first=50)
     administration = AioAdministration.from_connection_string(ground.primary)
     async with ground.syphon(
-        drain=True, retry_policy=RetryPolicy(first_pause=0.1, longest_pause=0.3, gone_after=4.0)
+        drain=True,
+        wait_for_destinations=4.0,
+        retry_policy=RetryPolicy(first_pause=0.1, longest_pause=0.3, gone_after=4.0),
     ) as syphon:
         running = asyncio.create_task(syphon.run())
         await until(lambda: syphon.progress().aside == 100)
@@ -391,22 +391,6 @@ async def test_y9_stopping_finishes_what_is_in_flight_and_gives_back_the_rest(gr
     assert len(arrived) == progress.total.returned
     await ground.drain()
     assert arrived + ids(await ground.arrived()) == numbered(5000)
-
-
-async def test_y5_a_drain_whose_key_the_primary_refuses_says_so_and_ends(
-    ground: TwoNamespaces, caplog: pytest.LogCaptureFixture
-) -> None:
-    await ground.fill(5)
-    wrong = ground.primary.replace("SharedAccessKey=", "SharedAccessKey=wrong")
-    transport = NativeTransport(wrong, ground.secondary)
-    options = SyphonOptions(drain=True, retry_policy=RetryPolicy(first_pause=0.1, longest_pause=0.2))
-    async with Syphon(transport, FixedQueues([ground.queue]), primary="p", secondary="s", options=options) as syphon:
-        with pytest.raises(PrimaryRefusesError, match=f"refuses the credential .* for {ground.orders}: 5 messages"):
-            await asyncio.wait_for(syphon.run(), 30)
-    told = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert len(told) == 1
-    assert ground.orders in told[0].getMessage()
-    assert len(await ground.left()) == 5
 
 
 @pytest.mark.thorough

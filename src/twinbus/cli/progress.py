@@ -18,7 +18,7 @@ from twinbus.printable import printable
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from twinbus.syphon import Progress
+    from twinbus.syphon import LeftMessages, Progress
 
 LINE_SECONDS: Final = 5.0
 TABLE_SECONDS: Final = 0.5
@@ -66,6 +66,14 @@ class LineDisplay:
     def end(self, progress: Progress) -> None:
         self._last = ""
         self.show(progress)
+        if progress.left:
+            typer.echo("\nnot home:")
+        for one in progress.left[:_MOST_ROWS]:
+            count, where, why, step = left_texts(one)
+            typer.echo(printable(f"{count:>9}  {where}: {why}"))
+            typer.echo(printable(f"{'':11}{step}"))
+        if more := more_left(progress):
+            typer.echo(f"{'':11}{more}")
 
 
 class JsonDisplay(LineDisplay):
@@ -105,6 +113,13 @@ class TableDisplay(LineDisplay):
 
     def end(self, progress: Progress) -> None:
         self.show(progress)
+        if progress.left:
+            from rich.table import Table  # noqa: PLC0415 - slow
+
+            rows = Table("messages", "not home: destination", "why", "what to do")
+            for one in progress.left[:_MOST_ROWS]:
+                rows.add_row(*map(printable, left_texts(one)))
+            self._live.console.print(rows, *filter(None, [more_left(progress)]))
 
 
 def _drawn(progress: Progress) -> Group:
@@ -170,6 +185,17 @@ def _state(state: Any) -> str:
     return f"{state.readiness.value}{cause}, tried again in {duration(left)}"
 
 
+def left_texts(left: LeftMessages) -> tuple[str, str, str, str]:
+    """Return the number of messages, where they are or should be, why, and the next step."""
+    count = "?" if left.messages is None else f"{left.messages:,}"
+    return count, left.queue or left.destination or "(none)", left.why, left.next_step
+
+
+def more_left(progress: Progress) -> str:
+    more = len(progress.left) - _MOST_ROWS
+    return f"… and {more:,} more; --json lists them all" if more > 0 else ""
+
+
 def duration(seconds: float) -> str:
     whole = int(seconds + 0.5)
     hours, rest = divmod(whole, 3600)
@@ -193,5 +219,6 @@ def as_json(progress: Progress) -> dict[str, Any]:
         "by_destination": {path: asdict(tally) for path, tally in progress.by_destination.items()},
         "not_ready": {one.path: {"state": one.readiness.value, "cause": one.cause} for one in progress.not_ready},
         "operations": progress.operations,
+        "left": [asdict(one) for one in progress.left],
         **({} if progress.audit is None else {"audit": progress.audit}),
     }

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ import typer
 
 from twinbus.cli import connections
 from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds, State
+from twinbus.cli.cost_options import parse_duration
 from twinbus.cli.engine import Engine
 from twinbus.cli.errors import ATTENTION, FAILED, SIGNALLED, Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import refuse_unwritable
@@ -72,13 +74,23 @@ _Master = Annotated[
 _Lanes = Annotated[
     int | None, typer.Option(min=1, help="With spark: lanes per backlog queue.", show_default="all cores")
 ]
+_Wait = Annotated[
+    timedelta,
+    typer.Option(
+        parser=parse_duration,
+        metavar="SPAN",
+        help="With --drain: wait this long for destinations that are away, once nothing else can move (10m, 1h).",
+        show_default="try each once more",
+    ),
+]
 _Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two lines, without a terminal.")]
 
 
 def syphon(
     primary: Primary,
     secondary: Secondary,
-    drain: Annotated[bool, typer.Option("--drain", help="End when nothing is left to move.")] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="End when nothing more can move.")] = False,
+    wait_for_destinations: _Wait = timedelta(0),
     rate: _Rate = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be moved, and move nothing.")] = False,
     transport: _Transport = Carrier.NATIVE,
@@ -104,15 +116,19 @@ def syphon(
 
     With --state, nothing is delivered to an entity that an operator holds there.
 
+    With --drain, it ends when no message that is left can move, and each destination that is away was tried once
+    more. It lists why messages are not home, and what to do.
+
     With --drain and --ledger, an audit follows the drain: it compares the ledger with the backlog queues.
 
     Exit code: 0 if stopped or all was moved, 1 if it could not work, 128 + signal after a second signal.
 
-    With --drain: 3 if messages are left dead-lettered, kept or put aside, 1 if the audit finds a loss.
+    With --drain: 3 if messages are left, 1 if the audit finds a loss.
 
     Examples:
       twinbus syphon                                     # as long as the pair is used
-      twinbus syphon --drain --ledger ./ledger           # until nothing is left to move
+      twinbus syphon --drain --ledger ./ledger           # until nothing more can move
+      twinbus syphon --drain --wait-for-destinations 10m
       twinbus syphon --dry-run                           # what would be moved
       twinbus syphon --drain --engine spark --lanes 4    # at scale, on Spark
     """
@@ -127,9 +143,12 @@ def syphon(
                 "--state works with --engine native only",
                 "A syphon on Spark delivers to held entities too: stop it while an operator holds one.",
             )
+        if wait_for_destinations and (dry_run or not drain):
+            raise WrongUsageError("--wait-for-destinations needs --drain", "Add it, or leave it out.")
         connections.require_two_namespaces(primary, secondary)
         name = connections.backlog_name(primary, primary_name)
-        options = SyphonOptions(rate=rate, drain=drain, ttl=ttl.value)
+        wait = wait_for_destinations.total_seconds()
+        options = SyphonOptions(rate=rate, drain=drain, wait_for_destinations=wait, ttl=ttl.value)
         configure_logging("warning", keys=[ConnectionString.parse(text).key for text in (primary, secondary)])
         work = _Work(primary, secondary, name, transport, seconds, state)
         if dry_run:
@@ -144,7 +163,7 @@ def syphon(
             if not json:
                 show_lost(ended.audit)
             raise typer.Exit(FAILED)
-        if drain and (ended.total.dead_lettered or ended.total.kept or ended.aside):
+        if drain and (ended.left or ended.total.dead_lettered or ended.total.kept or ended.aside):
             raise typer.Exit(ATTENTION)
 
 
@@ -212,7 +231,7 @@ class _Work:
             await self._look(discovery, must_answer=options.drain)
 
             async def audit() -> Mapping[str, Any] | None:
-                return await self._audit(book) if book is not None and options.drain and made.is_drained else None
+                return await self._audit(book) if book is not None and made.has_drained else None
 
             return await _shown(made, shown, audit)
 
@@ -245,12 +264,17 @@ class _Work:
             transport = await self._transport(stack)
             stack.push_async_callback(transport.close)
             discovery = connections.discovery(self.name, self.secondary, transport, self.seconds)
-            settings = SparkSyphonOptions(lanes=lanes, drain=options.drain, rate=options.rate)
+            settings = SparkSyphonOptions(
+                lanes=lanes,
+                drain=options.drain,
+                rate=options.rate,
+                wait_for_destinations=options.wait_for_destinations,
+            )
             made = await stack.enter_async_context(SparkSyphon(spark, discovery, job, settings))
             await self._look(discovery, must_answer=options.drain)
 
             async def audit() -> Mapping[str, Any] | None:
-                if ledger is None or not options.drain or not made.is_drained:
+                if ledger is None or not made.has_drained:
                     return None
                 with Ledger(ledger, Role.AUDIT) as book:
                     return await self._audit(book)

@@ -37,20 +37,23 @@ if TYPE_CHECKING:
     )
     from twinbus.syphon.dry_run import DestinationBacklog, DryRunResult, count_backlog
     from twinbus.syphon.embedded import AioPairSyphon, ThreadPairSyphon
+    from twinbus.syphon.left_messages import LeftMessages, QueueCounts, left_by_destination
     from twinbus.syphon.native_transport import NativeTransport
     from twinbus.syphon.plan import (
         SCAN_INTERVAL,
         DestinationMemory,
         DestinationStatus,
+        DrainEnd,
         Readiness,
         RetryPolicy,
+        WaitingDestination,
         destination_key,
     )
-    from twinbus.syphon.progress import MessageCounts, Progress, ProgressCounter
+    from twinbus.syphon.progress import MessageCounts, Progress, ProgressCounter, messages_that_can_move
     from twinbus.syphon.pump import Pump
     from twinbus.syphon.sdk_transport import SdkTransport
     from twinbus.syphon.shared_holds import SharedHolds
-    from twinbus.syphon.syphon import DISCOVERY_INTERVAL, PrimaryRefusesError, Syphon, SyphonBrokenError, SyphonState
+    from twinbus.syphon.syphon import DISCOVERY_INTERVAL, SecondaryAwayError, Syphon, SyphonBrokenError, SyphonState
     from twinbus.syphon.syphon_ledger import NOT_TRIED, SyphonLedger
     from twinbus.syphon.translation import destination_of
     from twinbus.syphon.transport import PEEK_PAGE_SIZE, BacklogFailedError, HeldMessage, TimeToLive, Transport
@@ -76,9 +79,11 @@ __all__ = [
     "DestinationMemory",
     "DestinationStatus",
     "Discovery",
+    "DrainEnd",
     "DryRunResult",
     "EmptiedListener",
     "HeldMessage",
+    "LeftMessages",
     "ListedDiscovery",
     "ListedMessages",
     "ListedOrSearchedDiscovery",
@@ -87,15 +92,16 @@ __all__ = [
     "NamespaceAccess",
     "NativeTransport",
     "NotResubmittedError",
-    "PrimaryRefusesError",
     "Progress",
     "ProgressCounter",
     "Pump",
+    "QueueCounts",
     "Readiness",
     "RemainingMessages",
     "RetryPolicy",
     "SdkTransport",
     "SearchedDiscovery",
+    "SecondaryAwayError",
     "SharedHolds",
     "StepListener",
     "Syphon",
@@ -107,10 +113,13 @@ __all__ = [
     "ThreadPairSyphon",
     "TimeToLive",
     "Transport",
+    "WaitingDestination",
     "count_backlog",
     "destination_key",
     "destination_of",
     "find_audited_queues",
+    "left_by_destination",
+    "messages_that_can_move",
     "open_writers",
     "primaries_of",
     "record_audit",
@@ -126,13 +135,15 @@ _NAMES_BY_MODULE: Final = {
     "discovery": "Discovery ListedDiscovery ListedOrSearchedDiscovery RemainingMessages SearchedDiscovery",
     "dry_run": "DestinationBacklog DryRunResult count_backlog",
     "embedded": "AioPairSyphon ThreadPairSyphon",
+    "left_messages": "LeftMessages QueueCounts left_by_destination",
     "native_transport": "NativeTransport",
-    "plan": "DestinationMemory DestinationStatus Readiness RetryPolicy SCAN_INTERVAL destination_key",
-    "progress": "MessageCounts Progress ProgressCounter",
+    "plan": "DestinationMemory DestinationStatus DrainEnd Readiness RetryPolicy SCAN_INTERVAL WaitingDestination"
+    " destination_key",
+    "progress": "MessageCounts Progress ProgressCounter messages_that_can_move",
     "pump": "Pump",
     "sdk_transport": "SdkTransport",
     "shared_holds": "SharedHolds",
-    "syphon": "DISCOVERY_INTERVAL PrimaryRefusesError Syphon SyphonBrokenError SyphonState",
+    "syphon": "DISCOVERY_INTERVAL SecondaryAwayError Syphon SyphonBrokenError SyphonState",
     "syphon_ledger": "NOT_TRIED SyphonLedger",
     "translation": "destination_of",
     "transport": "PEEK_PAGE_SIZE BacklogFailedError HeldMessage TimeToLive Transport",

@@ -54,7 +54,9 @@ class SyphonOptions:
     rate: float | None = None
     """The most messages per second for all pumps together; None is unlimited."""
     drain: bool = False
-    """Whether the syphon ends once every backlog queue is empty."""
+    """Whether the syphon ends once no message that is left can move (Y11)."""
+    wait_for_destinations: float = 0.0
+    """Seconds that a drain waits for destinations that are not ready, once nothing else can move."""
     ttl: TimeToLive = "restart"
     poll: float = 900.0
     """Y2: seconds of one long poll."""
@@ -71,6 +73,8 @@ class SyphonOptions:
             raise OptionError("ttl", self.ttl, "one of restart, absolute")
         if not 0 < self.poll <= 900:
             raise OptionError("poll", self.poll, "seconds, at most 900")
+        if not 0 <= self.wait_for_destinations < math.inf:
+            raise OptionError("wait_for_destinations", self.wait_for_destinations, "seconds, at least 0 and finite")
         for option in ("window", "window_bytes"):
             if getattr(self, option) < 1:
                 raise OptionError(option, getattr(self, option), "at least 1")

@@ -78,6 +78,8 @@ class Mover:
         on_put_aside: Callable[[], None],
     ) -> None:
         self.completed = 0
+        self.moved = 0
+        """How many messages were moved: completed, dead-lettered or kept."""
         self._queue = queue
         self._backlog = backlog
         self._deferred = deferred
@@ -276,6 +278,7 @@ class Mover:
         batch.settled(held)
         self._report(MoveStep.COMPLETED, held)
         self.completed += len(held) - len(lost)
+        self.moved += len(held)
 
     async def _write_outcome(self, batch: HeldBatch, path: str, messages: Sequence[OutgoingMessage]) -> bool:
         """Write the outcome of a send to the ledger's file (L1). Return whether the messages may be completed.
@@ -308,6 +311,7 @@ class Mover:
     async def _keep(self, batch: HeldBatch, held: HeldMessage, error: CannotCarryError) -> None:
         numbers = await self._defer(batch, [held])
         self._deferred.keep(numbers)
+        self.moved += len(numbers)
         if numbers:
             _log.warning("message %s stays in %s: %s", held.message_id, self._queue, error)
             now = self._clock.time(self._context.now())
@@ -343,6 +347,7 @@ class Mover:
             _log.warning("%d messages were dead-lettered: %s: %s", len(done), reason, description)
             now = self._clock.time(self._context.now())
             self._context.ledger.moved(Move.DEAD_LETTERED, self._queue, path, done, reason, now)
+            self.moved += len(done)
 
     async def _abandon(self, batch: HeldBatch, messages: Sequence[OutgoingMessage]) -> None:
         held = [message.held for message in messages]

@@ -287,4 +287,5 @@ def peeked_message(message: ReceivedMessage) -> PeekedMessage:
         message.message_id,
         len(message.raw),
         message.enqueued_time or _EPOCH,
+        message.state is MessageState.SCHEDULED,
     )

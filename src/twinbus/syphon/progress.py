@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.syphon.plan import DestinationStatus, Readiness
+
+if TYPE_CHECKING:
+    from twinbus.syphon.left_messages import LeftMessages
 
 _RATE_SECONDS: Final = 10.0
 MAX_COUNTED_DESTINATIONS: Final = 10_000
@@ -25,7 +28,8 @@ class MessageCounts:
     `deferred` is the number of deferrals: a message that was deferred twice counts twice. `Progress.aside` is the
     number of messages that are deferred now. `kept` messages stay in the backlog, because the transport would change
     them (Y10). `possible_duplicates` counts a message for each send of unknown outcome, and for each completion that
-    failed after its delivery: the message is sent again.
+    failed after its delivery: the message is sent again. `dead_letter_reasons` has the dead-lettered messages
+    by reason.
     """
 
     returned: int = 0
@@ -34,6 +38,7 @@ class MessageCounts:
     kept: int = 0
     possible_duplicates: int = 0
     bytes: int = 0
+    dead_letter_reasons: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +46,11 @@ class Progress:
     """The progress of a syphon at one time.
 
     `rate` is in messages per second. `held` messages are locked by the syphon. `aside_by_destination` has the numbers
-    of messages that are deferred now. `remaining` and `seconds_left` are None if unknown. `lanes_lost` is the number of
-    lanes of a syphon on Spark that ended without a report: what they moved is in the ledger, not in these numbers.
-    `audit` is what the audit after a drain found (L3), if there was one.
+    of messages that are deferred now. `remaining` is the number of messages in the backlog that can move; messages that
+    are put aside, kept or scheduled cannot. `seconds_left` is the time for these. Both are None if unknown. `left` says
+    what a drain that ended by itself has left, and why (Y11). `lanes_lost` is the number of lanes of a syphon on Spark
+    that ended without a report: what they moved is in the ledger, not in these numbers. `audit` is what the audit after
+    a drain found (L3), if there was one.
     """
 
     seconds: float
@@ -58,6 +65,7 @@ class Progress:
     seconds_left: float | None
     state: str
     lanes_lost: int = 0
+    left: tuple[LeftMessages, ...] = ()
     audit: Mapping[str, Any] | None = None
 
     @property
@@ -68,6 +76,11 @@ class Progress:
     @property
     def not_ready(self) -> tuple[DestinationStatus, ...]:
         return tuple(one for one in self.states if one.readiness is not Readiness.READY)
+
+
+def messages_that_can_move(backlog: int | None, stuck: int) -> int | None:
+    """Return how many of the messages in the backlog can move, if `stuck` of them cannot; None if it is not known."""
+    return None if backlog is None else max(0, backlog - stuck)
 
 
 @dataclass(slots=True)
@@ -96,9 +109,10 @@ class ProgressCounter:
         self.total.deferred += messages
         self._of(path).deferred += messages
 
-    def dead_lettered(self, path: str, messages: int) -> None:
-        self.total.dead_lettered += messages
-        self._of(path).dead_lettered += messages
+    def dead_lettered(self, path: str, messages: int, reason: str) -> None:
+        for counts in (self.total, self._of(path)):
+            counts.dead_lettered += messages
+            counts.dead_letter_reasons[reason] = counts.dead_letter_reasons.get(reason, 0) + messages
 
     def kept(self, path: str, messages: int) -> None:
         self.total.kept += messages

@@ -16,10 +16,11 @@ from math import inf, isinf
 from typing import Any, Final
 
 from twinbus.backlog import FailureKind
+from twinbus.syphon.broker_clock import ASSUMED_LOCK
 from twinbus.syphon.context import MIB, SyphonContext
 from twinbus.syphon.held_batch import HeldBatch, LockRenewer
 from twinbus.syphon.mover import Mover
-from twinbus.syphon.plan import DeferredMessages, Recall
+from twinbus.syphon.plan import DeferredMessages, QueueDrain, Recall
 from twinbus.syphon.transport import PEEK_PAGE_SIZE, BacklogFailedError, HeldMessage
 
 _log = logging.getLogger(__name__)
@@ -30,10 +31,12 @@ MAX_RECALLS: Final = 4
 """The most requests for deferred messages that are in flight at a time."""
 _RECALL_SIZE: Final = 500
 _RECALL_BYTES: Final = MIB
-# Seconds of a poll while draining, and until the queue was first found empty. In both cases a fast answer is worth more
-# than the price of an empty receive.
+# Seconds of a poll until the queue is found empty: at the start, and in a drain after each received message. A fast
+# answer is worth more there than the price of an empty receive.
 _SHORT_POLL: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
+# A drain gives up a queue that fails for a minute (`Syphon`). So it has to notice early that the queue answers again.
+_LONGEST_DRAIN_PAUSE: Final = 5.0
 # A queue counts as emptied when no message arrived for this time after its last message was moved.
 _QUIET_SECONDS: Final = 1.0
 # A loop that waits for the rate limit checks at this interval whether `set_rate` has changed the rate.
@@ -43,20 +46,24 @@ _CANCELLATIONS: Final = 10
 _CANCEL_SECONDS: Final = 1.0
 # The assumed size of a message, in bytes, until the first message was received.
 _FIRST_SIZE: Final = 16 * 1024
+# A drain waits for messages that another receiver has locked for the lock duration and this number of seconds.
+_LOCK_MARGIN: Final = 5.0
 
 
 class Pump:
     """The pump of one backlog queue.
 
-    `start` and `pause` may be called repeatedly, alternately; `close` is the last call. A draining pump sets `drained`
-    once its queue is empty.
+    `start` and `pause` may be called repeatedly, alternately; `close` is the last call.
     """
 
     def __init__(self, queue: str, context: SyphonContext) -> None:
         self.queue = queue
-        self.drained = False
         self.failure: FailureKind | None = None
         """Why the last request to the queue failed; None if the last request succeeded."""
+        self.failing_since: float | None = None
+        """When the first request failed of those that failed since the last success; None if the last one succeeded."""
+        self.failing_for = 0.0
+        """Seconds from that first failure to the last failure."""
         self.deferred = DeferredMessages(context.destinations)
         self.held = 0
         self.is_empty = False
@@ -75,17 +82,32 @@ class Pump:
         self._receipts = 0
         self._recalls = 0
         self._was_ever_empty = False
-        self._received_since_scan = True
         self._pausing = False
-        self._on_drained: Callable[[], None] | None = None
+        self._drain = QueueDrain(self.deferred) if context.options.drain else None
+        self._on_change: Callable[[], None] = lambda: None
         context.add_listener(self._wake_recall)
 
-    def when_drained(self, call: Callable[[], None]) -> None:
-        self._on_drained = call
+    def when_changed(self, call: Callable[[], None]) -> None:
+        """From now on, call `call` when the result of `is_settled` may have changed. Only a draining pump calls."""
+        if self._drain is not None:
+            self._on_change = call
 
     def idle_until(self, now: float) -> float:
         """Return the time at which the pump will have work, if no message arrives before; -inf if it has work now."""
         return -inf if self._moves or not self.is_empty else self.deferred.due(now)
+
+    def is_settled(self, now: float) -> bool:
+        """Return whether no message of the queue can move now (Y11). If only a scan can show this, schedule the scan.
+
+        Only for a draining pump.
+        """
+        if self._drain is None or self.failing_since is not None or self._moves or not self._is_caught_up():
+            return False
+        lock = self._clock.lock if self._clock.lock_seconds is not None else max(self._clock.lock, ASSUMED_LOCK)
+        settled = self._drain.is_settled(now, self._mover.moved, lock + _LOCK_MARGIN)
+        if not settled:
+            self._wake_recall()
+        return settled
 
     def start(self) -> None:
         if not self._loops:
@@ -124,23 +146,28 @@ class Pump:
 
     async def _receive_loop(self) -> None:
         context, failures = self._context, 0
-        while not (self.drained or self._pausing):
+        while not self._pausing:
             await self._wait_for_rate()
             count = await self._wait_for_capacity()
             wait = context.options.poll
-            if context.options.drain or not self._was_ever_empty:
+            if not self._was_ever_empty or (self._drain is not None and not self._is_caught_up()):
                 wait = min(_SHORT_POLL, wait)
             try:
                 held = await self._backlog.receive(count, wait)
             except BacklogFailedError as error:
                 failures += 1
+                self.is_empty = False
                 await self._pause_after(error, failures)
                 continue
-            failures, self.failure = 0, None
+            failures = 0
+            self._request_succeeded()
             if held:
                 context.rate_limit.spend(len(held), context.now())
-                self._received_since_scan, self.is_empty = True, False
+                self.is_empty = False
                 self._receipts += 1
+                if self._drain is not None:
+                    self.deferred.received(one.sequence_number for one in held)
+                    self._drain.received(held[-1].sequence_number, self._mover.moved, context.now())
                 self._start_move(self._move(self._hold(held)))
             else:
                 self._found_empty()
@@ -150,22 +177,29 @@ class Pump:
         self._was_ever_empty = self.is_empty = True
         self.deferred.schedule_first_scan(now)
         self._report_if_emptied(self._receipts)
-        if self._context.options.drain and not self._moves and self.deferred.is_empty():
-            if self._received_since_scan or not self.deferred.clean:
-                # Other receivers may hold messages or have deferred some. Only a scan shows that the queue is empty.
-                self._received_since_scan = False
-                self.deferred.schedule_scan(now)
-            else:
-                self.drained = True
-                if self._on_drained is not None:
-                    self._on_drained()
         self._wake_recall()
+        self._on_change()
+
+    def _is_caught_up(self) -> bool:
+        """Return whether the pump has received every message that was in the queue when it was last found empty or
+        scanned.
+        """
+        return self.is_empty or (self._drain is not None and self._drain.has_passed_scan(self._mover.moved))
+
+    def _request_succeeded(self) -> None:
+        self.failure = self.failing_since = None
+        self.failing_for = 0.0
 
     async def _pause_after(self, error: BacklogFailedError, failures: int) -> None:
         if self.failure is not error.kind:
             _log.warning("%s", error)
         self.failure = error.kind
-        await asyncio.sleep(min(2.0 ** min(failures - 1, 10), _LONGEST_PAUSE) * (1 - self._context.chance() / 2))
+        now = self._context.now()
+        self.failing_since = now if self.failing_since is None else self.failing_since
+        self.failing_for = now - self.failing_since
+        self._on_change()
+        longest = _LONGEST_PAUSE if self._drain is None else _LONGEST_DRAIN_PAUSE
+        await asyncio.sleep(min(2.0 ** min(failures - 1, 10), longest) * (1 - self._context.chance() / 2))
 
     async def _wait_for_rate(self) -> None:
         """Wait for the delay that the rate limit has at the start of this call.
@@ -202,7 +236,12 @@ class Pump:
             now = context.now()
             busy = self._recalls >= MAX_RECALLS or self._capacity() < min(_RECALL_SIZE // 2, self.held)
             if (start := self.deferred.next_scan(now)) is not None:
+                if self._drain is not None and not start:
+                    self._drain.scan_began(self._mover.moved)
                 await self._scan(start)
+                if self._drain is not None and not self.deferred.is_scanning:
+                    self._drain.scan_ended(context.now(), has_failed=not self.deferred.is_known)
+                    self._on_change()
                 continue
             recall, delay = None, 0.0
             if len(self.deferred):
@@ -230,6 +269,7 @@ class Pump:
         context, left_out = self._context, 0
         try:
             held = await self._backlog.receive_deferred(recall.numbers)
+            self._request_succeeded()
             left_out = len(recall.numbers) - len(held)
             if held:
                 await self._move(self._hold(held), recall)
@@ -253,6 +293,7 @@ class Pump:
             self.deferred.schedule_rescan(self._context.now())
             await self._pause_after(error, 1)
         else:
+            self._request_succeeded()
             self.deferred.scanned(found)
 
     def _wake_recall(self) -> None:
@@ -296,6 +337,7 @@ class Pump:
     def _move_ended(self, task: asyncio.Task[None]) -> None:
         self._moves.discard(task)
         if not self._moves:
+            self._on_change()
             asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._report_if_emptied, self._receipts)
         if not task.cancelled() and (error := task.exception()) is not None:
             # The broker delivers the messages of this batch again when their locks end. A scan finds deferred messages.

@@ -1,7 +1,8 @@
 """A syphon: finds the backlog queues, runs a pump on each queue, reports progress.
 
-A syphon ends when it is stopped; a draining syphon also ends when all messages are moved. Several syphons may run at
-the same time, in one process or on many machines: the broker's locks divide the messages among them (Y1).
+A syphon ends when it is stopped; a draining syphon also ends when no message that is left can move (Y11). Several
+syphons may run at the same time, in one process or on many machines: the broker's locks divide the messages among them
+(Y1).
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ import contextlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
+from math import inf
 from types import TracebackType
 from typing import Final, Self
 
-from twinbus.backlog import CREDENTIAL_REFUSED
 from twinbus.errors import OperatorError, TwinbusError
 from twinbus.ledger import Ledger
 from twinbus.syphon.context import EmptiedListener, StepListener, SyphonContext, SyphonOptions, wall_clock
 from twinbus.syphon.discovery import Discovery, RemainingMessages
-from twinbus.syphon.plan import DestinationStatus, destination_key
-from twinbus.syphon.progress import Progress, ProgressCounter
+from twinbus.syphon.left_messages import LeftMessages, QueueCounts, left_by_destination
+from twinbus.syphon.plan import DrainEnd
+from twinbus.syphon.progress import Progress, ProgressCounter, messages_that_can_move
 from twinbus.syphon.pump import Pump
 from twinbus.syphon.shared_holds import SharedHolds
 from twinbus.syphon.syphon_ledger import SyphonLedger
@@ -35,9 +38,9 @@ DISCOVERY_INTERVAL: Final = 3600.0
 """Seconds between two searches for new backlog queues."""
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
-# A drain gives up after this number of refusals, not after the first: a new right takes effect only after some seconds.
-_REFUSALS: Final = 3
-_NAMED_PATHS: Final = 5
+# A drain gives up a backlog queue that has not answered for this number of seconds. A destination is given up earlier:
+# what waits for it is known, but what is left in such a queue is not.
+_QUEUE_PATIENCE: Final = 60.0
 
 
 class SyphonState(StrEnum):
@@ -55,15 +58,13 @@ class SyphonBrokenError(TwinbusError):
     """
 
 
-class PrimaryRefusesError(OperatorError):
-    """A drain cannot end: all messages that are left are for entities that refuse the credential."""
+class SecondaryAwayError(OperatorError):
+    """A drain found no backlog queue, because the secondary did not answer."""
 
-    def __init__(self, statuses: Sequence[DestinationStatus], messages: int) -> None:
-        paths = ", ".join(sorted(one.path for one in statuses)[:_NAMED_PATHS])
-        more = f" and {len(statuses) - _NAMED_PATHS} more" if len(statuses) > _NAMED_PATHS else ""
+    def __init__(self, seconds: float, error: Exception) -> None:
         super().__init__(
-            f"the primary refuses the credential ({statuses[0].cause}) for {paths}{more}: {messages} messages wait",
-            "Check the key's name, the key itself, and its Send right on the primary. Nothing is lost.",
+            f"the backlog queues could not be found for {seconds:.0f} s: {error}",
+            "Check that the secondary can be reached and that the key has the right Listen. Then drain again.",
         )
 
 
@@ -113,7 +114,12 @@ class Syphon:
         self._paused = False
         self._discover_at = float("-inf")
         self._discovery_pause = _FIRST_PAUSE
+        self._search_failing_since: float | None = None
         self._remaining = RemainingMessages(discovery)
+        self._drain_end = DrainEnd(self.options.wait_for_destinations)
+        self._settled: dict[Pump, int] = {}
+        """By pump, how many messages were moved when no message of its queue could move."""
+        self._has_drained = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -149,9 +155,10 @@ class Syphon:
     # --- running -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> Progress:
-        """Run until `stop` or, while draining, until every backlog queue was found empty.
+        """Run until `stop` or, while draining, until no message that is left can move.
 
-        Raises PrimaryRefusesError if a drain cannot end, SyphonBrokenError if a pump ended by a defect.
+        The result of a drain that ended by itself names the messages that are left (`Progress.left`). Raises
+        SyphonBrokenError if a pump ended by a defect, and SecondaryAwayError if a drain finds no backlog queue.
         """
         context = self._context
         self.state = SyphonState.RUNNING
@@ -167,11 +174,10 @@ class Syphon:
                     self.state = SyphonState.RUNNING
                     await self._discover()
                     for pump in self._pumps.values():
-                        if not pump.drained:
-                            pump.start()
-                    if self.is_drained:
+                        pump.start()
+                    if self.options.drain and self._is_drain_over():
+                        self._has_drained = True
                         break
-                    self._check_refusals()
                 await self._wait()
         finally:
             watching.cancel()
@@ -179,7 +185,7 @@ class Syphon:
             self.state = SyphonState.ENDED
         if context.pump_error is not None:
             raise SyphonBrokenError(f"a pump ended: {context.pump_error!r}") from context.pump_error
-        return self.progress()
+        return replace(self.progress(), left=self._left()) if self._has_drained else self.progress()
 
     async def close(self) -> None:
         self.stop()
@@ -209,15 +215,17 @@ class Syphon:
             found = await self._discovery.queues()
         except Exception as error:
             pause = self._discovery_pause
+            self._check_search(error)
             _log.warning("the search for backlog queues failed, next try in %g s: %s", pause, error)
             self._discover_at = now() + pause
             self._discovery_pause = min(pause * 2, _LONGEST_PAUSE)
             return
         self._discover_at, self._discovery_pause = now() + DISCOVERY_INTERVAL, _FIRST_PAUSE
+        self._search_failing_since = None
         for queue in found:
             if queue not in self._pumps:
                 pump = self._pumps[queue] = Pump(queue, self._context)
-                pump.when_drained(self._wake)
+                pump.when_changed(self._wake)
             self._context.broker_clock(queue).lock_seconds = self._discovery.lock_seconds(queue)
         self._context.pump_count = max(1, len(self._pumps))
         if not found:
@@ -225,22 +233,45 @@ class Syphon:
             if self.options.drain:
                 self.stop()
 
-    def _check_refusals(self) -> None:
-        """Raise PrimaryRefusesError if a drain waits only for entities that refuse the credential."""
+    def _check_search(self, error: Exception) -> None:
+        """Raise SecondaryAwayError if a drain has searched for its backlog queues for too long."""
+        now = self._context.now()
+        if self._search_failing_since is None:
+            self._search_failing_since = now
+        waited = now - self._search_failing_since
+        if self.options.drain and not self._pumps and waited >= self._queue_patience:
+            raise SecondaryAwayError(waited, error) from error
+
+    def _is_drain_over(self) -> bool:
+        """Return whether the drain ends now. If not, set the times of the next probes."""
+        context, total = self._context, self._counts.total
+        now, destinations = context.now(), context.destinations
+        moved = total.returned + total.dead_lettered + total.kept
         pumps = self._pumps.values()
-        if not self.options.drain or any(pump.held or not pump.is_empty for pump in pumps):
-            return
-        waiting = [(destination_key(path), n) for pump in pumps for path, (n, _) in pump.deferred.waiting().items()]
-        keys = {key for key, _ in waiting}
-        statuses = [one for one in self._context.destinations.statuses() if destination_key(one.path) in keys]
-        if statuses and all(one.cause in CREDENTIAL_REFUSED and one.failures >= _REFUSALS for one in statuses):
-            raise PrimaryRefusesError(statuses, sum(count for _, count in waiting))
+        for pump in pumps:
+            if pump.is_settled(now) or pump.failing_for >= self._queue_patience:
+                self._settled[pump] = moved
+        is_settled = bool(pumps) and all(self._settled.get(pump) == moved for pump in pumps)
+        paths = {path for pump in pumps for path in pump.deferred.destinations()}
+        waiting = [destinations.waits(path) for path in paths]
+        if self._drain_end.is_over(now, moved, is_settled=is_settled, waiting=waiting):
+            return True
+        changed = [destinations.retry_by(path, self._drain_end.last_try_at) for path in paths]
+        if any(changed):
+            context.notify_listeners()
+        return False
+
+    @property
+    def _queue_patience(self) -> float:
+        return max(self.options.wait_for_destinations, _QUEUE_PATIENCE)
 
     async def _wait(self) -> None:
-        """Wait until `_wake` is called or the next search for queues is due."""
-        left = self._discover_at - self._context.now()
+        """Wait until `_wake` is called, the next search for queues is due, or a drain may be over."""
+        now = self._context.now()
+        last_try = self._drain_end.last_try_at
+        due = min(self._discover_at, last_try if last_try > now else inf)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if self._paused else max(left, 0.0)):
+            async with asyncio.timeout(None if self._paused else max(due - now, 0.0)):
                 await self._woken.wait()
 
     async def _pause_pumps(self, state: SyphonState) -> None:
@@ -258,14 +289,15 @@ class Syphon:
         return tuple(self._pumps)
 
     @property
-    def is_drained(self) -> bool:
-        """Whether every backlog queue was drained: `run` ended by itself, not by `stop`."""
-        return bool(self._pumps) and all(pump.drained for pump in self._pumps.values())
+    def has_drained(self) -> bool:
+        """Whether a drain ended by itself, not by `stop`. Messages may be left: see `Progress.left`."""
+        return self._has_drained
 
     def progress(self) -> Progress:
         now, counts = self._context.now(), self._counts
         rate = counts.rate(now)
-        remaining = self._remaining.last
+        aside = self._aside()
+        remaining = messages_that_can_move(self._remaining.last, self._stuck(aside))
         return Progress(
             seconds=now - counts.began,
             total=counts.total,
@@ -274,7 +306,7 @@ class Syphon:
             operations=dict(Counter(counts.operations)),
             rate=rate,
             held=sum(pump.held for pump in self._pumps.values()),
-            aside_by_destination=self._aside(),
+            aside_by_destination=aside,
             remaining=remaining,
             seconds_left=None if remaining is None or rate == 0 else remaining / rate,
             state=str(self.state),
@@ -284,12 +316,34 @@ class Syphon:
         """Return by destination how many messages are put aside."""
         aside: Counter[str] = Counter()
         for pump in self._pumps.values():
-            aside.update({path: count for path, (count, _) in pump.deferred.waiting().items()})
+            aside.update(pump.deferred.counts())
         return aside
 
+    def _stuck(self, aside: Counter[str]) -> int:
+        """Return how many messages of the backlog cannot move now: put aside, kept or scheduled."""
+        pumps = self._pumps.values()
+        not_ready = sum(count for path, count in aside.items() if not self._context.destinations.is_ready(path))
+        return not_ready + sum(pump.deferred.kept + pump.deferred.scheduled.total() for pump in pumps)
+
+    def _left(self) -> tuple[LeftMessages, ...]:
+        destinations = self._context.destinations
+        queues = [
+            QueueCounts(
+                pump.queue,
+                pump.deferred.unavailable(),
+                pump.deferred.scheduled,
+                None if pump.failing_since is None else pump.failure,
+            )
+            for pump in self._pumps.values()
+        ]
+        return left_by_destination(
+            self._aside(), destinations.statuses(), self._counts.by_destination, queues, destinations.is_held
+        )
+
     async def count_remaining(self) -> int | None:
-        """Return the number of messages in the backlog; None if it is not known. `progress` then shows this number too.
+        """Return the number of messages that can move; None if it is not known. `progress` then shows this number too.
 
         Sends a request only if messages were moved since the last request.
         """
-        return await self._remaining.count(self._counts.total, self._context.now())
+        await self._remaining.count(self._counts.total, self._context.now())
+        return self.progress().remaining

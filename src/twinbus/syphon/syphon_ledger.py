@@ -220,7 +220,7 @@ class SyphonLedger:
         """
         match move:
             case Move.DEAD_LETTERED:
-                self.counts.dead_lettered(path or "", len(held))
+                self.counts.dead_lettered(path or "", len(held), reason or "")
             case Move.KEPT:
                 self.counts.kept(path or "", len(held))
             case Move.POSSIBLE_DUPLICATE:

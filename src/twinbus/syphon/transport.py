@@ -73,6 +73,8 @@ class PeekedMessage:
     message_id: MessageId | None
     size: int
     enqueued_time: datetime
+    scheduled: bool = False
+    """Whether the message becomes available at a later time."""
 
 
 class Backlog(Protocol):

@@ -28,7 +28,7 @@ from tests.syphon.simulation.simulated_namespaces import (
 from twinbus.backlog import FailureKind
 from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.plan import RetryPolicy
-from twinbus.syphon.syphon import PrimaryRefusesError, Syphon
+from twinbus.syphon.syphon import Syphon
 
 from .loop import run
 
@@ -36,7 +36,6 @@ HORIZON = 900.0
 GONE_AFTER = 60.0
 LOCK = 60.0
 LATEST = 24 * 3600.0
-REFUSED_SECONDS = 30.0
 
 
 @dataclass
@@ -158,13 +157,7 @@ class World:
         )
         running = asyncio.create_task(syphon.run())
         if seconds is None:
-            try:
-                await running
-            except PrimaryRefusesError:
-                # As if an operator had seen the error and started the syphon again.
-                await syphon.close()
-                await asyncio.sleep(REFUSED_SECONDS)
-                await self._life(drain=drain)
+            await running
             return
         await asyncio.sleep(seconds)
         if killed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import tempfile
 from collections import Counter
@@ -30,6 +31,8 @@ from twinbus.syphon import (
     DISCOVERY_INTERVAL,
     DestinationStatus,
     Discovery,
+    DrainEnd,
+    LeftMessages,
     NamespaceAccess,
     Progress,
     ProgressCounter,
@@ -37,6 +40,8 @@ from twinbus.syphon import (
     SyphonBrokenError,
     SyphonLedger,
     SyphonState,
+    left_by_destination,
+    messages_that_can_move,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +54,8 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _SHORTEST_WAIT: Final = 0.01
+# A drain gives up a backlog queue that has not answered for this number of seconds.
+_QUEUE_PATIENCE: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +63,8 @@ class SparkSyphonOptions:
     """The options of a syphon on Spark.
 
     `lanes`: the most lanes on one backlog queue; None for as many as Spark has cores. `rate`: the most messages per
-    second of all lanes together. `patience`: a drain that moves no message for this number of seconds ends.
+    second of all lanes together. `wait_for_destinations`: the seconds that a drain waits for destinations that are not
+    ready, once nothing else can move (Y11).
     `checkpoint`: the folder for Spark's checkpoint. If it is None, each run has a new checkpoint. This loses no
     message, because the messages that are to be moved are in the backlog queues, not in the checkpoint.
     """
@@ -65,7 +73,7 @@ class SparkSyphonOptions:
     drain: bool = False
     rate: float | None = None
     poll: float = 900.0
-    patience: float = 900.0
+    wait_for_destinations: float = 0.0
     checkpoint: str | None = None
     source: type[SyphonSource] = field(default=SyphonSource)
 
@@ -74,6 +82,8 @@ class SparkSyphonOptions:
             raise OptionError("lanes", self.lanes, "at least 1")
         if self.rate is not None and not self.rate > 0:
             raise OptionError("rate", self.rate, "messages a second, more than 0")
+        if not 0 <= self.wait_for_destinations < math.inf:
+            raise OptionError("wait_for_destinations", self.wait_for_destinations, "seconds, at least 0 and finite")
 
 
 class RemoteSparkError(OperatorError):
@@ -122,8 +132,9 @@ class SparkSyphon:
         """The number of the plan whose lanes run now; None if no lane runs."""
         self._busy_queues: set[str] = set()
         self._lanes_lost = 0
-        self._moved_at = self._loop.time()
         self._discovered_at = float("-inf")
+        self._drain_end = DrainEnd(self.options.wait_for_destinations)
+        self._has_drained = False
         self._remaining = RemainingMessages(discovery)
 
     async def __aenter__(self) -> Self:
@@ -185,25 +196,23 @@ class SparkSyphon:
             if counts.returned:
                 total.returned(path, counts.returned, counts.bytes, now)
             total.deferred(path, counts.deferred)
-            total.dead_lettered(path, counts.dead_lettered)
+            for reason, count in counts.dead_letter_reasons.items():
+                total.dead_lettered(path, count, reason)
             total.kept(path, counts.kept)
             total.possible_duplicates(path, counts.possible_duplicates)
-            if counts.returned or counts.dead_lettered:
-                self._moved_at = now
 
     # --- running -----------------------------------------------------------------------------------------------------
 
     @property
-    def is_drained(self) -> bool:
-        """Whether a drain that has ended did so by itself, not by `stop`."""
-        return not self._stopping
+    def has_drained(self) -> bool:
+        """Whether a drain ended by itself, not by `stop`. Messages may be left: see `Progress.left`."""
+        return self._has_drained
 
     async def run(self) -> Progress:
-        """Run until `stop`. A drain also ends when every backlog queue was found empty, or when `patience` is over."""
+        """Run until `stop`. A drain also ends when no message that is left can move; `Progress.left` names these."""
         self.state = SyphonState.RUNNING
         self._syphon_ledger.started({"poll": self.options.poll, "drain": self.options.drain})
         query = await asyncio.to_thread(self._start_query)
-        self._moved_at = self._loop.time()
         ended = asyncio.ensure_future(asyncio.to_thread(query.awaitTermination))
         ended.add_done_callback(lambda _: self._woken.set())
         try:
@@ -220,7 +229,7 @@ class SparkSyphon:
             self.state = SyphonState.ENDED
         if (error := ended.exception()) is not None:
             raise SyphonBrokenError(f"Spark has ended the job: {str(error).partition(chr(10))[0]}") from error
-        return self.progress()
+        return replace(self.progress(), left=self._left()) if self._has_drained else self.progress()
 
     async def _advance(self) -> None:
         """Start a plan if no plan runs and there is work; start missing long polls."""
@@ -254,27 +263,26 @@ class SparkSyphon:
         new.replace(file)
 
     async def _wait(self) -> None:
-        """Wait for an event, or until the next plan, the next search for queues or the end of `patience`."""
+        """Wait for an event, or until the next plan or the next search for queues."""
         now = self._loop.time()
         due = min(self._planner.due(now), self._discovered_at + DISCOVERY_INTERVAL)
-        if self.options.drain:
-            due = min(due, self._moved_at + self.options.patience)
         only_events = self._paused or self._stopping or self._running_plan is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if only_events else max(due - now, _SHORTEST_WAIT)):
                 await self._woken.wait()
 
     def _is_done(self) -> bool:
-        if not self.options.drain or self._running_plan is not None:
+        """Return whether a drain ends now. If not, set the times of the next probes."""
+        if not self.options.drain or self._running_plan is not None or self._paused or not self._planner.queues:
             return False
-        if self._planner.is_drained() and self._discovered_at > float("-inf"):
-            return True
-        waited = self._loop.time() - self._moved_at
-        if waited > self.options.patience and not self._paused:
-            aside = self._planner.messages_aside().total()
-            _log.warning("nothing could be moved for %d s; %d messages stay put aside", waited, aside)
-            return True
-        return False
+        now, total, planner = self._loop.time(), self._counts.total, self._planner
+        moved = total.returned + total.dead_lettered + total.kept
+        patience = max(self.options.wait_for_destinations, _QUEUE_PATIENCE)
+        is_settled, waiting = planner.is_settled(now, patience), planner.waiting()
+        self._has_drained = self._drain_end.is_over(now, moved, is_settled=is_settled, waiting=waiting)
+        for one in waiting:
+            planner.retry_by(one.path, self._drain_end.last_try_at, self._job.first_pause)
+        return self._has_drained
 
     async def _discover(self) -> None:
         """Look for backlog queues if a search is due. If no queue is known yet, try until a search succeeds."""
@@ -328,7 +336,7 @@ class SparkSyphon:
         """Return the progress, from the reports of the lanes that have ended."""
         now, counts = self._loop.time(), self._counts
         rate = counts.rate(now)
-        remaining = self._remaining.last
+        remaining = messages_that_can_move(self._remaining.last, self._planner.messages_that_cannot_move())
         memories = self._planner.memories(now)
         return Progress(
             seconds=now - counts.began,
@@ -346,11 +354,18 @@ class SparkSyphon:
         )
 
     async def count_remaining(self) -> int | None:
-        """Return the number of messages in the backlog; None if it is not known. `progress` then shows this number too.
+        """Return the number of messages that can move; None if it is not known. `progress` then shows this number too.
 
         Sends a request only if messages were moved since the last request.
         """
-        return await self._remaining.count(self._counts.total, self._loop.time())
+        await self._remaining.count(self._counts.total, self._loop.time())
+        return self.progress().remaining
+
+    def _left(self) -> tuple[LeftMessages, ...]:
+        planner, states = self._planner, self.progress().states
+        return left_by_destination(
+            planner.messages_aside(), states, self._counts.by_destination, planner.queue_counts()
+        )
 
 
 class BacklogPoller:

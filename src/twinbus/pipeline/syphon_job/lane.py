@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -111,6 +112,7 @@ class Lane:
                 probes=task.probes,
                 scan=self._scan,
                 earlier_tries=_earlier_tries(),
+                failures={one.path: one.failures for one in context.destinations.statuses() if one.failures},
             )
 
     async def _run_pump(self, pump: Pump, context: SyphonContext, end: float) -> None:
@@ -156,24 +158,27 @@ class Lane:
 
     async def _scan_queue(self, pump: Pump, context: SyphonContext, start: int, end: float) -> None:
         backlog = context.backlog(pump.queue)
-        at, found, clean = start, 0, True
+        at, found = start, 0
+        active: Counter[str] = Counter()
+        scheduled: Counter[str] = Counter()
         try:
             while found < _SCAN_LIMIT and context.now() < end:
                 page = await backlog.peek(at, PEEK_PAGE_SIZE)
                 if not page:
-                    self._scan = ScanResult(start, None, clean)
+                    self._scan = ScanResult(start, None, active, scheduled)
                     return
-                clean = False
                 at = page[-1].sequence_number + 1
                 for message in page:
                     if message.deferred:
                         pump.deferred.add(message.path, (message.sequence_number,))
                         found += 1
-                self._scan = ScanResult(start, at, clean)
+                    else:
+                        (scheduled if message.scheduled else active)[message.path or ""] += 1
+                self._scan = ScanResult(start, at, active, scheduled)
                 context.notify_listeners()
         except BacklogFailedError as error:
             _log.warning("the scan for messages that were put aside failed: %s", error)
-            self._scan = ScanResult(start, at, clean=False)
+            self._scan = ScanResult(start, at, active, scheduled)
         finally:
             await backlog.close()
 

@@ -96,12 +96,14 @@ class BatchPlan:
 class ScanResult:
     """What a scan has seen: the sequence numbers from `start` until before `end`; None for the end of the queue.
 
-    `clean`: the scan found no message.
+    `active` and `scheduled`: by destination, how many messages the scan found in these states. No receiver of the lane
+    had received the active ones.
     """
 
     start: int
     end: int | None
-    clean: bool
+    active: Mapping[str, int] = field(default_factory=dict)
+    scheduled: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,7 @@ class LaneReport:
 
     `waiting`: by destination, how many messages are put aside, and the least of their sequence numbers.
     `earlier_tries`: how many tries of this task ended without a report, because a worker or an executor died.
+    `failures`: by destination, how often a send of this lane put the destination aside.
     """
 
     plan: str
@@ -127,6 +130,7 @@ class LaneReport:
     probes: Mapping[str, int]
     scan: ScanResult | None
     earlier_tries: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         values = {name: getattr(self, name) for name in self.__slots__}

@@ -1,7 +1,8 @@
 """Decides which messages a syphon moves next, and what happens after a failed send (Y3, Y5–Y7). Pure.
 
 `destinations` decides which entities can receive messages now. `deferred` remembers, for one backlog queue, which
-messages wait for which destination.
+messages wait for which destination. `queue_drain` decides
+when no message of a queue can move, and `drain_end` when a drain ends (Y11).
 """
 
 from twinbus.syphon.plan.deferred import SCAN_INTERVAL, DeferredMessages, Recall
@@ -16,6 +17,8 @@ from twinbus.syphon.plan.destinations import (
     RoutingDecision,
     destination_key,
 )
+from twinbus.syphon.plan.drain_end import DrainEnd, WaitingDestination
+from twinbus.syphon.plan.queue_drain import QueueDrain
 
 __all__ = [
     "SCAN_INTERVAL",
@@ -24,10 +27,13 @@ __all__ = [
     "DestinationRoute",
     "DestinationStatus",
     "Destinations",
+    "DrainEnd",
     "FailedSendAction",
+    "QueueDrain",
     "Readiness",
     "Recall",
     "RetryPolicy",
     "RoutingDecision",
+    "WaitingDestination",
     "destination_key",
 ]

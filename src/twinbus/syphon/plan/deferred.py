@@ -4,14 +4,16 @@ A message whose destination is not ready is deferred, and its sequence number is
 destination is ready, a *recall* brings some of its messages back. The number of a deferred message can be unknown: an
 earlier run or another syphon deferred the message, a settlement was not answered, or there were more than `MAX_NUMBERS`
 numbers. A *scan* peeks at the whole queue and finds such messages. No recall starts while a scan runs, and no scan
-starts before all recalls have ended: the scan would count the recalled messages as deferred. Pure: the arguments are
-only numbers, paths and times.
+starts before all recalls have ended: the scan would count the recalled messages as deferred. A drain also needs what a
+scan says about the other messages: *unavailable* ones, which another receiver has locked, and scheduled ones (Y11).
+Pure: the arguments are only numbers, paths and times.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from math import inf
 from typing import Final, NamedTuple, Protocol
@@ -23,6 +25,8 @@ SCAN_INTERVAL: Final = 6 * 3600.0
 """Seconds between two scans. A scan finds messages that another syphon deferred and did not bring back."""
 RESCAN_AFTER_MISSING: Final = 900.0
 """Seconds from a recall that missed messages to the next scan: another receiver may have locked those messages."""
+MAX_UNAVAILABLE: Final = 100_000
+"""The most active messages of a scan that are remembered by number."""
 RESCAN_AFTER_FAILURE: Final = 90.0
 """Seconds from an unanswered settlement to the next scan. If the message was not settled, its lock has ended then."""
 # The key of messages that name no destination. They are brought back so that they can be dead-lettered.
@@ -45,6 +49,9 @@ class ScannedMessage(Protocol):
 
     @property
     def deferred(self) -> bool: ...
+
+    @property
+    def scheduled(self) -> bool: ...
 
     @property
     def path(self) -> str | None: ...
@@ -113,15 +120,25 @@ class DeferredMessages:
         self._kept = _Numbers("")
         self._forgotten: dict[str, int] = {}
         """By destination, the least number that was removed because there were more than `limit` numbers."""
+        self._forgotten_counts: Counter[str] = Counter()
         self._recalls = 0
+        self._recalled: Counter[str] = Counter()
+        """By destination, how many recalls run."""
         self._count = 0
         self._scan_at = inf
         self._scanning: int | None = None
         self._first_scan_scheduled = False
         self._is_whole_scan = False
-        self._scan_found_any = False
-        self.clean = False
-        """Whether the last scan of the whole queue found only kept messages (Y10), and nothing was deferred since."""
+        self.is_known = False
+        """Whether a scan of the whole queue has ended, and every settlement since then was answered."""
+        self.last_scanned = 0
+        """The greatest number that a scan has found. A message with a greater number arrived after that scan."""
+        self.scheduled: Counter[str] = Counter()
+        """By destination, how many messages of the last whole scan become available later."""
+        self._active: dict[int, str] = {}
+        """By number, the destinations of active messages of the last whole scan that were not received since."""
+        self._missing: Counter[str] = Counter()
+        """By destination, how many messages of recalls since the last whole scan were missing."""
 
     def __len__(self) -> int:
         """Return how many numbers are remembered, without those of kept messages (Y10)."""
@@ -131,13 +148,32 @@ class DeferredMessages:
     def kept(self) -> int:
         return len(self._kept)
 
+    @property
+    def is_scanning(self) -> bool:
+        return self._scanning is not None
+
     def is_empty(self) -> bool:
         """Return whether no number is remembered or forgotten, no recall runs, and no scan runs."""
         return not (self._count or self._recalls or self._forgotten or self._scanning is not None)
 
+    def unavailable(self) -> Counter[str]:
+        """Return by destination how many messages another receiver seems to have locked: a scan saw them active, or a
+        recall missed them. This pump has received none of these messages.
+        """
+        return Counter(self._active.values()) + self._missing
+
     def waiting(self) -> dict[str, tuple[int, int]]:
         """Return for each destination how many numbers are remembered, and the least of these numbers."""
         return {found.path: (len(found), found.least) for found in self._numbers.values() if len(found)}
+
+    def destinations(self) -> set[str]:
+        """Return the destinations for which messages are put aside, or are being brought back."""
+        return {*self.counts(), *self._recalled}
+
+    def counts(self) -> Counter[str]:
+        """Return for each destination how many messages are put aside, with the forgotten ones."""
+        counts = Counter({found.path: len(found) for found in self._numbers.values() if len(found)})
+        return counts + self._forgotten_counts
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
@@ -145,7 +181,6 @@ class DeferredMessages:
         """Remember messages that were deferred for `path`. `path` is None for messages that name no destination."""
         if not numbers:
             return
-        self.clean = False
         key = UNADDRESSED if path is None else destination_key(path)
         found = self._numbers.get(key)
         if found is None:
@@ -158,6 +193,12 @@ class DeferredMessages:
         """Remember deferred messages that this syphon does not bring back (Y10)."""
         for number in numbers:
             self._kept.add(number)
+
+    def received(self, numbers: Iterable[int]) -> None:
+        """Report messages that this pump has received: another receiver has not locked these."""
+        if self._active:
+            for number in numbers:
+                self._active.pop(number, None)
 
     def recall(self, now: float, count: int) -> Recall | None:
         """Return the next messages to bring back, at most `count`; None if there are none now.
@@ -179,7 +220,9 @@ class DeferredMessages:
     def recall_ended(self, recall: Recall, missing: int, now: float) -> None:
         """Report that a recall has ended. `missing` messages did not exist or were locked by another receiver."""
         self._recalls -= 1
+        self._recalled -= Counter([recall.path])
         if missing:
+            self._missing[recall.path] += missing
             self._scan_at = min(self._scan_at, now + RESCAN_AFTER_MISSING)
             if missing == len(recall.numbers) and recall.probe is not None:
                 self._destinations.void(recall.path, recall.probe)
@@ -191,8 +234,13 @@ class DeferredMessages:
         """Return the time at which `recall` or `next_scan` will return something, if nothing is reported before."""
         if self._scanning is not None or now >= self._scan_at or self._forgotten_from() is not None:
             return inf if self._recalls else now
-        due = [self._destinations.due(one.path) if key else now for key, one in self._numbers.items()]
-        return max(now, min([*due, self._scan_at]))
+        return max(now, min(self.recall_due(now), self._scan_at))
+
+    def recall_due(self, now: float) -> float:
+        """Return the time at which messages can be brought back; inf if none is put aside."""
+        return min(
+            (self._destinations.due(one.path) if key else now for key, one in self._numbers.items()), default=inf
+        )
 
     # --- scanning ----------------------------------------------------------------------------------------------------
 
@@ -202,9 +250,9 @@ class DeferredMessages:
             self._first_scan_scheduled = True
             self._scan_at = now
 
-    def schedule_scan(self, now: float) -> None:
-        """Schedule a scan now. A drain needs a scan before it may report that no message is left."""
-        self._scan_at = min(self._scan_at, now)
+    def schedule_scan(self, at: float) -> None:
+        """Schedule a scan at this time. A drain needs a scan before it may report that no message is left."""
+        self._scan_at = min(self._scan_at, at)
 
     def schedule_rescan(self, now: float) -> None:
         """Schedule a scan after RESCAN_AFTER_FAILURE seconds, and end a running scan.
@@ -212,6 +260,7 @@ class DeferredMessages:
         Call this when the queue did not answer, so that it is not known which messages are deferred.
         """
         self._scanning = None
+        self.is_known = False
         self._scan_at = min(self._scan_at, now + RESCAN_AFTER_FAILURE)
 
     def next_scan(self, now: float) -> int | None:
@@ -219,26 +268,38 @@ class DeferredMessages:
         if self._scanning is None and not self._recalls:
             if now >= self._scan_at:
                 self._scanning, self._forgotten = 0, {}
+                self._forgotten_counts.clear()
                 self._scan_at = now + SCAN_INTERVAL
-                self._is_whole_scan, self._scan_found_any, self.clean = True, False, False
+                self._is_whole_scan, self.is_known = True, False
+                self._active.clear()
+                self._missing.clear()
+                self.scheduled.clear()
             elif (least := self._forgotten_from()) is not None:
                 self._scanning, self._is_whole_scan = least, False
                 self._forgotten = {key: number for key, number in self._forgotten.items() if number < least}
+                self._forgotten_counts = Counter(
+                    {path: n for path, n in self._forgotten_counts.items() if destination_key(path) in self._forgotten}
+                )
         return self._scanning
 
     def scanned(self, messages: Sequence[ScannedMessage]) -> None:
         """Report one page of a scan. An empty page ends the scan."""
         if not messages:
             self._scanning = None
-            self.clean = self._is_whole_scan and not self._scan_found_any
+            self.is_known = self.is_known or self._is_whole_scan
             return
         for message in messages:
-            if message.sequence_number in self._kept:
+            number = message.sequence_number
+            if number in self._kept:
                 continue
-            self._scan_found_any = True
             if message.deferred:
-                self.add(message.path, (message.sequence_number,))
+                self.add(message.path, (number,))
+            elif message.scheduled:
+                self.scheduled[message.path or ""] += self._is_whole_scan
+            elif self._is_whole_scan and len(self._active) < MAX_UNAVAILABLE:
+                self._active[number] = message.path or ""
         self._scanning = messages[-1].sequence_number + 1
+        self.last_scanned = max(self.last_scanned, messages[-1].sequence_number)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -246,6 +307,7 @@ class DeferredMessages:
         numbers = found.take(count)
         self._count -= len(numbers)
         self._recalls += 1
+        self._recalled[found.path] += 1
         del self._numbers[key]
         if len(found):
             self._numbers[key] = found  # now the last one in the dict, so that destinations alternate
@@ -260,6 +322,7 @@ class DeferredMessages:
         if not len(found):
             del self._numbers[key]
         self._forgotten[key] = min(least, self._forgotten.get(key, least))
+        self._forgotten_counts[found.path] += count
 
     def _forgotten_from(self) -> int | None:
         """Return the number from which to scan for forgotten messages; None if there is no need now.

@@ -20,6 +20,7 @@ from math import inf
 from typing import Final, NamedTuple, assert_never
 
 from twinbus.backlog import FailureKind
+from twinbus.syphon.plan.drain_end import WaitingDestination
 
 MAX_DESTINATIONS: Final = 10_000
 """The most destinations that are remembered. The limit is exceeded only if more destinations were put aside."""
@@ -231,6 +232,29 @@ class Destinations:
         if destination is not None and destination.readiness is not Readiness.READY:
             destination.until = min(destination.until, now)
             destination.probe_again = destination.probing
+
+    def retry_by(self, path: str, at: float) -> bool:
+        """Probe a destination that was put aside at time `at` at the latest, but not before its first pause is over.
+
+        Returns whether this changes the time of the probe.
+        """
+        destination = self._found.get(destination_key(path))
+        if destination is None or destination.readiness is not Readiness.ASIDE:
+            return False
+        at = max(at, destination.since + min(destination.pause, self.policy.first_pause))
+        is_earlier = at < destination.until
+        destination.until = min(destination.until, at)
+        return is_earlier
+
+    def waits(self, path: str) -> WaitingDestination:
+        """Return what decides whether a drain still waits for a destination (Y11)."""
+        one = self._of(path)
+        failed_at = -inf if one.readiness is Readiness.READY else one.since
+        return WaitingDestination(path, failed_at, one.failures, self.is_held(path))
+
+    def is_ready(self, path: str) -> bool:
+        """Return whether messages for `path` can move now."""
+        return self._of(path).readiness is Readiness.READY and not self.is_held(path)
 
     def failures(self, path: str) -> int:
         """Return the number of failures of the destination since it was last ready."""
