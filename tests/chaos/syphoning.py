@@ -38,6 +38,8 @@ from twinbus.syphon.native_transport import NativeDestination
 from twinbus.syphon.transport import Backlog, Destination, OutgoingMessage, PeekedMessage, SendFailedError
 
 TRY_SECONDS: Final = 0.5
+WAIT_SECONDS: Final = 30.0
+"""How long a drain waits for a destination that does not answer."""
 SEND_UNDER_WAY, COMPLETING, COMPLETION_UNDER_WAY = "send under way", "completing", "completion under way"
 RECALLED = "recalled"
 FATAL: Final = (
@@ -256,7 +258,13 @@ def run(work: Syphoning) -> None:
 async def _run(work: Syphoning) -> None:
     watch = StepLog(EventLog(work.log), work.fate)
     native = NativeTransport(work.primary, work.secondary, try_timeout=TRY_SECONDS)
-    options = SyphonOptions(drain=work.drain, window=1000, retry_policy=RetryPolicy(first_pause=0.2, longest_pause=0.5))
+    options = SyphonOptions(
+        drain=work.drain,
+        # A try on a loaded machine may take longer than TRY_SECONDS.
+        wait_for_destinations=WAIT_SECONDS,
+        window=1000,
+        retry_policy=RetryPolicy(first_pause=0.2, longest_pause=0.5),
+    )
     with Ledger(work.ledger, "syphon") as ledger:
         async with Syphon(
             WatchedTransport(native, watch),

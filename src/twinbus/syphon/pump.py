@@ -82,6 +82,8 @@ class Pump:
         self._receipts = 0
         self._recalls = 0
         self._was_ever_empty = False
+        self._is_caught_up = False
+        """Of a drain: whether the last receive found the queue empty, or only messages that arrived after a scan."""
         self._pausing = False
         self._drain = QueueDrain(self.deferred) if context.options.drain else None
         self._on_change: Callable[[], None] = lambda: None
@@ -101,7 +103,7 @@ class Pump:
 
         Only for a draining pump.
         """
-        if self._drain is None or self.failing_since is not None or self._moves or not self._is_caught_up():
+        if self._drain is None or self.failing_since is not None or self._moves or not self._is_caught_up:
             return False
         lock = self._clock.lock if self._clock.lock_seconds is not None else max(self._clock.lock, ASSUMED_LOCK)
         settled = self._drain.is_settled(now, self._mover.moved, lock + _LOCK_MARGIN)
@@ -150,13 +152,13 @@ class Pump:
             await self._wait_for_rate()
             count = await self._wait_for_capacity()
             wait = context.options.poll
-            if not self._was_ever_empty or (self._drain is not None and not self._is_caught_up()):
+            if not self._was_ever_empty or (self._drain is not None and not self._is_caught_up):
                 wait = min(_SHORT_POLL, wait)
             try:
                 held = await self._backlog.receive(count, wait)
             except BacklogFailedError as error:
                 failures += 1
-                self.is_empty = False
+                self.is_empty = self._is_caught_up = False
                 await self._pause_after(error, failures)
                 continue
             failures = 0
@@ -168,23 +170,18 @@ class Pump:
                 if self._drain is not None:
                     self.deferred.received(one.sequence_number for one in held)
                     self._drain.received(held[-1].sequence_number, self._mover.moved, context.now())
+                    self._is_caught_up = self._drain.has_passed_scan(self._mover.moved)
                 self._start_move(self._move(self._hold(held)))
             else:
                 self._found_empty()
 
     def _found_empty(self) -> None:
         now = self._context.now()
-        self._was_ever_empty = self.is_empty = True
+        self._was_ever_empty = self.is_empty = self._is_caught_up = True
         self.deferred.schedule_first_scan(now)
         self._report_if_emptied(self._receipts)
         self._wake_recall()
         self._on_change()
-
-    def _is_caught_up(self) -> bool:
-        """Return whether the pump has received every message that was in the queue when it was last found empty or
-        scanned.
-        """
-        return self.is_empty or (self._drain is not None and self._drain.has_passed_scan(self._mover.moved))
 
     def _request_succeeded(self) -> None:
         self.failure = self.failing_since = None

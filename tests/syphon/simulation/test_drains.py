@@ -193,6 +193,22 @@ def test_y11_messages_that_can_move_are_moved_however_late_they_come() -> None:
     run(live())
 
 
+def test_y11_a_single_message_that_comes_late_and_moves_does_not_hold_the_drain_up() -> None:
+    """The pump waits with a long poll by then. The message moves, so that the queue has to be scanned again."""
+
+    async def live() -> None:
+        place = Drained()
+        place.deliver(5, "dead")
+        place.deliver(1, "home", after=20.0)
+        place.kill("dead", kind=FailureKind.SERVER_BUSY)
+        ended = await place.drain(wait_for_destinations=30.0)
+        assert ended.total.returned == 1
+        assert ended.seconds < 80.0
+        assert [row(one) for one in ended.left] == [("dead", 5, "server_busy")]
+
+    run(live())
+
+
 def test_y10_y11_kept_messages_are_named_with_the_transport_that_carries_them() -> None:
     async def live() -> None:
         place = Drained()
