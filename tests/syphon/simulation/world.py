@@ -36,6 +36,8 @@ HORIZON = 900.0
 GONE_AFTER = 60.0
 LOCK = 60.0
 LATEST = 24 * 3600.0
+LONGEST_DRAIN = 300.0
+"""Y11, in seconds: a drain that begins after the last outage waits only for locks of syphons that were killed."""
 
 
 @dataclass
@@ -73,6 +75,7 @@ class World:
         self.policy = RetryPolicy(first_pause=1.0, longest_pause=chance.choice((4.0, 60.0)), gone_after=GONE_AFTER)
         self.syphons = chance.randint(1, 3)
         self.lives: list[SimulatedProcess] = []
+        self.calm_from = 0.0
 
     def _queue(self, name: str, paths: list[str]) -> SimulatedQueue:
         chance = self.chance
@@ -98,6 +101,7 @@ class World:
 
     async def _live(self) -> Summary:
         begin = now()
+        self.calm_from = begin + HORIZON
         self._plan_outages(begin)
         for queue in self.queues.values():
             times = sorted(self.chance.choice((0.0, self.chance.uniform(0, HORIZON))) for _ in queue.letters)
@@ -157,7 +161,10 @@ class World:
         )
         running = asyncio.create_task(syphon.run())
         if seconds is None:
+            began = now()
             await running
+            if began > self.calm_from and now() - began > LONGEST_DRAIN:
+                raise ViolationError(f"seed {self.seed}: a drain after the last outage took {now() - began:.0f} s")
             return
         await asyncio.sleep(seconds)
         if killed:
