@@ -67,7 +67,7 @@ def test_y11_a_wait_for_destinations_is_a_span_and_needs_a_drain(backlog: Backlo
     assert json.loads(done.stdout.splitlines()[-1])["seconds"] >= 3.0
     assert invoke("syphon", "--drain", "--wait-for-destinations", "soon", **backlog.environment).exit_code == 2
     alone = invoke("syphon", "--wait-for-destinations", "10m", **backlog.environment)
-    assert alone.exit_code == 1
+    assert alone.exit_code == 2
     assert "--wait-for-destinations needs --drain" in alone.stderr
 
 

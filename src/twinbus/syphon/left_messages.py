@@ -122,7 +122,10 @@ def left_by_destination(
 
 def _aside_texts(cause: str) -> tuple[str, str]:
     if cause == HELD:
-        return "an operator holds the entity", "Release it with force_restore. Then drain again."
+        return (
+            "an operator holds the entity",
+            "Release it (`twinbus drill --release`, force_restore). Then drain again.",
+        )
     return _CAUSES.get(FailureKind(cause), _OTHER_CAUSE) if cause else _NOT_BROUGHT_BACK
 
 
