@@ -77,6 +77,12 @@ def test_the_examples_of_every_verb_are_indented_in_its_help(name: tuple[str, ..
     assert re.search(r"^ Examples: *\n   twinbus ", shown, re.MULTILINE), shown
 
 
+def test_every_verb_prints_json_for_programs() -> None:
+    options = {" ".join(name): {text for one in verb.params for text in one.opts} for name, verb in VERBS.items()}
+    # What `export` prints is JSON.
+    assert [name for name, texts in options.items() if "--json" not in texts] == ["export"]
+
+
 @pytest.mark.parametrize("name", VERBS, ids=" ".join)
 def test_every_verb_can_show_the_trace_of_an_error(name: tuple[str, ...]) -> None:
     assert "--debug" in {option for one in VERBS[name].params for option in one.opts}

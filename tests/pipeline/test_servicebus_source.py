@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -14,11 +15,13 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from tests.pipeline.conftest import NAMED
 from tests.pipeline.queues import new_queue
 from twinbus.connect import connect, encode_message
 from twinbus.message import Message
+from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.testing import LocalNamespace
 
 _EMPTY_BODY = b"\x00\x53\x75\xa0\x00"
@@ -88,6 +91,17 @@ def test_d1_a_batch_read_shows_every_message_once_and_takes_none(
     assert read.rdd.getNumPartitions() == 3
     assert sorted(int(row.message_id) for row in read.collect()) == list(range(600))
     assert len(_ids_left(client, queue)) == 600
+
+
+def test_d1_a_key_from_the_environment_does_not_travel_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "c2VjcmV0"
+    text = f"Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey={key};UseDevelopmentEmulator=true"
+    monkeypatch.setenv("THE_CONNECTION", text)
+    travels = []
+    for option, given in (("connectionString", text), ("connectionStringEnv", "THE_CONNECTION")):
+        source = ServiceBusDataSource({option: given, "entity": "q"})
+        travels.append(key.encode() in pickle.dumps(source.reader(StructType())))
+    assert travels == [True, False]
 
 
 def test_d1_the_columns_hold_what_the_sender_said(
