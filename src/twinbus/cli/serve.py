@@ -90,6 +90,13 @@ ConnectionMemory = Annotated[
     int, typer.Option(help="Memory limit for all connections together, in megabytes.", metavar="MEGABYTES")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per namespace, then `ready`.")]
+AcceptDamage = Annotated[
+    bool,
+    typer.Option(
+        "--accept-damage",
+        help="Start also with damaged files: list what is lost, keep the damaged files, and go on without it.",
+    ),
+]
 LogLevel = Annotated[str, typer.Option(help=f"One of {', '.join(_LEVELS)}.")]
 LogLines = Annotated[LogFormat, typer.Option(help="Format of log lines on stderr.")]
 ExitWithStdin = Annotated[
@@ -109,6 +116,7 @@ def serve(
     ledger: LedgerFolder = None,
     max_connections: MaxConnections = DEFAULT_CONNECTIONS,
     connection_memory: ConnectionMemory = DEFAULT_MEGABYTES,
+    accept_damage: AcceptDamage = False,
     json: Json = False,
     log_level: LogLevel = "warning",
     log_format: LogLines = LogFormat.HUMAN,
@@ -141,6 +149,7 @@ def serve(
             queues=queue or (),
             topics=topic or (),
             limits=ResourceLimits.of(max_connections=max_connections, megabytes=connection_memory),
+            accept_damage=accept_damage,
         )
         try:
             plan = read_plan()

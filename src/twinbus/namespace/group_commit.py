@@ -9,7 +9,9 @@ acknowledgements in such calls, which keeps the rule "persist, then acknowledge"
 the writer thread commits.
 
 After a commit has failed, the state in memory contains changes that are not on disk. From then on no group finishes and
-no waiting call runs, so no change that is not on disk is acknowledged. The server ends the namespace.
+no waiting call runs, so no change that is not on disk is acknowledged. The server ends the namespace. It also ends the
+namespace after a read that found a damaged message: nobody may receive what is behind the message as if it were not
+there.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from twinbus.namespace.engine.storage_protocol import PutBody, PutRow, StoreRead, StoreWrite
-from twinbus.namespace.store import Store
+from twinbus.namespace.store import Store, StoreDamagedError
 
 _log = logging.getLogger(__name__)
 
@@ -35,9 +37,9 @@ CONGESTED_BYTES = 32 * 1024 * 1024
 class GroupCommit:
     """The writer thread and the reader thread of one store, used from the event loop.
 
-    `failed` is called once if a commit fails. `committed` is called after each commit, with its duration in seconds.
-    `freed` is called with the bytes of shared bodies that were deleted, by topic. All three are called on the event
-    loop.
+    `failed` is called once if a commit fails or a read finds damage. `committed` is called after each commit, with its
+    duration in seconds. `freed` is called with the bytes of shared bodies that were deleted, by topic. All three are
+    called on the event loop.
     """
 
     def __init__(
@@ -174,6 +176,8 @@ class GroupCommit:
             self._start()
 
     def _fail(self, error: Exception) -> None:
+        if self._broken is not None:
+            return
         # No call that waits for a group may run any more.
         self._broken = error
         self._waiting.clear()
@@ -183,6 +187,8 @@ class GroupCommit:
     def _load(self, read: StoreRead) -> Any:
         try:
             return self._store.load(read)
+        except StoreDamagedError:
+            raise
         except Exception as error:  # the runtime raises this error in the decision that needs the read
             return error
 
@@ -211,7 +217,13 @@ class GroupCommit:
     def _read_forever(self) -> None:
         while (request := self._reads.get()) is not None:
             read, answered = request
-            self._call(answered, self._load(read))
+            try:
+                answer = self._load(read)
+            except StoreDamagedError as error:
+                # No answer: the decision must not go on without the rows that are damaged (X2).
+                self._call(self._fail, error)
+            else:
+                self._call(answered, answer)
 
     def _call(self, call: Callable[..., None], *arguments: Any) -> None:
         try:

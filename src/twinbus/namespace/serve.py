@@ -111,6 +111,7 @@ def _options(plan: ServePlan, folder: Path) -> list[NamespaceOptions]:
             host=plan.host,
             port=found.port or 0,
             file=None if plan.data is None else folder / f"{found.name}.sqlite",
+            accept_damage=plan.accept_damage,
             tls=folder / "tls",
             rules=found.rules or DEFAULT_RULES,
             entities=found.entities,

@@ -33,6 +33,7 @@ class ServePlan:
     data: Path | None
     namespaces: tuple[NamespaceConfig, ...]
     limits: ResourceLimits = field(default_factory=ResourceLimits)
+    accept_damage: bool = False
 
     @property
     def keys(self) -> list[str]:
@@ -53,12 +54,13 @@ def make_serve_plan(
     limits: ResourceLimits | None = None,
     queues: Sequence[str] = (),
     topics: Sequence[str] = (),
+    accept_damage: bool = False,
 ) -> ServePlan:
     """Return the plan. Raises OperatorError for options that are invalid or contradict each other.
 
     Each of `namespaces` is NAME=PORT. `ledger` and `host_names` apply to all namespaces. Each of `queues` is NAME, each
     of `topics` is NAME or NAME/SUBSCRIPTION. These entities are created in the first namespace, or with NAMESPACE:NAME
-    in another namespace.
+    in another namespace. With `accept_damage`, damaged stores are rebuilt from what is intact.
     """
     if memory and data is not None:
         raise OperatorError("--data and --memory exclude each other", "Leave one of them out.")
@@ -101,6 +103,7 @@ def make_serve_plan(
         data=None if memory else data or DEFAULT_DATA,
         namespaces=tuple(planned.values()),
         limits=limits or ResourceLimits(),
+        accept_damage=accept_damage,
     )
 
 

@@ -56,7 +56,8 @@ class NamespaceOptions:
 
     If `file` is None, all data is only in memory. `ledger` is the folder to which the meter writes (N5). `host_names`
     are further names that clients may use, each `NAME` or `NAME:PORT` (X3). `requested_by` maps the path of an entity,
-    in lower case, to the command-line option that asked for the entity; error messages name this option.
+    in lower case, to the command-line option that asked for the entity; error messages name this option. With
+    `accept_damage`, a damaged store is rebuilt from what is intact (X2).
     """
 
     name: str
@@ -69,6 +70,7 @@ class NamespaceOptions:
     ledger: Path | None = None
     host_names: tuple[str, ...] = ()
     requested_by: Mapping[str, str] = field(default_factory=dict)
+    accept_damage: bool = False
 
 
 class NamespaceServer:
@@ -159,7 +161,9 @@ class NamespaceServer:
         options, meter = self.options, OperationMeter()
         names = OwnNames(self.port, options.host, options.host_names)
         tls = server_context(options.tls, options.host, *(parse_authority(name).host for name in options.host_names))
-        store: Store = MemoryStore() if options.file is None else SqliteStore(options.file)
+        store: Store = MemoryStore()
+        if options.file is not None:
+            store = SqliteStore(options.file, accept_damage=options.accept_damage)
         self.runtime = NamespaceRuntime(store, SystemClock(), meter, new_token=LockTokens(), failed=self._failed)
         meter.registry.register(DepthCollector(self.runtime.namespace))
         meter.registry.register(ResourceCollector(self.resources))

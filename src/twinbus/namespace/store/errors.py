@@ -12,6 +12,9 @@ import apsw
 
 from twinbus.errors import OperatorError
 
+_SHOWN = 20
+"""Findings in the text of an error."""
+
 
 class StoreError(OperatorError):
     """The store failed. If it failed during a commit, nothing of the commit was stored."""
@@ -41,7 +44,7 @@ class StoreGoneError(StoreError):
             f"{what} was removed or replaced while it was in use",
             path,
             "Nothing was acknowledged since. Put the data folder back as it was (if it was renamed, rename it back;"
-            " otherwise use a backup), then start again. A start without it begins with an empty namespace.",
+            " otherwise use a backup), then start again. A start without the folder begins with an empty namespace.",
         )
 
 
@@ -53,13 +56,15 @@ class StoreConflictError(StoreError):
     """A commit would overwrite a stored row: a second writer, or a bug. Nothing of the commit was stored."""
 
 
-def damaged_error(path: Path, what: str) -> StoreDamagedError:
-    """Return the error for a damaged file: what was found, and how to recover data."""
+def damaged_error(path: Path, *what: str) -> StoreDamagedError:
+    """Return the error for a damaged file: what was found, and how to go on."""
+    shown = "; ".join(what[:_SHOWN]) + (f"; and {len(what) - _SHOWN} more" if len(what) > _SHOWN else "")
     return StoreDamagedError(
-        f"The store is damaged ({what})",
+        f"The store is damaged ({shown})",
         path,
-        f"Keep a copy of {path.name}, {path.name}-wal and {path.name}-shm first. Then put a backup in their place,"
-        f' or save what can be read: sqlite3 {path.name} ".recover" | sqlite3 {path.stem}-recovered{path.suffix}',
+        f"Keep a copy of all files {path.name}* first. Then put a backup of all of them in their place. Or go on"
+        " without what is damaged: twinbus serve --accept-damage lists what is lost, and keeps the damaged files. Or"
+        f' save by hand what can be read: sqlite3 {path.name} ".recover" | sqlite3 {path.stem}-recovered{path.suffix}',
     )
 
 

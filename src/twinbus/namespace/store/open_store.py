@@ -1,19 +1,21 @@
 """The layout of a store file, and how a file is created, checked and opened. Why this layout: docs/decisions/0005.
 
 A new file is built under another name and renamed when it is complete and synced. So a file that exists and is not
-complete is damaged. The time of the checks does not depend on the number of messages: they do not read all pages.
+complete is damaged. `examine` finds damage in a file of the current version.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 
-from twinbus.namespace.engine.storage_protocol import OpenedStore, PutCounters, PutEntity, StoredEntity
+from twinbus.namespace.engine.storage_protocol import OpenedStore, PutBody, PutCounters, PutEntity, Row, StoredEntity
+from twinbus.namespace.store.checksums import KEY_SQL, Inventory, body_crc, counters_crc, row_crc, values_crc
 from twinbus.namespace.store.errors import StoreError, StoreVersionError, damaged_error
 from twinbus.namespace.store.files import sync_folder
 
@@ -27,7 +29,7 @@ READER_CACHE_KIB = 4 * 1024
 APPLICATION_ID = 0x54774275
 """«TwBu» in the header of the file: distinguishes a store from any other SQLite file."""
 
-VERSION = 3
+VERSION = 4
 
 PAGE_SIZE = 8192
 
@@ -132,14 +134,80 @@ UPDATE counter SET size = size - (
   SELECT coalesce(sum(m.size - 64), 0) FROM message AS m WHERE m.queue = counter.queue AND m.body IS NOT NULL);
 """
 
-MIGRATIONS: Mapping[int, str] = {0: _MESSAGE + _BODY + _REST, 1: _TRANSFER_DEAD, 2: _CHARGED_ONCE}
+# Every row has a checksum. `rows` and `keys` of `counter` are the inventory of the queue. `commits` is the number of
+# the commit that wrote the row; the highest one is the number of the last commit. `totals` has one row: the number of
+# entities, the sum of their checksums, and the highest id that any queue ever had (before: table `highest`).
+_CHECKED = f"""
+ALTER TABLE message ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+UPDATE message SET crc = row_crc({", ".join(Row._fields)});
+ALTER TABLE body ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+UPDATE body SET crc = body_crc(id, raw, topic);
+ALTER TABLE session_state ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+UPDATE session_state SET crc = values_crc(queue, session, state, at);
+ALTER TABLE seen ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+UPDATE seen SET crc = values_crc(queue, message_id, at);
+ALTER TABLE entity ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+UPDATE entity SET crc = values_crc(queue, kind, path, text, created, updated);
+INSERT INTO counter (queue, next_seq, active, deferred, scheduled, dead, dead_deferred, size, accessed)
+SELECT queue, max(seq) + 1, 0, 0, 0, 0, 0, 0, 0 FROM message
+WHERE queue NOT IN (SELECT queue FROM counter) AND queue NOT IN (SELECT queue FROM dropped) GROUP BY queue;
+ALTER TABLE counter ADD COLUMN rows INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE counter ADD COLUMN keys INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE counter ADD COLUMN commits INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE counter ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+UPDATE counter SET rows = t.rows, keys = t.keys FROM (
+  SELECT queue, count(*) AS rows, sum({KEY_SQL}) AS keys FROM message GROUP BY queue
+) AS t WHERE t.queue = counter.queue;
+UPDATE counter SET crc = counters_crc({", ".join(PutCounters._fields)}, rows, keys, commits);
+CREATE TABLE totals (
+  only INTEGER PRIMARY KEY CHECK (only = 1),
+  identity INTEGER NOT NULL,
+  commits INTEGER NOT NULL,
+  entities INTEGER NOT NULL,
+  entity_crcs INTEGER NOT NULL,
+  highest INTEGER NOT NULL,
+  crc INTEGER NOT NULL
+) STRICT;
+INSERT INTO totals
+SELECT 1, random(), 0, count(*), coalesce(sum(crc), 0), (SELECT queue FROM highest), 0 FROM entity;
+UPDATE totals SET crc = values_crc(identity, commits, entities, entity_crcs, highest);
+DROP TABLE highest;
+"""  # noqa: S608  # only names of columns
+
+MIGRATIONS: Mapping[int, str] = {0: _MESSAGE + _BODY + _REST, 1: _TRANSFER_DEAD, 2: _CHARGED_ONCE, 3: _CHECKED}
 """SQL that takes a file from version n to n + 1. An empty file is version 0."""
 
-TABLES = ("message", "body", "entity", "counter", "session_state", "seen", "dropped", "highest", "shared", "freed")
+TABLES = ("message", "body", "entity", "counter", "session_state", "seen", "dropped", "totals", "shared", "freed")
+
+
+class Totals(NamedTuple):
+    """The row of the table `totals`."""
+
+    identity: int
+    """A random number that a store gets when it is created."""
+    commits: int
+    entities: int
+    entity_crcs: int
+    highest: int
+    """The highest id that any queue ever had. Ids of queues are never used again."""
+
+
+def _add_checksum_functions(connection: apsw.Connection) -> None:
+    """Make the checksums known to SQL, for the migration of rows without them."""
+
+    def of_counters(*values: Any) -> int:
+        width = len(PutCounters._fields)
+        return counters_crc(PutCounters(*values[:width]), Inventory(*values[width:-1]), values[-1])
+
+    connection.create_scalar_function("row_crc", lambda *row: row_crc(Row._make(row)), deterministic=True)
+    connection.create_scalar_function("body_crc", lambda *body: body_crc(PutBody(*body)), deterministic=True)
+    connection.create_scalar_function("values_crc", lambda *values: values_crc(values), deterministic=True)
+    connection.create_scalar_function("counters_crc", of_counters, deterministic=True)
 
 
 def migrate(connection: apsw.Connection, version: int, steps: Mapping[int, str] = MIGRATIONS) -> None:
     """Bring the file from `version` to the newest. Each step and its version number are one transaction."""
+    _add_checksum_functions(connection)
     while version in steps:
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -152,6 +220,23 @@ def migrate(connection: apsw.Connection, version: int, steps: Mapping[int, str] 
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+
+
+def layout(connection: apsw.Connection) -> set[tuple[str, str, str]]:
+    """Return kind, name and definition of every table, index and trigger."""
+    found = connection.execute("SELECT type, name, CAST(sql AS BLOB) FROM sqlite_schema")
+    return {(kind, name, " ".join((sql or b"").decode(errors="replace").split())) for kind, name, sql in found}
+
+
+@cache
+def expected_layout() -> frozenset[tuple[str, str, str]]:
+    """Return the layout of a store of the current version."""
+    connection = apsw.Connection("")
+    try:
+        migrate(connection, 0)
+        return frozenset(layout(connection))
+    finally:
+        connection.close()
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -212,41 +297,32 @@ def connect(path: Path, vfs: str | None, cache_kib: int) -> apsw.Connection:
     return connection
 
 
-def prepare(connection: apsw.Connection, path: Path) -> None:
-    """Check that the file is a complete Twinbus store, and bring it to the current version. Raises StoreError."""
+def checked_version(connection: apsw.Connection, path: Path) -> int:
+    """Return the version of the file. Raises StoreError if this is no Twinbus store that this version can use."""
     if connection.pragma("application_id") != APPLICATION_ID:
         raise StoreError(
             "This SQLite file is not a Twinbus store", path, "Use another data folder, or move the file away."
         )
-    version = connection.pragma("user_version")
+    version: int = connection.pragma("user_version")
     if version > VERSION:
         raise StoreVersionError(
             f"The store has version {version}; this Twinbus knows up to {VERSION}",
             path,
             "Use a newer Twinbus.",
         )
+    return version
+
+
+def prepare(connection: apsw.Connection, path: Path) -> None:
+    """Bring a file that was examined to the current version, and copy its log into it. Raises StoreError."""
+    version = checked_version(connection, path)
     if connection.pragma("journal_mode", "wal") != "wal":
         raise StoreError("The store cannot keep a write-ahead log here", path, "Put the data folder on a local disk.")
-    migrate(connection, version)
     connection.wal_autocheckpoint(0)
     connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-    _check_length(connection, path)
-    _check_tables(connection, path)
-
-
-def _check_length(connection: apsw.Connection, path: Path) -> None:
-    expected = int(connection.pragma("page_count")) * int(connection.pragma("page_size"))
-    if (found := path.stat().st_size) < expected:
-        raise damaged_error(path, f"it is cut short: {found} of {expected} bytes")
-
-
-def _check_tables(connection: apsw.Connection, path: Path) -> None:
-    found = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    if missing := [table for table in TABLES if table not in found]:
-        raise damaged_error(path, f"it lacks the table {missing[0]}")
-    for table in ("message", "body"):  # the two tables that may be large: read the first and the last row
-        connection.execute(f"SELECT * FROM {table} ORDER BY rowid LIMIT 1").get  # noqa: B018, S608  # may raise
-        connection.execute(f"SELECT * FROM {table} ORDER BY rowid DESC LIMIT 1").get  # noqa: B018, S608  # may raise
+    if version < VERSION:
+        migrate(connection, version)
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
 _ENTITIES = """
@@ -267,9 +343,36 @@ def read_opened(connection: apsw.Connection) -> OpenedStore:
     for row in connection.execute(_ENTITIES):
         counters = PutCounters(*row[6:17]) if row[6] is not None else PutCounters(row[0], 1, 0, 0, 0, 0, 0, 0, row[4])
         entities.append(StoredEntity(PutEntity(*row[:6]), counters, *row[17:]))
-    highest = _one(connection, "SELECT queue FROM highest")
     body = _one(connection, "SELECT max(id) FROM body")
-    return OpenedStore(entities, next_queue=highest + 1, next_body=(body or 0) + 1)
+    return OpenedStore(entities, next_queue=read_totals(connection).highest + 1, next_body=(body or 0) + 1)
+
+
+def read_totals(connection: apsw.Connection) -> Totals:
+    """Return the row of the table `totals`."""
+    return Totals(*_one(connection, f"SELECT {', '.join(Totals._fields)} FROM totals"))  # noqa: S608  # no arguments
+
+
+class StoredCounters(NamedTuple):
+    """A row of the table `counter`: the counters that the engine wrote, and the inventory of the rows in the file."""
+
+    counters: PutCounters
+    inventory: Inventory
+    commits: int
+
+
+def read_counters(connection: apsw.Connection) -> dict[int, StoredCounters]:
+    """Return the counters and inventories of all queues."""
+    columns = ", ".join((*PutCounters._fields, *Inventory._fields, "commits"))
+    width = len(PutCounters._fields)
+    return {
+        row[0]: StoredCounters(PutCounters(*row[:width]), Inventory(*row[width:-1]), row[-1])
+        for row in connection.execute(f"SELECT {columns} FROM counter")  # noqa: S608  # no arguments
+    }
+
+
+def read_entity_crcs(connection: apsw.Connection) -> dict[int, int]:
+    """Return the checksums of all entities."""
+    return dict(connection.execute("SELECT queue, crc FROM entity"))
 
 
 def read_dropped(connection: apsw.Connection) -> list[int]:

@@ -6,12 +6,16 @@ less CPU, but the server delivers stored messages more slowly (docs/decisions/00
 
 How. A read selects exactly one result row, which contains all rows of the answer in two columns:
 
-    heads   a JSON array with one array for each row: the fields of `Row` in their order. The place of `raw` holds its
-            length. `overlay` is in hexadecimal, as JSON has no bytes.
+    heads   a JSON array with one array for each row: the fields of `Row` in their order, then what the checks need
+            (`_heads`). The place of `raw` holds its length. `overlay` is in hexadecimal, as JSON has no bytes.
     raws    the `raw` of all rows, one after the other, as one blob
 
 A read with a limit in bytes first picks rowids and sizes through an index, and joins only the picked rows with their
 bodies.
+
+Every row is checked before it is returned (X2): its checksum, the checksum of its body, and that it is the row that the
+index promised. A row that fails raises DamagedRowError. A read without `raw` cannot compare the checksum; it only
+compares row and index, and no message is delivered from such a read.
 """
 
 # ruff: noqa: S608  # statements are put together from the parts in this file, never from arguments
@@ -19,6 +23,7 @@ bodies.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, assert_never
@@ -32,6 +37,7 @@ from twinbus.namespace.engine.storage_protocol import (
     ExpiredRows,
     KnownIds,
     NextRows,
+    PutBody,
     Row,
     RowsBySeq,
     StoredSessions,
@@ -39,60 +45,98 @@ from twinbus.namespace.engine.storage_protocol import (
     StoreRead,
     WaitingSessions,
 )
+from twinbus.namespace.store.checksums import body_crc, row_crc, values_crc
 
 _RAW = "coalesce(b.raw, m.raw, x'')"
 
 
-def _heads(length: str) -> str:
-    """Return the SQL expression for the column `heads`. `length` is the SQL expression for the length of `raw`."""
+class DamagedRowError(Exception):
+    """A stored row does not have its checksum, or is not the row that the index names.
+
+    `seq` is its sequence number, or None if it is not known.
+    """
+
+    def __init__(self, seq: int | None) -> None:
+        super().__init__(seq)
+        self.seq = seq
+
+
+def _heads(length: str, checks: str) -> str:
+    """Return the SQL expression for the column `heads`. `length` is the SQL expression for the length of `raw`.
+
+    `checks` are the four values after the fields: the sequence number in the index if the row differs from the index
+    (otherwise 0), the checksum of the row, and topic and checksum of its body. Without raw, the last three are NULL.
+    """
     columns = {"raw": length, "overlay": "iif(m.overlay IS NULL, NULL, hex(m.overlay))"}
-    return f"json_group_array(json_array({', '.join(columns.get(name, f'm.{name}') for name in Row._fields)}))"
+    fields = ", ".join(columns.get(name, f"m.{name}") for name in Row._fields)
+    return f"json_group_array(json_array({fields}, {checks}))"
 
 
-_WITH_RAW = f"{_heads(f'length({_RAW})')}, CAST(group_concat({_RAW}, '') AS BLOB)"
-_WITHOUT_RAW = f"{_heads('0')}, NULL"
+def _misplaced(*equal: str) -> str:
+    """Return the SQL expression that is 0 if all these hold, and otherwise the sequence number in the index.
+
+    `p` is what was picked through the index. If the row is gone, its columns are NULL, and no comparison holds.
+    """
+    return f"iif(m.queue = :queue AND m.seq = p.seq AND {' AND '.join(equal)}, 0, p.seq)"
+
+
+def _with_raw(misplaced: str) -> str:
+    heads = _heads(f"length({_RAW})", f"{misplaced}, m.crc, b.topic, b.crc")
+    return f"{heads}, CAST(group_concat({_RAW}, '') AS BLOB)"
+
+
+def _without_raw(misplaced: str) -> str:
+    return f"{_heads('0', f'{misplaced}, NULL, NULL, NULL')}, NULL"
+
+
 _JOIN_BODY = "LEFT JOIN body AS b ON b.id = m.body"
 
 
-def _bounded(picked: str, order: str) -> str:
+def _bounded(picked: str, order: str, *equal: str) -> str:
     """Return a SELECT of the picked rows with raw, up to :limit rows and :bytes bytes, but at least one row.
 
-    `picked` is a SELECT in the order `order`. CROSS JOIN makes SQLite run `picked` as the outer loop. So the rows of
-    the answer have the order of `picked`, and `picked` ends as soon as one of the limits is reached.
+    `picked` is a SELECT in the order `order`. LEFT JOIN makes SQLite run `picked` as the outer loop. So the rows of
+    the answer have the order of `picked`, and `picked` ends as soon as one of the limits is reached. `equal` are
+    conditions that hold for every row that is not damaged.
     """
-    return f"""SELECT {_WITH_RAW} FROM (
-      SELECT id, size, sum(size) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) AS total FROM ({picked}) LIMIT :limit
-    ) AS p CROSS JOIN message AS m ON m.rowid = p.id {_JOIN_BODY}
+    return f"""SELECT {_with_raw(_misplaced(*equal))} FROM (
+      SELECT *, sum(size) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) AS total FROM ({picked}) LIMIT :limit
+    ) AS p LEFT JOIN message AS m ON m.rowid = p.id {_JOIN_BODY}
     WHERE p.total <= :bytes OR p.total = p.size"""
 
 
 def _lane_from(lane: str, start: str, by_session: bool) -> str:
     session = "AND session = :session" if by_session else ""
-    return f"""SELECT rowid AS id, seq, size FROM message
+    return f"""SELECT rowid AS id, lane, seq, size FROM message
       WHERE queue = :queue AND lane = {lane} {session} AND seq {start}"""
 
 
-_NEXT = {by: _bounded(_lane_from(":lane", "> :after", by) + " ORDER BY seq", "seq") for by in (False, True)}
+_SAME_LANE = {False: ("m.lane = p.lane",), True: ("m.lane = p.lane", "m.session = :session")}
+_NEXT = {
+    by: _bounded(_lane_from(":lane", "> :after", by) + " ORDER BY seq", "seq", *_SAME_LANE[by]) for by in (False, True)
+}
 _DUE = _bounded(
     """SELECT rowid AS id, due, seq, size FROM message INDEXED BY message_due
       WHERE queue = :queue AND due IS NOT NULL AND due <= :at ORDER BY due, seq""",
     "due, seq",
+    "m.due = p.due",
 )
 _NEXT_DUE = """
 SELECT due FROM message INDEXED BY message_due
 WHERE queue = :queue AND due IS NOT NULL AND (due, seq) > (:at, :seq) ORDER BY due, seq LIMIT 1
 """
-_EXPIRED = f"""SELECT {_WITHOUT_RAW} FROM (
-  SELECT rowid AS id FROM message INDEXED BY message_expiry
+_EXPIRED = f"""SELECT {_without_raw(_misplaced("m.lane = 0", "m.expires = p.expires"))} FROM (
+  SELECT rowid AS id, expires, seq FROM message INDEXED BY message_expiry
   WHERE queue = :queue AND expires IS NOT NULL AND lane = 0 AND expires <= :at ORDER BY expires, seq LIMIT :limit
-) AS p CROSS JOIN message AS m ON m.rowid = p.id"""
+) AS p LEFT JOIN message AS m ON m.rowid = p.id"""
 _NEXT_EXPIRY = """
 SELECT expires FROM message INDEXED BY message_expiry
 WHERE queue = :queue AND expires IS NOT NULL AND lane = 0 AND (expires, seq) > (:at, :seq)
 ORDER BY expires, seq LIMIT 1
 """
+# The key of these rows comes from the index, so the checksum also compares row and index.
 _BY_SEQ = {
-    with_raw: f"""SELECT {_WITH_RAW if with_raw else _WITHOUT_RAW}
+    with_raw: f"""SELECT {(_with_raw if with_raw else _without_raw)("0")}
     FROM json_each(:seqs) AS s CROSS JOIN json_each(:lanes) AS l CROSS JOIN message AS m
     ON m.queue = :queue AND m.lane = l.value AND m.seq = s.value {_JOIN_BODY if with_raw else ""}"""
     for with_raw in (False, True)
@@ -134,9 +178,9 @@ _STATE_SINCE = """
 SELECT json_group_array(session) FROM (
   SELECT session FROM session_state WHERE queue = :queue AND at > :since ORDER BY session LIMIT :limit OFFSET :skip)
 """
-_STATE = "SELECT state FROM session_state WHERE queue = :queue AND session = :session"
+_STATE = "SELECT queue, session, state, at, crc FROM session_state WHERE queue = :queue AND session = :session"
 _KNOWN = """
-SELECT json_group_array(s.message_id) FROM json_each(:ids) AS i CROSS JOIN seen AS s
+SELECT json_group_array(json_array(s.message_id, s.at, s.crc)) FROM json_each(:ids) AS i CROSS JOIN seen AS s
 ON s.queue = :queue AND s.message_id = i.value AND s.at >= :since
 """
 _BEFORE_ALL = -(1 << 63)
@@ -149,7 +193,10 @@ class RowReader:
         self._execute = connection.execute
 
     def answer(self, read: StoreRead) -> Any:
-        """Return the answer to `read`. The docstring of each class of reads says the type of the answer."""
+        """Return the answer to `read`. The docstring of each class of reads says the type of the answer.
+
+        Raises DamagedRowError.
+        """
         match read:
             case NextRows():
                 return self._next(read)
@@ -166,10 +213,9 @@ class RowReader:
             case StoredSessions():
                 return self._stored_sessions(read)
             case StoredSessionState():
-                return self._value(_STATE, {"queue": read.queue, "session": read.session})
+                return self._session_state(read)
             case KnownIds():
-                arguments = {"queue": read.queue, "ids": json.dumps(read.ids), "since": read.since}
-                return set(self._texts(_KNOWN, arguments))
+                return self._known_ids(read)
             case _:
                 assert_never(read)
 
@@ -180,12 +226,35 @@ class RowReader:
         return self._execute(sql, arguments).get
 
     def _rows(self, sql: str, arguments: Mapping[str, Any]) -> list[Row]:
-        heads, raws = self._value(sql, arguments)
-        return _unpacked(heads, raws or b"")
+        try:
+            heads, raws = self._value(sql, arguments)
+        except UnicodeDecodeError:
+            raise DamagedRowError(None) from None
+        return _unpacked(heads, raws)
 
     def _texts(self, sql: str, arguments: Mapping[str, Any]) -> list[str]:
-        texts: list[str] = json.loads(self._value(sql, arguments))
+        try:
+            texts: list[str] = json.loads(self._value(sql, arguments))
+        except UnicodeDecodeError:
+            raise DamagedRowError(None) from None
         return texts
+
+    def _session_state(self, read: StoredSessionState) -> bytes | None:
+        found = self._value(_STATE, {"queue": read.queue, "session": read.session})
+        if found is None:
+            return None
+        *values, crc = found
+        if values_crc(values) != crc:
+            raise DamagedRowError(None)
+        state: bytes = values[2]
+        return state
+
+    def _known_ids(self, read: KnownIds) -> set[str]:
+        arguments = {"queue": read.queue, "ids": json.dumps(read.ids), "since": read.since}
+        found = json.loads(self._value(_KNOWN, arguments))
+        if any(values_crc((read.queue, message_id, at)) != crc for message_id, at, crc in found):
+            raise DamagedRowError(None)
+        return {message_id for message_id, *_ in found}
 
     def _next(self, read: NextRows) -> list[Row]:
         arguments = {
@@ -201,7 +270,7 @@ class RowReader:
     def _browse(self, read: BrowseRows) -> list[Row]:
         # SQLite merges the lanes by sequence number while it reads them, so no lane is read further than needed.
         lanes = (_lane_from(str(int(lane)), ">= :start", read.session is not None) for lane in read.lanes)
-        sql = _bounded(" UNION ALL ".join(lanes) + " ORDER BY seq", "seq")
+        sql = _bounded(" UNION ALL ".join(lanes) + " ORDER BY seq", "seq", *_SAME_LANE[read.session is not None])
         arguments = {
             "queue": read.queue,
             "start": read.start,
@@ -244,15 +313,38 @@ class RowReader:
 
 _OVERLAY = Row._fields.index("overlay")
 _LENGTH = Row._fields.index("raw")
+_SEQ = Row._fields.index("seq")
 
 
-def _unpacked(heads: str, raws: bytes) -> list[Row]:
+def _unpacked(heads: str, raws: bytes | None) -> list[Row]:
+    """Return the checked rows of an answer. `raws` is None for rows without raw."""
     rows: list[list[Any]] = json.loads(heads)
+    found = []
     start = 0
-    for row in rows:
-        end = start + row[_LENGTH]
-        row[_LENGTH] = raws[start:end]
-        start = end
-        if row[_OVERLAY] is not None:
-            row[_OVERLAY] = bytes.fromhex(row[_OVERLAY])
-    return list(map(Row._make, rows))
+    for values in rows:
+        crc_of_body, topic, crc, misplaced = values.pop(), values.pop(), values.pop(), values.pop()
+        if misplaced:
+            raise DamagedRowError(misplaced)
+        try:
+            if raws is not None:
+                end = start + values[_LENGTH]
+                values[_LENGTH] = raws[start:end]
+                start = end
+            else:
+                values[_LENGTH] = b""
+            if values[_OVERLAY] is not None:
+                values[_OVERLAY] = bytes.fromhex(values[_OVERLAY])
+            row = Row._make(values)
+            if raws is not None and not _is_intact(row, crc, topic, crc_of_body):
+                raise DamagedRowError(row.seq)
+        except (TypeError, ValueError, struct.error):  # a column has a value of another type
+            raise DamagedRowError(values[_SEQ]) from None
+        found.append(row)
+    return found
+
+
+def _is_intact(row: Row, crc: Any, topic: Any, crc_of_body: Any) -> bool:
+    """Whether a row, and the body that it shares, have their checksums. May raise struct.error or TypeError."""
+    if row_crc(row) != crc:
+        return False
+    return row.body is None or body_crc(PutBody(row.body, row.raw, topic)) == crc_of_body

@@ -9,42 +9,47 @@ A commit combines its writes (`write_batch`), carries them out in one transactio
     dropped queues    A commit that drops an entity only records the storage id of the entity. The rows are deleted in
                       parts: up to 200 with each later commit, up to 1,000 with each `tidy`, also after a restart.
     remembered ids    Message ids that duplicate detection no longer needs are deleted in the same way.
+    checksums         Every row has a checksum, which is compared when the row is read. `examine` finds damage when the
+                      store is opened; the commit counter beside the file shows commits that are missing (X2).
     shared bodies     A body is stored once for all rows that name it. Triggers delete a body with its last row, and add
                       its size to the freed bytes of its topic. The triggers are off while no body is shared, because
                       they double the time of deleting a row.
 
-`open_store` creates and checks the file, `row_reader` answers reads.
+`open_store` creates the file, `damage` and `examine` check it, `commit_writer` writes, `row_reader` answers reads.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import apsw
 
-from twinbus.namespace.engine.storage_protocol import (
-    OpenedStore,
-    PutCounters,
-    PutEntity,
-    PutSeenId,
-    PutSessionState,
-    Row,
-    StoreRead,
-    StoreWrite,
-)
+from twinbus.namespace.engine.storage_protocol import OpenedStore, StoreRead, StoreWrite
 from twinbus.namespace.store import open_store
-from twinbus.namespace.store.errors import StoreError, StoreGoneError, store_error
+from twinbus.namespace.store.commit_counter import CommitCounter, CountedCommits, read_counter
+from twinbus.namespace.store.commit_writer import CommitWriter
+from twinbus.namespace.store.damage import (
+    connected_to_examine,
+    copy_with_new_first_page,
+    find_damage,
+    is_layout_intact,
+    is_older,
+    log_loss,
+    put_in_place,
+    remove_files,
+)
+from twinbus.namespace.store.errors import StoreDamagedError, StoreError, StoreGoneError, damaged_error, store_error
+from twinbus.namespace.store.examine import DAMAGE_ERRORS, MOST_BYTES, damaged_rows, messages_text
 from twinbus.namespace.store.files import StoreFiles, StoreLock, make_folder
 from twinbus.namespace.store.interface import empty_answer
-from twinbus.namespace.store.row_reader import RowReader
-from twinbus.namespace.store.write_batch import RowChanges, RowKey, WriteBatch, fold_writes
+from twinbus.namespace.store.row_reader import DamagedRowError, RowReader
+from twinbus.namespace.store.salvage import Salvage
+from twinbus.namespace.store.write_batch import fold_writes
 
 _log = logging.getLogger(__name__)
 
@@ -61,10 +66,24 @@ class SqliteStore:
 
     inline = False
 
-    def __init__(self, path: Path, *, vfs: str | None = None, log_pages: int = LOG_PAGES) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        vfs: str | None = None,
+        log_pages: int = LOG_PAGES,
+        accept_damage: bool = False,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        """With `accept_damage`, a damaged store is rebuilt from what is intact, and what is lost is logged.
+
+        Up to a size of `most_bytes`, every row is checked when the store is opened.
+        """
         self.path = path.absolute()
         self._vfs = vfs
         self._log_pages = log_pages
+        self._accept_damage = accept_damage
+        self._most_bytes = most_bytes
         self._lock = StoreLock(self.path)
         self._writer_connection: apsw.Connection | None = None
         self._reader_connection: apsw.Connection | None = None
@@ -81,6 +100,8 @@ class SqliteStore:
         self._shares = False
         """Whether the file may hold shared bodies."""
         self._freed: Counter[int] = Counter()
+        self._commit_counter: CommitCounter | None = None
+        self._paths: dict[int, str] = {}
 
     def open(self) -> OpenedStore:
         assert self._writer_connection is None, "opened once"
@@ -94,17 +115,22 @@ class SqliteStore:
             ) from error
         self._lock.take()
         try:
+            counted = read_counter(self.path)
             if not open_store.inspect(self.path):
-                open_store.create(self.path, self._vfs)
+                self._create(counted)
+            elif findings := find_damage(self.path, self._vfs, counted, self._checked_bytes):
+                self._accept(findings)
             self._writer_connection = open_store.connect(self.path, self._vfs, open_store.WRITER_CACHE_KIB)
             open_store.prepare(self._writer_connection, self.path)
             self._reader_connection = open_store.connect(self.path, self._vfs, open_store.READER_CACHE_KIB)
             self._reader_connection.pragma("query_only", "on")
             opened = open_store.read_opened(self._reader_connection)
             self._to_purge = open_store.read_dropped(self._reader_connection)
+            self._writer = CommitWriter(self._writer_connection)
+            self._commit_counter = CommitCounter(self.path, self._writer.identity, self._writer.commits)
             # The index of the log (-shm) is checked too: SQLite's locks are in this file.
             beside = [self.path.with_name(self.path.name + suffix) for suffix in ("-wal", "-shm")]
-            self._files = StoreFiles(self.path, *beside, self._lock.path)
+            self._files = StoreFiles(self.path, *beside, self._lock.path, self._commit_counter.path)
         except (apsw.Error, OSError) as error:
             self._release()
             raise store_error(error, self.path, "opening it") from error
@@ -112,10 +138,62 @@ class SqliteStore:
             self._release()
             raise
         self._gone = set(self._to_purge)
-        self._writer = CommitWriter(self._writer_connection)
+        self._paths = {stored.entity.queue: stored.entity.path for stored in opened.entities}
         self._enable_triggers(opened.next_body > 1)
         self._reader = RowReader(self._reader_connection)
         return opened
+
+    @property
+    def _checked_bytes(self) -> int:
+        """The size up to which every row is checked: any size if damage is to be listed."""
+        return 1 << 62 if self._accept_damage else self._most_bytes
+
+    def _create(self, counted: CountedCommits | None) -> None:
+        if counted is not None and counted.commits:
+            lost = f"the file is missing, but its commit counter is there: it had {counted.commits} commits"
+            if not self._accept_damage:
+                raise damaged_error(self.path, lost)
+            log_loss(self.path, [lost], ["everything"])
+        open_store.create(self.path, self._vfs)
+
+    def _accept(self, findings: Sequence[str]) -> None:
+        """Rebuild the store from what is intact. Raises StoreDamagedError if damage is not to be accepted."""
+        if not self._accept_damage:
+            raise damaged_error(self.path, *findings)
+        if is_older(self.path, self._vfs):
+            # Without checksums, it is not known what is intact. What SQLite can read is used.
+            log_loss(self.path, findings, [])
+            return
+        source = self.path
+        if not is_layout_intact(source, self._vfs):
+            source = copy_with_new_first_page(self.path, self._vfs)
+        try:
+            if not is_layout_intact(source, self._vfs):
+                raise damaged_error(self.path, *findings, "its tables cannot be found, so nothing can be saved")
+            lost, rebuilt = self._rebuild(source)
+        finally:
+            if source != self.path:
+                remove_files(source)
+        log_loss(self.path, findings, lost)
+        lines = [*(f"damaged: {line}" for line in findings), *(f"lost: {line}" for line in lost)]
+        put_in_place(self.path, rebuilt, lines)
+        remove_files(rebuilt)
+        if findings := find_damage(self.path, self._vfs, None, self._checked_bytes):
+            raise damaged_error(self.path, *findings)
+
+    def _rebuild(self, source: Path) -> tuple[list[str], Path]:
+        """Write what is intact into a new store. Returns what is lost, and the path of the new store."""
+        rebuilt = SqliteStore(self.path.with_name(self.path.name + ".rebuilt"), vfs=self._vfs)
+        remove_files(rebuilt.path)
+        with connected_to_examine(source, self._vfs) as connection:
+            salvage = Salvage(connection)
+            rebuilt.open()
+            try:
+                for writes in salvage.writes():
+                    rebuilt.commit(writes)
+            finally:
+                rebuilt.close()
+        return salvage.lost, rebuilt.path
 
     def load(self, read: StoreRead) -> Any:
         if read.queue in self._gone:
@@ -125,8 +203,25 @@ class SqliteStore:
         try:
             with self._read_lock:
                 return self._reader.answer(read)
+        except DamagedRowError as error:
+            raise self._damaged_rows_error(read.queue, error.seq) from error
+        except DAMAGE_ERRORS as error:
+            raise self._damaged_rows_error(read.queue, None) from error
         except apsw.Error as error:
             raise store_error(error, self.path, "reading") from error
+
+    def _damaged_rows_error(self, queue: int, seq: int | None) -> StoreDamagedError:
+        """Return the error for a read that met damage. The error names all damaged messages of the entity."""
+        path = self._paths.get(queue, f"the entity with storage id {queue}")
+        seqs = set() if seq is None else {seq}
+        try:
+            with connected_to_examine(self.path, self._vfs) as connection:
+                seqs.update(seq for _, seq in damaged_rows(connection, queue))
+        except apsw.Error as error:
+            return damaged_error(
+                self.path, f"{path}: {messages_text(seqs)} damaged, and pages cannot be read ({error})"
+            )
+        return damaged_error(self.path, f"{path}: {messages_text(seqs)} damaged")
 
     def commit(self, writes: Sequence[StoreWrite]) -> None:
         batch = fold_writes(writes, self._gone)
@@ -144,9 +239,14 @@ class SqliteStore:
             if isinstance(error, apsw.Error):
                 raise store_error(error, self.path, "committing") from error
             raise
+        self._writer.committed()
         # After the sync and before any acknowledgement: a commit into removed files must not be acknowledged (L7).
         self._files.check()
+        if self._commit_counter is not None:
+            self._commit_counter.write(self._writer.commits)
         self._purge_committed(purged, freed)
+        if batch.entities:
+            self._paths.update((queue, entity.path) for queue, entity in batch.entities.items())
         if batch.gone:
             self._gone |= batch.gone
             self._to_purge += sorted(batch.gone)
@@ -247,6 +347,8 @@ class SqliteStore:
                 except apsw.Error as error:
                     _log.warning("store %s: closing: %r", self.path.name, error)
         self._reader_connection = self._writer_connection = None
+        if self._commit_counter is not None:
+            self._commit_counter.close()
         self._lock.give_back()
 
 
@@ -261,185 +363,3 @@ def _roll_back(connection: apsw.Connection) -> None:
 
 def _closed(path: Path) -> StoreError:
     return StoreError("The store is not open", path, "Call open() first.")
-
-
-# --- writing ----------------------------------------------------------------------------------------------------------
-
-
-_MOST_ROWS = 256
-
-
-def _insert(verb: str, table: str, columns: Sequence[str]) -> dict[int, str]:
-    """Return the INSERT statements for 1, 2, 4 … `_MOST_ROWS` rows, by their number of rows."""
-    row = f"({', '.join('?' * len(columns))})"
-    start = f"{verb} INTO {table} ({', '.join(columns)}) VALUES "
-    sizes = [1 << power for power in range(_MOST_ROWS.bit_length())]
-    return {size: start + ", ".join([row] * size) for size in sizes}
-
-
-# The columns have the order of the fields of the writes. OR ROLLBACK: a conflict fails the whole commit anyway, and
-# SQLite then keeps no journal for the statement.
-_PUT_ROWS = _insert("INSERT OR ROLLBACK", "message", Row._fields)
-_PUT_BODIES = _insert("INSERT OR ROLLBACK", "body", ("id", "raw", "topic"))
-_PUT_COUNTERS = _insert("INSERT OR REPLACE", "counter", PutCounters._fields)
-_PUT_ENTITIES = _insert("INSERT OR REPLACE", "entity", PutEntity._fields)
-_PUT_STATES = _insert("INSERT OR REPLACE", "session_state", PutSessionState._fields)
-_PUT_SEEN = _insert("INSERT OR REPLACE", "seen", PutSeenId._fields)
-
-_DROP_RANGE = "DELETE FROM message WHERE queue = ? AND lane = ? AND seq BETWEEN ? AND ?"
-_DROP_RANGES = """
-DELETE FROM message WHERE rowid IN (
-  SELECT m.rowid FROM json_each(?) AS r CROSS JOIN message AS m
-  ON m.queue = r.value ->> 0 AND m.lane = r.value ->> 1 AND m.seq BETWEEN r.value ->> 2 AND r.value ->> 3)
-"""
-_MOVE_ROWS = """
-UPDATE OR ROLLBACK message AS m SET
-  lane = r.value ->> 3, seq = r.value ->> 4, enqueued = r.value ->> 5, expires = r.value ->> 6,
-  delivery_count = r.value ->> 7, overlay = unhex(r.value ->> 8), due = iif(r.value ->> 3 = 2, m.due, NULL)
-FROM json_each(?) AS r
-WHERE m.queue = r.value ->> 0 AND m.lane = r.value ->> 1 AND m.seq = r.value ->> 2
-"""
-_DROP_UNNAMED = """
-DELETE FROM body WHERE id IN (SELECT value FROM json_each(?)) AND NOT EXISTS (SELECT 1 FROM message WHERE body = id)
-"""
-_CHARGE = """
-INSERT INTO shared SELECT value ->> 0, value ->> 1 FROM json_each(?) WHERE true
-ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes
-"""
-_FREED = "SELECT json_group_array(json_array(topic, bytes)) FROM freed"
-_CHARGE_LESS = """
-UPDATE shared SET bytes = shared.bytes - freed.bytes FROM freed WHERE freed.topic = shared.topic;
-DELETE FROM freed;
-"""
-_DROP_STATES = """
-DELETE FROM session_state WHERE (queue, session) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?))
-"""
-_RAISE_HIGHEST = "UPDATE highest SET queue = max(queue, ?)"
-_DROP_ENTITIES = """
-INSERT OR IGNORE INTO dropped SELECT value FROM json_each(?1);
-DELETE FROM entity WHERE queue IN (SELECT value FROM json_each(?1));
-DELETE FROM counter WHERE queue IN (SELECT value FROM json_each(?1));
-DELETE FROM shared WHERE topic IN (SELECT value FROM json_each(?1));
-"""
-
-_PURGE = (
-    "DELETE FROM message WHERE rowid IN (SELECT rowid FROM message WHERE queue = ? LIMIT ?)",
-    """DELETE FROM session_state WHERE (queue, session) IN (
-      SELECT queue, session FROM session_state WHERE queue = ? LIMIT ?)""",
-    "DELETE FROM seen WHERE (queue, message_id) IN (SELECT queue, message_id FROM seen WHERE queue = ? LIMIT ?)",
-)
-_PURGED = "DELETE FROM dropped WHERE queue = ?"
-_FORGET_SEEN = """
-DELETE FROM seen WHERE (queue, message_id) IN (
-  SELECT queue, message_id FROM seen WHERE queue = ? AND at < ? ORDER BY at LIMIT ?)
-"""
-
-
-class CommitWriter:
-    """Runs the statements of commits on the writing connection, inside the caller's transaction.
-
-    Every statement that SQLite runs releases the interpreter lock and may have to wait to get the lock back, so the
-    number of statements decides the speed. One statement inserts up to 256 rows. All drops are one statement, with a
-    JSON text as its argument, and so are all moves.
-    """
-
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._connection = connection
-        self._execute = connection.execute
-
-    def carry_out(self, batch: WriteBatch) -> None:
-        """Carry out all writes of the batch, in its order."""
-        if batch.bodies:
-            self._put(_PUT_BODIES, list(batch.bodies.values()))
-            self._execute(_CHARGE, (json.dumps(list(batch.shared_bytes().items())),))
-        for changes in batch.row_changes:
-            self._change_rows(changes)
-        unnamed = [body for changes in batch.row_changes for body in changes.unnamed]
-        if unnamed:
-            self._execute(_DROP_UNNAMED, (json.dumps(unnamed),))
-        if batch.seen:
-            self._put(_PUT_SEEN, list(batch.seen.values()))
-        if batch.states:
-            self._put(_PUT_STATES, [write for write in batch.states.values() if write.state is not None])
-            if cleared := [key for key, write in batch.states.items() if write.state is None]:
-                self._execute(_DROP_STATES, (json.dumps(cleared),))
-        if batch.entities:
-            self._put(_PUT_ENTITIES, list(batch.entities.values()))
-        if batch.entities or batch.gone:
-            self._execute(_RAISE_HIGHEST, (max(chain(batch.entities, batch.gone)),))
-        if batch.counters:
-            self._put(_PUT_COUNTERS, list(batch.counters.values()))
-        if batch.gone:
-            self._execute(_DROP_ENTITIES, {"1": json.dumps(sorted(batch.gone))})
-
-    def _change_rows(self, changes: RowChanges) -> None:
-        if early := changes.early_puts():
-            self._put(_PUT_ROWS, [(*row[:-1], None) for row in early])  # their raw is stored with the shared body
-        if changes.drops:
-            self._drop(changes.drops)
-        if changes.moves:
-            # JSON has no bytes: the overlay, the last field of a move, goes as hexadecimal text.
-            moves = [
-                (*move[:-1], None if move.overlay is None else move.overlay.hex()) for move in changes.moves.values()
-            ]
-            self._execute(_MOVE_ROWS, (json.dumps(moves),))
-        if late := changes.late_puts() if early else list(changes.puts.values()):
-            self._put(_PUT_ROWS, late)
-
-    def _put(self, statements: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert rows in groups of 256, 128, 64 … 1. There are only nine different statements, which stay prepared."""
-        done, left = 0, len(rows)
-        while left:
-            size = min(_MOST_ROWS, 1 << left.bit_length() - 1)
-            part = rows[done : done + size] if left > size or done else rows
-            self._execute(statements[size], tuple(chain.from_iterable(part)))
-            done += size
-            left -= size
-
-    def _drop(self, keys: Iterable[RowKey]) -> None:
-        ranges = list(_ranges(keys))
-        if len(ranges) == 1:
-            self._execute(_DROP_RANGE, ranges[0])
-        else:
-            self._execute(_DROP_RANGES, (json.dumps(ranges),))
-
-    def settle_freed(self) -> dict[int, int]:
-        """Reduce the charge of topics by the bodies that this transaction deleted. Returns the bytes by topic."""
-        freed: dict[int, int] = dict(json.loads(self._execute(_FREED).get))
-        if freed:
-            self._execute(_CHARGE_LESS)
-        return freed
-
-    def purge(self, queue: int, limit: int) -> int:
-        """Delete up to `limit` rows of a dropped queue. Returns the number deleted.
-
-        When no row is left, the entry of the queue in the table `dropped` is deleted too.
-        """
-        left = limit
-        for statement in _PURGE:
-            self._execute(statement, (queue, left))
-            left -= self._connection.changes()
-            if left <= 0:
-                return limit
-        self._execute(_PURGED, (queue,))
-        return limit - left
-
-    def forget_seen(self, queue: int, before: int, limit: int) -> int:
-        """Delete up to `limit` ids that were seen before the instant `before`. Returns the number deleted."""
-        self._execute(_FORGET_SEEN, (queue, before, limit))
-        return self._connection.changes()
-
-
-def _ranges(keys: Iterable[RowKey]) -> Iterable[tuple[int, int, int, int]]:
-    """Yield the keys as runs of consecutive sequence numbers: queue, lane, first, last."""
-    ordered = sorted(keys)
-    queue, lane, first = ordered[0]
-    last = first
-    for key in ordered[1:]:
-        if key[2] == last + 1 and key[1] == lane and key[0] == queue:
-            last += 1
-        else:
-            yield queue, lane, first, last
-            queue, lane, first = key
-            last = first
-    yield queue, lane, first, last
