@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import apsw
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +35,7 @@ from twinbus.namespace.engine.storage_protocol import (
     Row,
     StoreWrite,
 )
-from twinbus.namespace.store import SqliteStore, open_store
+from twinbus.namespace.store import SqliteStore
 
 SIZE = 1_024
 GROUPS = {1: 600, 100: 20_000, 256: 40_960}
@@ -149,19 +148,15 @@ def commits(folder: Path, rounds: int) -> Table:
 
 
 def fill(path: Path, messages: int) -> None:
-    """Fill a store with many messages quickly: the store's own layout, without syncs, in a few large transactions."""
-    open_store.create(path, None)
-    connection = apsw.Connection(str(path))
-    connection.pragma("synchronous", "off")
+    """Fill a store with many messages, in a few large commits."""
+    store = SqliteStore(path)
+    store.open()
+    store.commit([PutEntity(1, "queue", "deep", "{}", 1, 1)])
     for start in range(1, messages + 1, 50_000):
-        connection.execute("BEGIN")
         rows = some_rows(min(50_000, messages + 1 - start), SIZE, start)
-        connection.executemany("INSERT INTO message VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)", rows)
-        connection.execute("COMMIT")
-    connection.execute("INSERT INTO entity VALUES (1, 'queue', 'deep', '{}', 1, 1)")
-    connection.execute("INSERT INTO counter VALUES (?,?,?,?,?,?,?,?,?,?,?)", counters(messages + 1, messages))
-    connection.execute("UPDATE highest SET queue = 1")
-    connection.close()
+        store.commit([*map(PutRow, rows), counters(start + len(rows), start + len(rows) - 1)])
+        store.tidy()
+    store.close()
 
 
 OPEN_DEEP = """

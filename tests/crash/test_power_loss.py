@@ -1,5 +1,6 @@
 """N2: commits survive a power loss at any instant, and no commit is applied in part. Replayed by seed."""
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -7,11 +8,12 @@ from random import Random
 import apsw
 import pytest
 
-from tests.crash.power_loss import Disk, Loss
+from tests.crash.power_loss import SECTOR, Disk, Loss
 from tests.namespace.store.store_model import Engine, Model, assert_shows
 from tests.tiers import budget
 from twinbus.namespace.engine.storage_protocol import OpenedStore
 from twinbus.namespace.store import SqliteStore, StoreError
+from twinbus.namespace.store.commit_counter import counter_path
 
 SEEDS = budget(8, 20, 200)
 LIVES = 5
@@ -30,6 +32,8 @@ class Machine:
         """The state after the last acknowledged commit."""
         self.possible = Model()
         """The state with the commit that was running at the power loss."""
+        self._counters: list[bytes] = []
+        """The content of the commit counter after each commit."""
         self.seen: Counter[str] = Counter()
         self._doing = ""
 
@@ -52,6 +56,9 @@ class Machine:
         next_home.mkdir()
         for name, content in disk.survivors(self._rng, loss).items():
             (next_home / name).write_bytes(content)
+        # The commit counter is not synced: after the power loss it is as it was at any time, also in part.
+        if (self._counters and self._rng.random() < 0.8) or loss is Loss.NONE:
+            self._leave_counter(counter_path(next_home / "namespace.db"), home, loss)
         self._look(next_home / "namespace.db")
 
     def _work(self, store: SqliteStore, disk: Disk) -> None:
@@ -62,6 +69,7 @@ class Machine:
             self._doing = "committing"
             writes, self.possible = self._engine.commit(self.certain, self._rng.choice((1, 1, 4, 12)))
             store.commit(writes)
+            self._counters.append(counter_path(store.path).read_bytes())
             self.certain = self.possible
             self.seen["commits"] += 1
             # A commit that is synced is acknowledged, even if the power is lost during the checkpoint after it.
@@ -70,6 +78,16 @@ class Machine:
                 store.tidy()
             if disk.is_dead:
                 return
+
+    def _leave_counter(self, path: Path, home: Path, loss: Loss) -> None:
+        now = counter_path(home / "namespace.db")
+        if loss is Loss.NONE:
+            if now.exists():
+                shutil.copy(now, path)
+            return
+        older, newer = self._rng.choice(self._counters), self._rng.choice(self._counters)
+        torn = older[:SECTOR] + newer[SECTOR:] if loss is Loss.TORN else older
+        path.write_bytes(torn[: self._rng.choice((0, SECTOR, len(torn), len(torn)))])
 
     def _look(self, path: Path) -> None:
         disk = Disk()  # only because its syncs are quick

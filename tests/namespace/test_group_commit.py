@@ -17,6 +17,7 @@ from twinbus.namespace.engine.storage_protocol import (
     StoreWrite,
 )
 from twinbus.namespace.group_commit import CONGESTED_BYTES, GroupCommit
+from twinbus.namespace.store import StoreDamagedError
 
 
 class SlowDisk:
@@ -254,3 +255,15 @@ async def test_a_store_that_cannot_be_kept_tidy_has_failed() -> None:
     group_commit = GroupCommit(disk, failed=failed.set_result, committed=lambda _: None, freed=lambda _: None)
     assert await asyncio.wait_for(failed, 10) is disk.error
     await group_commit.close()
+
+
+async def test_x2_a_read_that_finds_damage_ends_the_namespace_and_is_not_answered() -> None:
+    disk, failures, answers = SlowDisk(), list[Exception](), list[Any]()
+    disk.error = StoreDamagedError("message 7 is damaged")
+    group_commit = group_commit_on(disk, failures)
+    for _ in range(2):
+        group_commit.load(StoredSessionState(1, "s"), answers.append)
+    await asyncio.wait_for(group_commit.close(), 10)
+    await asyncio.sleep(0)  # the failure was reported to the loop before the thread ended
+    assert failures == [disk.error]
+    assert answers == []

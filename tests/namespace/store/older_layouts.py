@@ -4,9 +4,14 @@ Made without the code under test, so that it cannot change with it. The newest l
 adds one, and never edits this one. Data folders of a real server: `tests/formats`.
 """
 
+# ruff: noqa: S608  # statements are put together from constants
+
 from __future__ import annotations
 
 import json
+import struct
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +94,35 @@ BEGIN
   ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes;
 END;
 """
-LAYOUTS = {1: _LAYOUT_1, 2: _LAYOUT_1 + _LAYOUT_2, 3: _LAYOUT_1 + _LAYOUT_2 + _LAYOUT_3}
+_LAYOUT_4 = """
+ALTER TABLE message ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE body ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE session_state ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE seen ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE entity ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE counter ADD COLUMN rows INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE counter ADD COLUMN keys INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE counter ADD COLUMN commits INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE counter ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE totals (
+  only INTEGER PRIMARY KEY CHECK (only = 1),
+  identity INTEGER NOT NULL,
+  commits INTEGER NOT NULL,
+  entities INTEGER NOT NULL,
+  entity_crcs INTEGER NOT NULL,
+  highest INTEGER NOT NULL,
+  crc INTEGER NOT NULL
+) STRICT;
+DROP TABLE highest;
+"""
+LAYOUTS = {
+    1: _LAYOUT_1,
+    2: _LAYOUT_1 + _LAYOUT_2,
+    3: _LAYOUT_1 + _LAYOUT_2 + _LAYOUT_3,
+    4: _LAYOUT_1 + _LAYOUT_2 + _LAYOUT_3 + _LAYOUT_4,
+}
 
+_COLUMNS = "queue, lane, seq, origin_seq, enqueued, expires, due, session, delivery_count, size, overlay, body, raw"
 _PUT_COUNTER = """
 INSERT INTO counter (queue, next_seq, active, deferred, scheduled, dead, dead_deferred, size, accessed)
 VALUES (?, 3, ?, ?, ?, ?, ?, ?, 1000)
@@ -114,6 +146,8 @@ def older_store(path: Path, version: int) -> None:
         _fill(connection)
         if version >= 3:
             _charge_once(connection)
+        if version >= 4:
+            _add_checksums(connection)
     connection.close()
 
 
@@ -123,11 +157,14 @@ def _fill(connection: apsw.Connection) -> None:
     _entity(connection, FIRST, "subscription", "News/Subscriptions/a", topic="News", name="a")
     _entity(connection, SECOND, "subscription", "News/Subscriptions/b", topic="News", name="b")
     _entity(connection, OTHER_TOPIC, "topic", "other", path="other")
-    connection.execute("UPDATE highest SET queue = ?", (GONE,))
+    if connection.pragma("user_version") < 4:
+        connection.execute("UPDATE highest SET queue = ?", (GONE,))
     connection.execute("INSERT INTO dropped VALUES (?)", (GONE,))
     connection.executemany("INSERT INTO body (id, raw) VALUES (?, ?)", SHARED.items())
-    connection.execute("INSERT INTO session_state VALUES (?, 'session', x'01', 5)", (QUEUE,))
-    connection.execute("INSERT INTO seen VALUES (?, 'an id', 5)", (QUEUE,))
+    connection.execute(
+        "INSERT INTO session_state (queue, session, state, at) VALUES (?, 'session', x'01', 5)", (QUEUE,)
+    )
+    connection.execute("INSERT INTO seen (queue, message_id, at) VALUES (?, 'an id', 5)", (QUEUE,))
     # queue, lane, seq, its raw or the id of its body
     rows: list[tuple[int, int, int, bytes | int]] = [
         (QUEUE, 0, 1, OWN),
@@ -145,7 +182,7 @@ def _fill(connection: apsw.Connection) -> None:
         due = 9_000 if lane == 2 else None
         size = len(raw if raw is not None else SHARED[body])  # type: ignore[index]  # one of the two is there
         row = (queue, lane, seq, seq, 1_000, None, due, None, 0, size, None, body, raw)
-        connection.execute("INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        connection.execute(f"INSERT INTO message ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
     for queue in (QUEUE, TOPIC, FIRST, SECOND, OTHER_TOPIC):
         held = [len(SHARED[each[3]]) if isinstance(each[3], int) else len(each[3]) for each in rows if each[0] == queue]
         lanes = [sum(each[:2] == (queue, lane) for each in rows) for lane in range(5)]
@@ -160,6 +197,35 @@ def _charge_once(connection: apsw.Connection) -> None:
     connection.execute("UPDATE counter SET size = 2 * 64 WHERE queue = ?", (SECOND,))
 
 
+def _add_checksums(connection: apsw.Connection) -> None:
+    """Since version 4 every row has a CRC-32, and a queue the number of its rows and the sum of their keys."""
+    execute: Any = connection.execute
+    never = -(1 << 63)
+    for rowid, *row in execute(f"SELECT rowid, {_COLUMNS} FROM message").fetchall():
+        queue, lane, seq, origin, enqueued, _, due, _, count, size, _, body, raw = row
+        numbers = (queue, lane, seq, origin, enqueued, never, never if due is None else due, count, size)
+        packed = struct.pack("<10q", *numbers, -1 if body is None else body)
+        execute("UPDATE message SET crc = ? WHERE rowid = ?", (zlib.crc32(packed, zlib.crc32(raw or b"")), rowid))
+        execute("UPDATE counter SET rows = rows + 1, keys = keys + ? WHERE queue = ?", (seq * 8 + lane, queue))
+    for body, raw, topic in execute("SELECT id, raw, topic FROM body").fetchall():
+        crc = zlib.crc32(raw, zlib.crc32(struct.pack("<2q", body, topic)))
+        execute("UPDATE body SET crc = ? WHERE id = ?", (crc, body))
+    for row in execute("SELECT * FROM counter").fetchall():
+        execute("UPDATE counter SET crc = ? WHERE queue = ?", (zlib.crc32(struct.pack("<14q", *row[:-1])), row[0]))
+    for table, second in (("session_state", "session"), ("seen", "message_id"), ("entity", "kind")):
+        for *values, _ in execute(f"SELECT * FROM {table}").fetchall():
+            sql = f"UPDATE {table} SET crc = ? WHERE queue = ? AND {second} = ?"
+            execute(sql, (_crc_of(values), *values[:2]))
+    totals = (4711, 9, *execute("SELECT count(*), sum(crc) FROM entity").get, GONE)
+    execute("INSERT INTO totals VALUES (1, ?, ?, ?, ?, ?, ?)", (*totals, _crc_of(totals)))
+
+
+def _crc_of(values: Iterable[Any]) -> int:
+    texts = [value if isinstance(value, bytes) else str(value).encode() for value in values]
+    return zlib.crc32(b"".join(b"%d:%s" % (len(text), text) for text in texts))
+
+
 def _entity(connection: apsw.Connection, queue: int, kind: str, path: str, /, **fields: Any) -> None:
     text = json.dumps(fields | {"status": "Active"})
-    connection.execute("INSERT INTO entity VALUES (?, ?, ?, ?, 10, 20)", (queue, kind, path, text))
+    sql = "INSERT INTO entity (queue, kind, path, text, created, updated) VALUES (?, ?, ?, ?, 10, 20)"
+    connection.execute(sql, (queue, kind, path, text))

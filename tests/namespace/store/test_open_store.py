@@ -74,14 +74,22 @@ class TestCreation:
 
     def test_closing_leaves_no_log_behind(self, path: Path) -> None:
         filled(path)
-        assert sorted(file.name for file in path.parent.iterdir()) == ["namespace.db", "namespace.db.lock"]
+        assert sorted(file.name for file in path.parent.iterdir()) == [
+            "namespace.db",
+            "namespace.db.commits",
+            "namespace.db.lock",
+        ]
 
     def test_an_interrupted_creation_is_started_again(self, path: Path) -> None:
         building = path.with_name("namespace.db.new")
         building.write_bytes(b"half a file")
         building.with_name("namespace.db.new-wal").write_bytes(b"half a log")
         filled(path)
-        assert sorted(file.name for file in path.parent.iterdir()) == ["namespace.db", "namespace.db.lock"]
+        assert sorted(file.name for file in path.parent.iterdir()) == [
+            "namespace.db",
+            "namespace.db.commits",
+            "namespace.db.lock",
+        ]
 
     def test_a_folder_that_cannot_be_created_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
@@ -227,7 +235,7 @@ class TestDamage:
         with path.open("r+b") as file:
             file.seek(path.stat().st_size // 2 // PAGE * PAGE)
             file.write(b"\xff" * PAGE)
-        store = SqliteStore(path)
+        store = SqliteStore(path, most_bytes=0)
         store.open()
         with pytest.raises(StoreDamagedError, match=r"\.recover"):
             everything(store)
@@ -239,7 +247,7 @@ class TestDamage:
         with path.open("r+b") as file:
             file.seek(path.stat().st_size // 2 // PAGE * PAGE)
             file.write(b"\xff" * PAGE)
-        store = SqliteStore(path)
+        store = SqliteStore(path, most_bytes=0)
         store.open()
         with pytest.raises(StoreDamagedError):
             store.commit([*put(5_000), *(DropRow(1, QueueLane.ACTIVE, seq) for seq in range(1, 2_001))])

@@ -13,6 +13,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
 from twinbus.connect import ReceivedMessage, connect
+from twinbus.namespace.store import SqliteStore
 from twinbus.testing import LocalNamespace
 
 NUMBERED = 400
@@ -201,3 +203,13 @@ async def world(
     made = World(request.param, primary, secondary)
     async with made.stack:
         yield made
+
+
+def set_stored_size(file: Path, queue: str, size: int) -> None:
+    """Set the size of a queue in the store of a server that is stopped."""
+    store = SqliteStore(file)
+    try:
+        (stored,) = [found for found in store.open().entities if found.entity.path.lower() == queue.lower()]
+        store.commit([stored.queue._replace(size=size)])
+    finally:
+        store.close()

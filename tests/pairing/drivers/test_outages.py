@@ -1,7 +1,6 @@
 """Faults of a real primary, with the official SDK's senders: each has the consequence that its clause demands."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -10,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import (
@@ -26,7 +24,7 @@ from twinbus import BacklogUnavailableError, PrimaryUnusableError
 from twinbus.backlog import FailureKind, failure_kind
 from twinbus.testing import LocalNamespace
 
-from .conftest import ALL, BRIEF, KEY, World, config, state_of
+from .conftest import ALL, BRIEF, KEY, World, config, set_stored_size, state_of
 
 # try_timeout is 1 s; the rest is for a busy machine. Without our deadline the SDK takes minutes.
 AT_ONCE = 8.0
@@ -408,12 +406,7 @@ def _fill(secondary: LocalNamespace, file: Path, queue: str) -> None:
     The queue is not really filled: the smallest quota is 1 GB, which would take minutes and disk space.
     """
     secondary.stop()
-    with contextlib.closing(apsw.Connection(str(file))) as store:
-        store.execute(
-            "UPDATE counter SET size = ? WHERE queue = (SELECT queue FROM entity WHERE path = ? COLLATE NOCASE)",
-            (BACKLOG_BYTES, queue),
-        )
-        assert store.changes() == 1
+    set_stored_size(file, queue, BACKLOG_BYTES)
     secondary.start()
 
 

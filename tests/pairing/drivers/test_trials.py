@@ -7,14 +7,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 from azure.servicebus import ServiceBusMessage
 
 from twinbus.backlog import FailureKind
 from twinbus.testing import LocalNamespace
 
-from .conftest import BRIEF, World, config, state_of
+from .conftest import BRIEF, World, config, set_stored_size, state_of
 
 QUEUE_BYTES = 1024 * 1024 * 1024
 """The default size of a queue."""
@@ -66,12 +65,7 @@ class Load:
 def fill(primary: LocalNamespace, file: Path, queue: str) -> None:
     """Make a queue believe that it is full but for a few bytes."""
     primary.kill()
-    with contextlib.closing(apsw.Connection(str(file))) as store:
-        store.execute(
-            "UPDATE counter SET size = ? WHERE queue = (SELECT queue FROM entity WHERE path = ? COLLATE NOCASE)",
-            (QUEUE_BYTES - ROOM, queue),
-        )
-        assert store.changes() == 1
+    set_stored_size(file, queue, QUEUE_BYTES - ROOM)
     primary.start()
 
 

@@ -1,0 +1,165 @@
+"""X2: bytes of database and log are changed in turn, by seed. Nothing is altered, and nothing is gone silently.
+
+Each sample changes one byte of a copy of the files, and opens it. Either the store is refused, or everything in it is
+as it was acknowledged, or the read of a message reports it as damaged. With `accept_damage`, every message is there as
+it was, or is counted as lost.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.crash.damaged_files import COMMITS, NAME, Image, change_byte, make_image
+from tests.namespace.store.sample_writes import everything
+from tests.namespace.store.store_model import Model, assert_shows
+from tests.tiers import budget
+from twinbus.namespace.engine.storage_protocol import OpenedStore
+from twinbus.namespace.store import SqliteStore, StoreDamagedError, StoreError
+
+SAMPLES = budget(12, 200, 2_000)
+PER_IMAGE = 50
+LOST = re.compile(r"lost: (?P<path>\S+): (?P<lost>\d+) of (?P<all>\d+) messages; ")
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Samples:
+    return Samples(tmp_path)
+
+
+class Samples:
+    """Copies of images, each with one byte changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._images: dict[tuple[int, bool], Image] = {}
+        self.seen: Counter[str] = Counter()
+
+    def image(self, seed: int, *, killed: bool) -> Image:
+        """Return the image of a seed. It is made once."""
+        if (seed, killed) not in self._images:
+            made = make_image(self._folder / f"made-{seed}-{killed}", seed, killed=killed)
+            self._images[seed, killed] = made
+        return self._images[seed, killed]
+
+    def damaged(self, image: Image, rng: Random, *, file: str = "") -> tuple[Path, str]:
+        """Return the path of a store with one byte changed in `file`, or in any, and where."""
+        shutil.rmtree(self._folder / "copy", ignore_errors=True)
+        path = image.copy_to(self._folder / "copy")
+        changed = file or rng.choice(image.files).name
+        self.seen[changed] += 1
+        return path, change_byte(path.with_name(changed), rng)
+
+
+def opened(store: SqliteStore) -> OpenedStore | None:
+    """Open a store. Returns None if it is refused."""
+    try:
+        return store.open()
+    except StoreError as error:
+        if not error.hint:
+            raise
+        return None
+
+
+def test_x2_no_message_is_altered_or_silently_gone_whichever_byte_is_changed(samples: Samples) -> None:
+    seen = samples.seen
+    for number in range(SAMPLES):
+        rng = Random(number)
+        image = samples.image(number // PER_IMAGE, killed=number % 2 == 0)
+        path, where = samples.damaged(image, rng)
+        # Every second store is opened as a large one is: its messages are checked when they are read.
+        store = SqliteStore(path, most_bytes=rng.choice((0, 1 << 40)))
+        try:
+            if (found := opened(store)) is None:
+                seen["refused"] += 1
+            else:
+                assert_shows(store, found, image.states[-1])
+                seen["intact"] += 1
+        except StoreDamagedError:
+            seen["damaged when read"] += 1
+        except AssertionError as error:
+            raise AssertionError(f"sample {number}: {where}") from error
+        finally:
+            store.close()
+    assert seen[NAME] > 0
+    assert seen[f"{NAME}-wal"] > 0
+    assert seen["refused"] > 0
+    assert seen["intact"] > 0
+    if SAMPLES >= 200:
+        assert seen["damaged when read"] > 0
+
+
+def test_x2_after_accepting_damage_each_message_is_there_as_it_was_or_is_counted_as_lost(samples: Samples) -> None:
+    seen = samples.seen
+    for number in range(SAMPLES // 2):
+        rng = Random(f"accept-{number}")
+        image = samples.image(number // PER_IMAGE, killed=False)
+        path, where = samples.damaged(image, rng)
+        store = SqliteStore(path, accept_damage=True)
+        if (found := opened(store)) is None:
+            seen["refused"] += 1
+            continue
+        try:
+            lost = lost_messages(path)
+            there = {stored.entity.queue for stored in found.entities}
+            for queue, entity in image.states[-1].entities.items():
+                if queue not in there:
+                    assert f"the entity {entity.path!r}" in listed(path)
+                    continue
+                rows, kept = image.states[-1].rows_of(queue), everything(store, queue)
+                assert [row for row in kept if row not in rows] == []
+                assert len(rows) - len(kept) == lost[entity.path], (lost, entity.path)
+            seen["messages lost"] += sum(lost.values())
+        except AssertionError as error:
+            raise AssertionError(f"sample {number}: {where}") from error
+        finally:
+            store.close()
+    # Damage to the few bytes that say what kind of file it is.
+    assert seen["refused"] <= max(1, SAMPLES // 100)
+    if SAMPLES >= 200:
+        assert seen["messages lost"] > 0
+
+
+def listed(path: Path) -> str:
+    return "".join(found.read_text() for found in path.parent.glob("*.damaged-*.txt"))
+
+
+def lost_messages(path: Path) -> Counter[str]:
+    """Return how many messages of each entity are listed as lost."""
+    return Counter({found["path"]: int(found["lost"]) for found in LOST.finditer(listed(path))})
+
+
+def test_x2_damage_to_the_log_after_a_power_loss_costs_at_most_the_last_two_commits_unnoticed(samples: Samples) -> None:
+    """The commit counter is not synced: at worst, the power loss leaves an old one, or none."""
+    image = samples.image(1, killed=True)
+    for number in range(SAMPLES // 2):
+        rng = Random(f"power-{number}")
+        path, where = samples.damaged(image, rng, file=f"{NAME}-wal")
+        path.with_name(f"{NAME}.commits").unlink()
+        store = SqliteStore(path)
+        try:
+            if (found := opened(store)) is None:
+                samples.seen["refused"] += 1
+                continue
+            behind = COMMITS - which_state(store, found, image.states)
+            assert behind <= 2, f"sample {number}: {where}: {behind} commits are silently gone"
+            samples.seen[f"{behind} commits behind"] += 1
+        finally:
+            store.close()
+    assert samples.seen["refused"] > 0
+
+
+def which_state(store: SqliteStore, found: OpenedStore, states: tuple[Model, ...]) -> int:
+    """Return the number of the last commit that the store shows."""
+    for number in reversed(range(len(states))):
+        try:
+            assert_shows(store, found, states[number])
+        except AssertionError:
+            continue
+        return number
+    raise AssertionError("the store shows no state that ever was")

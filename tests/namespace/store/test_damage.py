@@ -1,0 +1,355 @@
+"""X2: a store that lacks commits, messages or entities says what is missing; a kill or a power loss is no damage."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tests.namespace.store.sample_writes import counters, entity, everything, next_seqs, put, row
+from twinbus.namespace.engine.storage_protocol import (
+    DropRow,
+    KnownIds,
+    NextRows,
+    PutRow,
+    PutSeenId,
+    PutSessionState,
+    QueueLane,
+    RowsBySeq,
+    StoredSessionState,
+)
+from twinbus.namespace.store import SqliteStore, StoreDamagedError
+from twinbus.namespace.store.commit_counter import CommitCounter, CountedCommits, counter_path, read_counter
+from twinbus.namespace.store.log_scan import read_log
+
+FRAME = 24 + 8192
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "namespace.db"
+
+
+def killed(path: Path, commits: int = 10) -> Path:
+    """Return the store of a process that was killed after these commits: one message each."""
+    store = SqliteStore(path)
+    store.open()
+    store.commit([entity(1), counters(1)])
+    for seq in range(1, commits + 1):
+        store.commit(put(seq, raw=b"%d" % seq * 500))
+    copy = path.parent / "killed" / path.name
+    shutil.copytree(path.parent, copy.parent, ignore=shutil.ignore_patterns("*-shm", "*.lock"))
+    store.close()
+    return copy
+
+
+def log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def change(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(StoreDamagedError) as caught:
+        SqliteStore(path).open()
+    return str(caught.value)
+
+
+def edit(path: Path, sql: str) -> None:
+    connection = apsw.Connection(str(path))
+    connection.execute(sql)
+    connection.close()
+
+
+class TestLog:
+    def test_x2_a_log_of_a_killed_process_is_opened(self, path: Path) -> None:
+        store = SqliteStore(killed(path))
+        store.open()
+        assert next_seqs(store) == list(range(1, 11))
+        store.close()
+
+    def test_x2_damage_in_the_log_is_refused_and_the_files_stay_as_they_were(self, path: Path) -> None:
+        copy = killed(path)
+        change(log_of(copy), log_of(copy).stat().st_size // 2)
+        before = {file.name: file.read_bytes() for file in copy.parent.iterdir() if "shm" not in file.name}
+        text = refusal(copy)
+        assert "commits behind the damage are missing" in text
+        assert "commits are missing" in text
+        assert {name: (copy.parent / name).read_bytes() for name in before} == before
+
+    def test_x2_damage_to_the_last_commit_is_found_by_the_counter(self, path: Path) -> None:
+        copy = killed(path)
+        change(log_of(copy), log_of(copy).stat().st_size - 9)
+        assert "the last 1 commits are missing" in refusal(copy)
+
+    def test_n2_a_last_commit_that_was_not_finished_is_no_damage(self, path: Path) -> None:
+        copy = killed(path)
+        with log_of(copy).open("r+b") as log:
+            log.truncate(log_of(copy).stat().st_size - 100)
+        counter_path(copy).unlink()  # it was not synced
+        store = SqliteStore(copy)
+        store.open()
+        assert next_seqs(store) == list(range(1, 10))
+        store.close()
+
+    def test_x2_a_damaged_header_of_the_log_is_refused(self, path: Path) -> None:
+        copy = killed(path)
+        change(log_of(copy), 17)
+        counter_path(copy).unlink()
+        assert "the header of the log is damaged, and up to 11 commits in the log are missing" in refusal(copy)
+
+    def test_the_frames_of_a_log_are_read(self, path: Path) -> None:
+        log = read_log(killed(path), 8192)
+        assert not log.header_is_damaged
+        assert sum(frame.ends_commit for frame in log.frames) == 11
+        assert all(frame.is_current for frame in log.frames)
+        assert log.lost_commits(len(log.frames)) == 0
+        assert log.lost_commits(0) == 10  # the last one may be unfinished
+
+    def test_frames_from_before_the_log_was_started_again_are_not_lost_commits(self, path: Path) -> None:
+        copy = killed(path)
+        content = bytearray(log_of(copy).read_bytes())
+        for at in range(32 + FRAME, len(content), FRAME):
+            content[at + 8 : at + 16] = struct.pack(">2I", 1, 2)
+        log_of(copy).write_bytes(content)
+        assert read_log(copy, 8192).lost_commits(1) == 0
+
+
+class TestCounter:
+    def test_the_counter_has_the_number_of_the_last_commit(self, path: Path) -> None:
+        store = SqliteStore(path)
+        store.open()
+        first = read_counter(path)
+        assert first is not None
+        for number in range(1, 5):
+            store.commit(put(number))
+            assert read_counter(path) == CountedCommits(first.identity, number)
+        store.close()
+        again = SqliteStore(path)
+        again.open()
+        again.commit(put(9))
+        assert read_counter(path) == CountedCommits(first.identity, 5)
+        again.close()
+
+    def test_a_write_that_was_interrupted_leaves_the_number_before(self, path: Path) -> None:
+        counter = CommitCounter(path, 7, 1)
+        counter.write(2)
+        counter.write(3)
+        counter.close()
+        for offset, expected in ((0, 3), (512, 2)):
+            content = bytearray(counter.path.read_bytes())
+            content[offset + 20] ^= 1
+            (path.parent / "copy").mkdir(exist_ok=True)
+            copy = path.parent / "copy" / path.name
+            counter_path(copy).write_bytes(content)
+            assert read_counter(copy) == CountedCommits(7, expected)
+
+    @pytest.mark.parametrize("content", [b"", b"short", bytes(4096), b"x" * 544])
+    def test_a_counter_that_cannot_be_read_is_written_anew(self, path: Path, content: bytes) -> None:
+        copy = killed(path)
+        counter_path(copy).write_bytes(content)
+        store = SqliteStore(copy)
+        store.open()
+        store.close()
+        counted = read_counter(copy)
+        assert counted is not None
+        assert counted.commits == 11
+
+    def test_the_counter_of_another_store_says_nothing(self, path: Path) -> None:
+        copy = killed(path)
+        CommitCounter(copy, 1, 1_000_000).close()
+        store = SqliteStore(copy)
+        store.open()
+        store.close()
+        counted = read_counter(copy)
+        assert counted is not None
+        assert counted.commits == 11
+
+    def test_x2_an_older_copy_of_the_file_is_refused(self, path: Path) -> None:
+        store = SqliteStore(path)
+        store.open()
+        store.commit([entity(1), *put(1)])
+        store.close()
+        shutil.copy(path, path.with_name("backup"))
+        again = SqliteStore(path)
+        again.open()
+        again.commit(put(2))
+        again.close()
+        shutil.copy(path.with_name("backup"), path)
+        assert "the last 1 commits are missing" in refusal(path)
+
+    def test_x2_a_store_whose_file_is_gone_is_refused_but_for_accepted_damage(self, path: Path) -> None:
+        copy = killed(path)
+        log_of(copy).unlink()
+        copy.unlink()
+        assert "the file is missing, but its commit counter is there: it had 11 commits" in refusal(copy)
+        store = SqliteStore(copy, accept_damage=True)
+        assert store.open().entities == []
+        store.close()
+
+
+ROWS = [
+    row(1, session="s"),
+    row(2, expires=5),
+    row(3, lane=QueueLane.SCHEDULED, due=7),
+    row(4, lane=QueueLane.DEAD, overlay=b"\xc1\x01\x00"),
+]
+
+
+def closed(path: Path) -> Path:
+    """Return the path of a closed store with a sample of everything."""
+    store = SqliteStore(path)
+    store.open()
+    store.commit([entity(1), counters(1, 5, active=2, scheduled=1, dead=1), entity(2, "other"), counters(2)])
+    store.commit([*map(PutRow, ROWS), PutSessionState(1, "s", b"state", 5), PutSeenId(1, "id", 5)])
+    store.close()
+    return path
+
+
+def mislead_index(path: Path) -> None:
+    """Let the entry of message 2 in the index of messages lead to message 1."""
+    connection = apsw.Connection(str(path))
+    root = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'message_key'").get
+    connection.close()
+    content = bytearray(path.read_bytes())
+    # An entry: the length of its head, a type for each of queue, lane, seq and rowid, and the values of seq and rowid.
+    # Types 8 and 9 are the numbers 0 and 1.
+    at = content.index(bytes([5, 9, 8, 1, 1, 2, 2]), (root - 1) * 8192)
+    content[at + 6] = 1
+    path.write_bytes(content)
+
+
+COLUMNS = {
+    "lane": "4",
+    "seq": "77",
+    "origin_seq": "99",
+    "enqueued": "enqueued + 1",
+    "expires": "6",
+    "due": "8",
+    "session": "'t'",
+    "delivery_count": "3",
+    "size": "size + 1",
+    "overlay": "x'c100'",
+    "raw": "x'00'",
+}
+
+
+class TestRows:
+    @pytest.mark.parametrize("column", COLUMNS)
+    def test_x2_a_change_of_any_column_is_refused_at_opening_and_when_it_is_read(self, path: Path, column: str) -> None:
+        edit(closed(path), f"UPDATE message SET {column} = {COLUMNS[column]} WHERE seq = 4")  # noqa: S608  # constants
+        assert "damaged" in refusal(path)
+        if column in ("lane", "seq"):
+            return  # the inventory of the queue is wrong, which is examined at every size
+        store = SqliteStore(path, most_bytes=0)
+        store.open()
+        with pytest.raises(StoreDamagedError, match=r"orders: message 4 is damaged"):
+            everything(store)
+        with pytest.raises(StoreDamagedError, match=r"orders: message 4 is damaged"):
+            store.load(RowsBySeq(1, (QueueLane.DEAD,), (4,)))
+        assert [found.seq for found in store.load(NextRows(1, 0, 0, 9, 1 << 20))] == [1, 2]
+        store.close()
+
+    def test_x2_a_message_that_is_gone_is_missed(self, path: Path) -> None:
+        edit(closed(path), "DELETE FROM message WHERE seq = 2")
+        assert "1 of 4 messages of orders are missing" in refusal(path)
+
+    def test_x2_a_message_that_comes_again_is_noticed(self, path: Path) -> None:
+        edit(closed(path), "UPDATE message SET seq = 9 WHERE seq = 4")
+        assert "the messages of orders are not those that were stored" in refusal(path)
+
+    def test_x2_an_index_that_leads_to_another_row_is_noticed(self, path: Path) -> None:
+        mislead_index(closed(path))
+        store = SqliteStore(path, most_bytes=0)
+        store.open()
+        with pytest.raises(StoreDamagedError, match="orders: message 2 is damaged"):
+            store.load(NextRows(1, 0, 0, 9, 1 << 20))
+        store.close()
+
+    @pytest.mark.parametrize(
+        ("sql", "text"),
+        [
+            ("UPDATE session_state SET state = x'00'", "the state of the session 's' is damaged"),
+            ("UPDATE seen SET at = 6", "the remembered id 'id' is damaged"),
+            ("UPDATE entity SET text = '{}' WHERE queue = 1", "the description of the entity 'orders' is damaged"),
+            ("UPDATE counter SET next_seq = 1 WHERE queue = 1", "the counters of orders are damaged"),
+            ("UPDATE totals SET highest = 1", "the totals of the store are damaged"),
+            ("DELETE FROM entity WHERE queue = 2", "1 of 2 entities are missing"),
+            ("DELETE FROM counter WHERE queue = 2", "the counters of other are missing or damaged"),
+            ("INSERT INTO dropped VALUES (2)", "the list of deleted entities is damaged"),
+            ("DROP INDEX message_due", "the definitions of tables and indexes are not those of a store"),
+        ],
+    )
+    def test_x2_other_rows_are_covered(self, path: Path, sql: str, text: str) -> None:
+        edit(closed(path), sql)
+        assert text in refusal(path)
+
+    def test_x2_states_and_ids_are_checked_when_they_are_read(self, path: Path) -> None:
+        edit(closed(path), "UPDATE session_state SET state = x'00'; UPDATE seen SET at = 6")
+        store = SqliteStore(path, most_bytes=0)
+        store.open()
+        with pytest.raises(StoreDamagedError):
+            store.load(StoredSessionState(1, "s"))
+        with pytest.raises(StoreDamagedError):
+            store.load(KnownIds(1, ("id",), 0))
+        assert store.load(KnownIds(1, ("another",), 0)) == set()
+        store.close()
+
+    def test_a_drop_of_a_row_that_is_not_there_leaves_the_inventory_right(self, path: Path) -> None:
+        store = SqliteStore(closed(path))
+        store.open()
+        store.commit([DropRow(1, 0, 2), DropRow(1, 0, 1_000), DropRow(1, QueueLane.DEAD, 4)])
+        store.close()
+        again = SqliteStore(path)
+        again.open()
+        assert [found.seq for found in everything(again)] == [1, 3]
+        again.close()
+
+
+class TestAcceptedDamage:
+    def test_x2_accepting_damage_keeps_the_rest_and_the_damaged_files(self, path: Path) -> None:
+        edit(closed(path), "UPDATE message SET raw = x'00' WHERE seq = 2; UPDATE seen SET at = 6")
+        damaged = path.read_bytes()
+        store = SqliteStore(path, accept_damage=True)
+        opened = store.open()
+        assert [stored.entity.path for stored in opened.entities] == ["orders", "other"]
+        assert (opened.entities[0].queue.next_seq, opened.next_queue) == (5, 3)
+        assert everything(store) == [ROWS[0], *ROWS[2:]]
+        assert store.load(StoredSessionState(1, "s")) == b"state"
+        assert store.load(KnownIds(1, ("id",), 0)) == set()
+        store.close()
+        assert path.with_name("namespace.db.damaged-1").read_bytes() == damaged
+        listed = path.with_name("namespace.db.damaged-1.txt").read_text().splitlines()
+        assert "lost: orders: 1 of 4 messages; sequence numbers 2" in listed
+        assert "lost: orders: 1 remembered ids" in listed
+        names = {file.name for file in path.parent.iterdir()}
+        assert not [name for name in names if "rebuilt" in name or "source" in name or "empty" in name]
+        again = SqliteStore(path)
+        assert len(again.open().entities) == 2
+        again.close()
+
+    def test_x2_an_intact_store_stays_as_it_is(self, path: Path) -> None:
+        before = closed(path).read_bytes()
+        store = SqliteStore(path, accept_damage=True)
+        store.open()
+        assert everything(store) == ROWS
+        store.close()
+        assert path.read_bytes() == before
+        assert not list(path.parent.glob("*damaged*"))
+
+    def test_x2_a_lost_entity_takes_its_messages_with_it(self, path: Path) -> None:
+        edit(closed(path), "UPDATE entity SET text = '[]' WHERE queue = 1")
+        store = SqliteStore(path, accept_damage=True)
+        opened = store.open()
+        assert [stored.entity.path for stored in opened.entities] == ["other"]
+        assert opened.next_queue == 3
+        store.close()
+        listed = path.with_name("namespace.db.damaged-1.txt").read_text()
+        assert "lost: the entity 'orders': its description is damaged; with 4 messages" in listed
