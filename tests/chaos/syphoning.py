@@ -56,6 +56,9 @@ FATAL: Final = (
     RECALLED,
 )
 """Every step at which a syphon can be killed or frozen."""
+DEAD_LETTERING, DEAD_LETTERING_UNDER_WAY = "dead-lettering", "dead-lettering under way"
+FATAL_TO_DEAD_LETTERS: Final = (DEAD_LETTERING, DEAD_LETTERING_UNDER_WAY, MoveStep.DEAD_LETTERED.value)
+"""The steps of a message that cannot be delivered. The accounts of chaos know no such messages."""
 # Seconds: long enough for the request to be sent. The answer may or may not have arrived by then.
 _UNDER_WAY_SECONDS: Final = 0.002
 
@@ -204,6 +207,8 @@ class WatchedBacklog:
 
     async def dead_letter(self, held: Sequence[HeldMessage], reason: str, description: str) -> Sequence[HeldMessage]:
         self._watch.tell("dead-lettered", held)
+        self._watch.reach(DEAD_LETTERING)
+        self._watch.reach(DEAD_LETTERING_UNDER_WAY, _UNDER_WAY_SECONDS)
         return await self._inner.dead_letter(held, reason, description)
 
     async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:

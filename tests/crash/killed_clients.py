@@ -29,7 +29,7 @@ from azure.servicebus.aio import ServiceBusClient
 
 import twinbus
 import twinbus.aio
-from tests.chaos.syphoning import FATAL, WatchedTransport
+from tests.chaos.syphoning import FATAL, FATAL_TO_DEAD_LETTERS, WatchedTransport
 from tests.crash.stored_ids import marked_body
 from tests.syphon.fixed_queues import FixedQueues
 from twinbus import SendAvailabilityOptions
@@ -43,6 +43,8 @@ NATIVE, SDK = "native", "sdk"
 TRANSPORTS: Final = (NATIVE, SDK)
 PLACES: Final = FATAL
 """Every place where a syphon kills itself."""
+DEAD_LETTER_PLACES: Final = FATAL_TO_DEAD_LETTERS
+"""Every place where a syphon kills itself that dead-letters messages."""
 WINDOW: Final = 20
 """The most messages that a syphon holds which is to be killed."""
 SYNC, AIO = "sync", "asyncio"

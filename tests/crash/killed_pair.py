@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from azure.servicebus import ServiceBusClient, ServiceBusSubQueue
+
 from tests.crash.killed_clients import PRIMARY_NAME, SECONDARY_NAME, KilledProcess, KillPlan, SyphonWork, run_syphon
 from tests.crash.ledger_oracle import contradictions, refused_returns
 from tests.crash.stored_ids import StoredIds, marked_body
@@ -54,9 +56,9 @@ class KilledPair:
         self.wrong: list[str] = []
         """What the checks found."""
 
-    def fill(self, names: Sequence[str]) -> None:
+    def fill(self, names: Sequence[str], **aliases: object) -> None:
         """Sends messages as a paired sender diverts them, and records the sends."""
-        properties = {"x-ms-path": self.entity}
+        properties = {"x-ms-path": self.entity, **{f"x-ms-{name}": value for name, value in aliases.items()}}
         messages = [Message(marked_body(name), message_id=name, application_properties=properties) for name in names]
         asyncio.run(self._send(messages))
         with Ledger(self.ledger) as ledger:
@@ -71,6 +73,14 @@ class KilledPair:
 
     def syphon(self, **more: Any) -> SyphonWork:
         return SyphonWork(self.primary, self.secondary, (QUEUE,), self.ledger, **more)
+
+    def dead_letters(self) -> set[str]:
+        """Returns the ids in the dead-letter queue of the backlog queue, by the official client."""
+        with (
+            ServiceBusClient.from_connection_string(self.secondary) as client,
+            client.get_queue_receiver(QUEUE, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver,
+        ):
+            return {str(message.message_id) for message in receiver.peek_messages(1000, sequence_number=1)}
 
     def drain(self) -> None:
         """Brings everything home, by a syphon that nothing happens to."""

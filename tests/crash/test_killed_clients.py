@@ -5,7 +5,7 @@ what was reported safe. `ledger_oracle` compares it with the balance. Killed are
 
 | process | steps |
 | --- | --- |
-| syphon, native and over the SDK | `killed_clients.PLACES` |
+| syphon, native and over the SDK | `killed_clients.PLACES`, `killed_clients.DEAD_LETTER_PLACES` |
 | application, sync and asyncio, healthy and diverted | right after a send has returned; it ends by `os._exit` there |
 
 Spark's processes are killed in `tests/pipeline/test_spark_syphon.py` and `test_spark_kills.py`.
@@ -25,6 +25,7 @@ from tests.crash.killed_clients import (
     AFTER_RETURN,
     AIO,
     AT_EXIT,
+    DEAD_LETTER_PLACES,
     PLACES,
     SYNC,
     TRANSPORTS,
@@ -41,7 +42,7 @@ from tests.crash.killed_clients import (
 from tests.crash.killed_pair import KilledPair, killed_pairs
 from tests.crash.stored_ids import marked_body
 from tests.tiers import budget
-from twinbus.ledger import Verdict, judge_ledger
+from twinbus.ledger import MessageKey, Verdict, judge_ledger
 from twinbus.testing import LocalNamespaces
 
 pytestmark = pytest.mark.timeout(600)
@@ -87,6 +88,10 @@ def application_kills(chance: Random, count: int) -> list[KillPlan]:
         )[number % 4]
         for number in range(count)
     ]
+
+
+def ids(counted: Counter[MessageKey]) -> set[str]:
+    return {message.id for message in counted}
 
 
 def judge(pair: KilledPair, figures: Counter[str], *, is_whole: bool = True) -> None:
@@ -141,6 +146,30 @@ def test_l1_a_syphon_with_a_lazy_ledger_records_each_delivery_before_its_complet
     """What else its dead writers have not written is not known, so nothing is proven."""
     figures = kill_syphons(namespaces, pair, 1, len(PLACES), "lazy")
     judge(pair, figures, is_whole=False)
+
+
+@pytest.mark.thorough
+def test_l1_after_a_kill_every_message_in_the_dead_letter_queue_is_dead_lettered_by_the_ledger(
+    pair: KilledPair,
+) -> None:
+    figures: Counter[str] = Counter()
+    before = pair.dead_letters()
+    for number, place in enumerate(budget(1, 1, 20) * DEAD_LETTER_PLACES):
+        plan = KillPlan(place)
+        for transport in TRANSPORTS:
+            pair.fill([f"{pair.entity}-{transport}-{number}-{part}" for part in range(3)], timetolive="not a number")
+            work = pair.syphon(transport=transport, plan=plan)
+            figures[f"{transport} killed: {KilledProcess(run_syphon, work, plan).until_killed()}"] += 1
+            found = pair.check(f"kill {number} of {transport}: {plan}")
+            dead = pair.dead_letters() - before
+            pair.wrong += [f"{name}: a dead letter, and not by the ledger" for name in dead - ids(found.dead_lettered)]
+    pair.drain()
+    found = pair.check("after the drain", is_over=True)
+    print(dict(sorted(figures.items())))
+    assert not pair.wrong, "\n".join([f"{len(pair.wrong)} wrong", *pair.wrong[:20]])
+    assert ids(found.dead_lettered) == pair.dead_letters() - before == pair.safe
+    assert found.in_backlog.total() == 0
+    assert {f"{one} killed: {place}" for one in TRANSPORTS for place in DEAD_LETTER_PLACES} <= figures.keys()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

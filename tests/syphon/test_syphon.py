@@ -12,7 +12,7 @@ import pytest
 
 from tests.syphon.two_namespaces import TwoNamespaces, config, grounds, ids, numbered, until
 from twinbus.connect import NEXT_AVAILABLE, connect
-from twinbus.ledger import Ledger, LedgerOptions, Outcome, Role, Stage, balance, read_ledger
+from twinbus.ledger import Ledger, LedgerOptions, Move, Movement, Outcome, Role, Stage, balance, read_ledger
 from twinbus.message import Message
 from twinbus.pairing import AioAdministration
 from twinbus.syphon import context
@@ -139,6 +139,24 @@ async def test_l1_the_outcome_is_in_the_file_before_the_message_is_completed(
     with Ledger(tmp_path, "syphon", options) as ledger:
         await ground.drain(on_step=look, ledger=ledger)
     assert seen == [["ok"]]
+
+
+async def test_l1_a_dead_letter_is_in_the_file_before_the_message_is_settled(
+    ground: TwoNamespaces, tmp_path: Path
+) -> None:
+    """With a ledger that by itself would write it a minute later."""
+    seen: list[list[Move]] = []
+
+    def look(step: MoveStep, held: Sequence[HeldMessage]) -> None:
+        if step is MoveStep.RECORDED:
+            seen.append([entry.move for entry in read_ledger(tmp_path) if isinstance(entry, Movement)])
+
+    await ground.put(ground.diverted("wrong", timetolive="soon"))
+    options = LedgerOptions(durability="lazy", group_interval=timedelta(minutes=1))
+    with Ledger(tmp_path, "syphon", options) as ledger:
+        progress = await ground.drain(on_step=look, ledger=ledger)
+    assert seen == [[Move.DEAD_LETTERED]]
+    assert progress.total.dead_lettered == 1
 
 
 async def test_y3_a_crash_at_any_step_repeats_under_the_same_id_and_loses_nothing(namespaces: LocalNamespaces) -> None:

@@ -190,7 +190,7 @@ class Mover:
                 for group in intended:
                     ledger.send_not_tried(group.operation)
                 if self._context.stopping:
-                    await self._abandon(batch, [one for group in groups for one in group.messages])
+                    await self._abandon(batch, [one.held for group in groups for one in group.messages])
                     return []
                 _log.error("nothing is sent while the ledger cannot be written: %s", error)
                 await asyncio.sleep(_LEDGER_RETRY_SECONDS)
@@ -246,7 +246,7 @@ class Mover:
                 reason = _REASONS.get(error.kind, MESSAGE_REFUSED)
                 await self._dead_letter(batch, path, failed, reason, f"{path}: {error.detail or error.kind}")
             case FailedSendAction.ABANDON:
-                await self._abandon(batch, failed)
+                await self._abandon(batch, [message.held for message in failed])
             case _:
                 assert_never(action)
 
@@ -261,7 +261,11 @@ class Mover:
 
     async def _complete(self, batch: HeldBatch, path: str, messages: Sequence[OutgoingMessage]) -> None:
         held = [message.held for message in messages]
-        if not await self._write_outcome(batch, path, messages):
+        ledger = self._context.ledger
+        if not await self._is_written(f"{len(held)} messages were delivered, but are not completed"):
+            # They will be delivered again.
+            ledger.moved(Move.POSSIBLE_DUPLICATE, self._queue, path, held, NOT_RECORDED)
+            await self._abandon(batch, held)
             return
         self._report(MoveStep.RECORDED, held)
         began, why = self._context.now(), LOCK_LOST
@@ -274,30 +278,25 @@ class Mover:
         if lost:
             self._deferred.schedule_rescan(now)
         broker_at = self._clock.time(began) if lost else None
-        self._context.ledger.completed(self._queue, path, messages, lost, why, now - began, broker_at)
+        ledger.completed(self._queue, path, messages, lost, why, now - began, broker_at)
         batch.settled(held)
         self._report(MoveStep.COMPLETED, held)
         self.completed += len(held) - len(lost)
         self.moved += len(held)
 
-    async def _write_outcome(self, batch: HeldBatch, path: str, messages: Sequence[OutgoingMessage]) -> bool:
-        """Write the outcome of a send to the ledger's file (L1). Return whether the messages may be completed.
+    async def _is_written(self, waiting: str) -> bool:
+        """Write what was recorded to the ledger's file (L1). Return whether the messages may be settled.
 
-        Waits while the ledger cannot be written and its option `on_error` is "stop". If the syphon stops during this
-        wait, abandons the messages: they were delivered, and will be delivered again.
+        Waits while the ledger cannot be written and its option `on_error` is "stop". Returns False if the syphon stops
+        during this wait. `waiting` is for the log: what waits.
         """
-        ledger = self._context.ledger
         while True:
             try:
-                ledger.write()
+                self._context.ledger.write()
             except LedgerUnavailableError as error:
+                _log.error("%s: %s", waiting, error)
                 if self._context.stopping:
-                    _log.error("%d messages were delivered, but are not completed: %s", len(messages), error)
-                    held = [message.held for message in messages]
-                    ledger.moved(Move.POSSIBLE_DUPLICATE, self._queue, path, held, NOT_RECORDED)
-                    await self._abandon(batch, messages)
                     return False
-                _log.error("%d delivered messages wait for their completion: %s", len(messages), error)
                 await asyncio.sleep(_LEDGER_RETRY_SECONDS)
             else:
                 return True
@@ -337,20 +336,27 @@ class Mover:
         description: str,
     ) -> None:
         held = [message.held if isinstance(message, OutgoingMessage) else message for message in messages]
+        ledger = self._context.ledger
+        # Before the settlement (L1): after a crash between them, the messages come again and are recorded again. In the
+        # other order, the ledger would have messages in the backlog for ever that are in the dead-letter queue.
+        now = self._clock.time(self._context.now())
+        ledger.moved(Move.DEAD_LETTERED, self._queue, path, held, reason, now)
+        if not await self._is_written(f"{len(held)} messages cannot be delivered, but are not dead-lettered"):
+            await self._abandon(batch, held)
+            return
+        self._report(MoveStep.RECORDED, held)
         try:
-            lost = set(map(id, await self._backlog.dead_letter(held, reason, description[:_LONGEST_DESCRIPTION])))
+            lost = len(await self._backlog.dead_letter(held, reason, description[:_LONGEST_DESCRIPTION]))
         except BacklogFailedError as error:
             _log.warning("%d messages were perhaps not dead-lettered: %s", len(held), error)
-            lost = set(map(id, held))
+            lost = len(held)
         self._settled(batch, held, MoveStep.DEAD_LETTERED, is_certain=not lost)
-        if done := [one for one in held if id(one) not in lost]:
-            _log.warning("%d messages were dead-lettered: %s: %s", len(done), reason, description)
-            now = self._clock.time(self._context.now())
-            self._context.ledger.moved(Move.DEAD_LETTERED, self._queue, path, done, reason, now)
-            self.moved += len(done)
+        if done := len(held) - lost:
+            _log.warning("%d messages were dead-lettered: %s: %s", done, reason, description)
+            ledger.counts.dead_lettered(path or "", done, reason)
+            self.moved += done
 
-    async def _abandon(self, batch: HeldBatch, messages: Sequence[OutgoingMessage]) -> None:
-        held = [message.held for message in messages]
+    async def _abandon(self, batch: HeldBatch, held: Sequence[HeldMessage]) -> None:
         # A recalled message that is abandoned becomes deferred again, and its number is no longer in `_deferred`.
         self._deferred.schedule_rescan(self._context.now())
         try:

@@ -214,13 +214,12 @@ class SyphonLedger:
         reason: str | None = None,
         broker_at: int | None = None,
     ) -> None:
-        """Record messages that were dead-lettered, left in the backlog (Y10), or possibly delivered twice.
+        """Record messages that are dead-lettered, left in the backlog (Y10), or possibly delivered twice.
 
-        `broker_at` is the broker's time now (L5); give it if the messages are in the backlog now.
+        `broker_at` is the broker's time now (L5); give it if the messages are in the backlog now. Dead letters are
+        recorded before their settlement, and counted after it.
         """
         match move:
-            case Move.DEAD_LETTERED:
-                self.counts.dead_lettered(path or "", len(held), reason or "")
             case Move.KEPT:
                 self.counts.kept(path or "", len(held))
             case Move.POSSIBLE_DUPLICATE:
