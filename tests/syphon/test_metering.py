@@ -21,7 +21,7 @@ from tests.syphon.two_namespaces import until
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
 from twinbus.backlog import Endpoint, primary_name
 from twinbus.connect import connect
-from twinbus.ledger import OK, Intent, Ledger, Metered, Operation, Outcome, Role, Stage, read_ledger
+from twinbus.ledger import OK, UNIT_BYTES, Intent, Ledger, Metered, Operation, Outcome, Role, Stage, read_ledger
 from twinbus.pairing import AioAdministration, OperationRecorder
 from twinbus.syphon import Audit, AuditedQueues, AuditResult
 from twinbus.syphon.context import SyphonOptions
@@ -276,6 +276,60 @@ async def resubmitted(sides: Sides) -> None:
             few = await dead.census(lambda letter: letter.message_id != "201")
             assert await dead.resubmit(few, to="orders") == 2
             assert await dead.resubmit(await dead.census(lambda letter: True), to="orders") == 1
+
+
+NEAR_A_UNIT = [UNIT_BYTES - less for less in range(0, 420, 4)]
+"""Sizes of bodies. A delivered message also has its properties, and what the service adds."""
+NEAR_FOR_SDK = [UNIT_BYTES - less for less in (0, 50, 100, 140, 190, 215, 265, 300, 420)]
+"""At least 20 bytes from each size at which the units change: azure-servicebus does not keep the bytes it received."""
+
+
+@pytest.mark.thorough
+async def test_m1_m2_of_messages_of_about_64_kb_the_ledger_holds_the_units_that_the_meters_counted(
+    sides: Sides,
+) -> None:
+    pair = await aio.pair_connection_strings(sides.primary.text, sides.secondary.text, options=options(sides))
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(pair.close)
+        for entity in ("orders", "closed"):
+            pair.force_failover(entity)
+            sender = pair.get_queue_sender(entity)
+            for number, size in enumerate(NEAR_A_UNIT):
+                await sender.send_messages(messages(1, first=number, size=size))
+        await audited(sides)
+        async with syphon(sides, drain=True, window=20) as syphoning:
+            running = asyncio.create_task(syphoning.run())
+            await until(lambda: syphoning.progress().total.deferred >= len(NEAR_A_UNIT) // 2)
+            await enable(sides, "closed")
+            assert (await running).total.returned == 2 * len(NEAR_A_UNIT)
+    await asyncio.to_thread(sides.stop)
+    assert sides.told() == sides.metered()
+    assert {Stage.RECEIVE_BACKLOG, Stage.RECEIVE_DEFERRED, Stage.PEEK_BACKLOG} <= {
+        one.stage for one in sides.operations()
+    }
+
+
+@pytest.mark.thorough
+async def test_m1_m2_of_messages_of_about_64_kb_a_pairs_receivers_record_the_units_that_the_meter_counted(
+    sides: Sides,
+) -> None:
+    pair = await aio.pair_connection_strings(
+        sides.primary.text, sides.secondary.text, options=options(sides, provision="assume")
+    )
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(pair.close)
+        for number, size in enumerate(NEAR_FOR_SDK):
+            await pair.get_queue_sender("orders").send_messages(messages(1, first=number, size=size))
+        async with pair.get_queue_receiver("orders") as receiver:
+            found = await received(receiver, len(NEAR_FOR_SDK))
+            for one in found:
+                await receiver.peek_messages(1, sequence_number=one.sequence_number)
+                await receiver.defer_message(one)
+            for one in found:
+                [deferred] = await receiver.receive_deferred_messages([one.sequence_number])
+                await receiver.complete_message(deferred)
+    await asyncio.to_thread(sides.stop)
+    assert sides.told() == sides.metered()
 
 
 @pytest.mark.parametrize("driver", ["sync", "aio"])

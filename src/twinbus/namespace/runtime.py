@@ -37,6 +37,7 @@ from twinbus.namespace.engine.effects import (
     EngineDecision,
     ForgetEntity,
     Meter,
+    MeteredOperation,
     PendingDecision,
     Refusal,
 )
@@ -114,6 +115,14 @@ class NamespaceRuntime:
             self._decide(lock, entity.advance(event, self._clock.now()), reply)
         else:
             lock.add_job(lambda: self._decide(lock, entity.advance(event, self._clock.now()), reply))
+
+    def count_units(self, entity: Entity, operation: MeteredOperation, more_units: int) -> None:
+        """Count billable units of operations that the engine has counted with fewer units.
+
+        The engine knows the stored size of a message. What a delivery adds to it is known when it is encoded.
+        """
+        if more_units:
+            self._meter.count(Meter(entity.path, operation, 0, 0, more_units))
 
     def after(self, entity: Entity, call: Callable[[], None]) -> None:
         """Call `call` when the effects of all earlier events of the entity's root entity are carried out."""

@@ -28,10 +28,10 @@ from twinbus.namespace.engine.descriptions import (
     SqlFilter,
     TrueFilter,
 )
-from twinbus.namespace.engine.effects import Refusal
+from twinbus.namespace.engine.effects import MeteredOperation, Refusal
 from twinbus.namespace.engine.events import Event
 from twinbus.namespace.engine.storage_protocol import Row
-from twinbus.namespace.front.outgoing_link import encode_delivery
+from twinbus.namespace.front.outgoing_link import encode_delivery, units_added
 from twinbus.namespace.front.request_response import NodeReply, NodeRequest
 from twinbus.values import Array, Condition, Described, Int, Long, Timestamp, ULong
 
@@ -80,6 +80,8 @@ class ManagementCall(NamedTuple):
     """Turns the result into a reply."""
     session: str | None = None
     """The session that a receiver of the same connection must hold, or None if the operation needs no session."""
+    delivers: MeteredOperation | None = None
+    """The operation that is metered if the reply has messages: `NodeReply.more_units` belongs to it."""
 
 
 class RequestBody:
@@ -160,12 +162,15 @@ def _peek(body: RequestBody, request: NodeRequest) -> ManagementCall:
     def respond(rows: list[Row]) -> NodeReply:
         if not rows:
             return _NO_CONTENT
-        return NodeReply(200, body={"messages": [{"message": _encode_message(row, None, None)} for row in rows]})
+        found = [_encode_message(row, None, None) for row in rows]
+        # A peek is one operation, billed by the total size.
+        more = units_added(sum(row.size for row in rows), sum(map(len, found)))
+        return NodeReply(200, body={"messages": [{"message": message} for message in found]}, more_units=more)
 
     def event(reply: Any) -> events.MessagesPeeked:
         return events.MessagesPeeked(reply, start, count, dead, session, transfer)
 
-    return ManagementCall(Claim.LISTEN, event, respond)
+    return ManagementCall(Claim.LISTEN, event, respond, delivers=MeteredOperation.PEEK)
 
 
 def _renew_lock(body: RequestBody, request: NodeRequest) -> ManagementCall:
@@ -182,13 +187,17 @@ def _receive_by_sequence_number(body: RequestBody, request: NodeRequest) -> Mana
     session, dead, transfer = body.text("session-id"), request.address.dead_letter, request.address.transfer
 
     def respond(found: list[tuple[Row, bytes | None, int | None]]) -> NodeReply:
-        return NodeReply(200, body={"messages": [_locked_entry(*entry) for entry in found]})
+        entries = [_locked_entry(*entry) for entry in found]
+        sizes = zip(found, entries, strict=True)
+        more = sum(units_added(row.size, len(entry["message"])) for (row, _, _), entry in sizes)
+        return NodeReply(200, body={"messages": entries}, more_units=more)
 
     return ManagementCall(
         Claim.LISTEN,
         lambda reply: events.DeferredRequested(reply, numbers, peek_lock, dead, session, transfer),
         respond,
         None if dead or transfer else session,
+        MeteredOperation.RECEIVE_DEFERRED,
     )
 
 

@@ -58,10 +58,13 @@ class ManagementNode:
         elif call.session is not None and not self._holds_session(entity, call.session):
             request.answer(NodeReply.refused(session_lock_lost(call.session)))
         else:
-            respond = call.respond
+            respond, delivers = call.respond, call.delivers
 
             def answered(result: object) -> None:
-                request.answer(NodeReply.refused(result) if isinstance(result, Refusal) else respond(result))
+                reply = NodeReply.refused(result) if isinstance(result, Refusal) else respond(result)
+                if delivers is not None:
+                    runtime.count_units(entity, delivers, reply.more_units)
+                request.answer(reply)
 
             runtime.submit(entity, call.event(answered))
 

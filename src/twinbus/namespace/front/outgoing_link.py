@@ -27,9 +27,10 @@ from twinbus.amqp import (
     splice_delivery,
     splice_locked_delivery,
 )
+from twinbus.ledger import UNIT_BYTES, billable_units
 from twinbus.namespace.engine import limits
 from twinbus.namespace.engine.descriptions import Claim
-from twinbus.namespace.engine.effects import Deliver, Refusal
+from twinbus.namespace.engine.effects import Deliver, MeteredOperation, Refusal
 from twinbus.namespace.engine.events import (
     CreditGranted,
     MessageOutcome,
@@ -62,6 +63,9 @@ _CONNECTION_BYTES = 8 * MIB
 _MIN_COUNTED_BYTES = 256 * KIB
 # The largest ttl in a header, a uint of milliseconds: 49 days (AMQP 3.2.1).
 _MAX_TTL = 0xFFFF_FFFF
+# A stored message up to this size is delivered in one billable unit, unless it has an overlay: deliveries add less than
+# a kilobyte to other messages.
+_SURELY_ONE_UNIT = UNIT_BYTES // 2
 _HeldDelivery = tuple[Row, bytes | None, int | None]
 """A delivery that was not sent yet: its row, its lock token, and the instant at which its lock ends."""
 # The value of the annotation x-opt-message-state; 0 is active.
@@ -95,6 +99,11 @@ def encode_delivery(row: Row, *, token: bytes | None, locked_until: int | None) 
         message_annotations=annotations,
         overlay=overlay_properties(row.overlay),
     )
+
+
+def units_added(stored: int, delivered: int) -> int:
+    """Return how many billable units more an operation has by its delivered size than by its stored size (M2)."""
+    return billable_units(1, delivered) - billable_units(1, stored)
 
 
 def _is_plain(row: Row) -> bool:
@@ -351,9 +360,12 @@ class OutgoingLink:
             return
         link, send = self._link, self._link.send
         unsettled: dict[int, LockedDelivery] = {}
+        more_units = 0
         for row, token in zip(rows, tokens, strict=True):
             try:
                 parts = encode_delivery(row, token=token, locked_until=until)
+                if row.size > _SURELY_ONE_UNIT or row.overlay is not None:
+                    more_units += units_added(row.size, sum(map(len, parts)))
                 if token is None:
                     send(link.delivery_count.to_bytes(8, "big"), parts, settled=True)
                 else:
@@ -361,6 +373,7 @@ class OutgoingLink:
             except Exception:  # a message that cannot be sent must not prevent that the others are sent
                 _log.exception("a message could not be sent", extra={"entity": self.entity.path})
                 self._limit += 1  # the message used none of the peer's credit
+        self._runtime.count_units(self.entity, MeteredOperation.RECEIVE, more_units)
         self._output.delivering(sum(row.size for row in rows))
         self._context.unsettled.add(link.session, unsettled)
         self._output.flush_soon()

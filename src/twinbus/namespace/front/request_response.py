@@ -89,6 +89,8 @@ class NodeReply:
     description: str = "OK"
     body: Any = None
     condition: str | None = None
+    more_units: int = 0
+    """Billable units that the encoded messages of the reply have beyond those by their stored sizes (M2)."""
 
     @classmethod
     def refused(cls, refusal: Refusal) -> NodeReply:
