@@ -111,16 +111,17 @@ async def fill(ground: TwoNamespaces, folder: Path) -> None:
         ledger.done(Stage.SEND_BACKLOG, "secondary", ground.queue, names, (1,) * COUNT, place, seconds=0.1)
 
 
-class AtConfirmation:
-    """Begins the trouble when the first messages were delivered, before their outcome is recorded."""
+class AtStep:
+    """Begins the trouble at a step: when the first messages were delivered, before their outcome is recorded."""
 
-    def __init__(self, trouble: Trouble, ledger: Ledger) -> None:
+    def __init__(self, trouble: Trouble, ledger: Ledger, step: MoveStep = MoveStep.CONFIRMED) -> None:
         self._trouble = trouble
         self._ledger = ledger
+        self._step = step
         self.reached = asyncio.Event()
 
     def __call__(self, step: MoveStep, held: Sequence[HeldMessage]) -> None:
-        if step is MoveStep.CONFIRMED and not self.reached.is_set():
+        if step is self._step and not self.reached.is_set():
             self.reached.set()
             self._trouble.begin()
             # An entry that does not fit into the last page of the segment, which a full disk still has room in.
@@ -135,7 +136,7 @@ async def stopped(ground: TwoNamespaces, trouble: Trouble, **options: Any) -> Co
     """Runs a syphon with `on_error="stop"` into the trouble, stops it, and returns what is left in the backlog."""
     await fill(ground, trouble.folder)
     with Ledger(trouble.folder, Role.SYPHON, LedgerOptions(on_error="stop")) as ledger:
-        confirmed = AtConfirmation(trouble, ledger)
+        confirmed = AtStep(trouble, ledger)
         async with ground.syphon(on_step=confirmed, ledger=ledger, **options) as syphon:
             running = asyncio.create_task(syphon.run())
             await confirmed.reached.wait()
@@ -163,12 +164,37 @@ async def test_l1_with_stop_what_cannot_be_recorded_as_delivered_is_not_complete
 
 
 @pytest.mark.thorough
+async def test_l1_with_stop_a_message_that_cannot_be_recorded_as_dead_lettered_is_not_dead_lettered(
+    ground: TwoNamespaces, full_disk: FullDisk
+) -> None:
+    await ground.put(ground.diverted("wrong", timetolive="soon"))
+    with Ledger(full_disk.folder, Role.SYPHON, LedgerOptions(on_error="stop")) as ledger:
+        ledger.state("restored", {})
+        assert ledger.flush()
+        received = AtStep(full_disk, ledger, MoveStep.RECEIVED)
+        async with ground.syphon(on_step=received, ledger=ledger) as syphon:
+            running = asyncio.create_task(syphon.run())
+            await received.reached.wait()
+            await until(lambda: ledger.failure)
+            syphon.stop()
+            ended = await asyncio.wait_for(running, END_SECONDS)
+        assert ids(await ground.left()) == {"wrong": 1}
+        assert await ground.dead_lettered() == {}
+        assert ended.total.dead_lettered == 0
+        full_disk.mend()
+        assert ledger.flush()
+    with Ledger(full_disk.folder, Role.SYPHON) as ledger:
+        assert (await ground.drain(ledger=ledger)).total.dead_lettered == 1
+    assert set(await ground.dead_lettered()) == {"wrong"}
+
+
+@pytest.mark.thorough
 async def test_l1_with_go_on_a_delivery_is_completed_and_recorded_once_there_is_room(
     ground: TwoNamespaces, full_disk: FullDisk
 ) -> None:
     await fill(ground, full_disk.folder)
     with Ledger(full_disk.folder, Role.SYPHON) as ledger:
-        await ground.drain(on_step=AtConfirmation(full_disk, ledger), ledger=ledger)
+        await ground.drain(on_step=AtStep(full_disk, ledger), ledger=ledger)
         assert ids(await ground.left()) == {}
         assert not ledger.flush()
         # Killed now, the syphon would leave this ledger.
@@ -205,7 +231,7 @@ async def test_l7_with_go_on_the_entries_of_a_folder_that_is_gone_are_recorded_a
 ) -> None:
     await fill(ground, gone_folder.folder)
     with Ledger(gone_folder.folder, Role.SYPHON) as ledger:
-        await ground.drain(on_step=AtConfirmation(gone_folder, ledger), ledger=ledger)
+        await ground.drain(on_step=AtStep(gone_folder, ledger), ledger=ledger)
         assert ids(await ground.left()) == {}
         assert not ledger.flush()
         gone_folder.mend()
