@@ -60,10 +60,9 @@ crash: $(STAMP) ## 1,000 kills under load
 	$(VENV)/bin/python -m pytest tests/crash --kills 1000 --timeout 0 -q
 
 INPUTS ?= 100000
-fuzz: $(STAMP) ## hostile inputs to the codec and to each side of the front: INPUTS=100000
-	$(VENV)/bin/python -m tests.fuzz.codec --inputs $(INPUTS)
-	$(VENV)/bin/python -m tests.fuzz.front --inputs $$(($(INPUTS) / 5))
-	$(VENV)/bin/python -m tests.fuzz.http --inputs $$(($(INPUTS) / 5))
+FUZZ_SEED ?= 1
+fuzz: $(STAMP) ## hostile inputs to codec, front, HTTP, rules and ledger: INPUTS=100000 FUZZ_SEED=1
+	$(VENV)/bin/python -m tests.fuzz --inputs $(INPUTS) --seed $(FUZZ_SEED)
 
 SEEDS ?= 100000
 START ?= 0

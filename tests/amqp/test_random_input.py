@@ -3,6 +3,7 @@ from hypothesis import strategies as st
 
 from tests.amqp.joined import Accepting, bare_server, closing_error, only
 from tests.fuzz import codec, cpu_cost
+from tests.fuzz.amounts import inputs_of
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import ConnectionClosed
 from twinbus.amqp.frames import AMQP_HEADER, SASL_HEADER, encode_frame
@@ -33,9 +34,10 @@ def test_random_performatives_never_raise_out_of_a_server(bodies: list[tuple[int
 
 
 def test_a_short_run_of_the_codec_fuzzer_finds_nothing() -> None:
-    tally = codec.run(inputs=3000, seed=20)
-    assert tally.inputs == 3000
-    assert tally.refused > 500
+    inputs = inputs_of("codec")
+    tally = codec.run(inputs, seed=20)
+    assert tally.inputs == inputs
+    assert tally.refused > inputs // 6
     assert 0 < tally.largest_kept <= codec.MAX_KEPT
-    assert tally.hostile == 50
+    assert tally.hostile == inputs // codec.HOSTILE_EVERY
     assert 0 < tally.slowest <= cpu_cost.MOST

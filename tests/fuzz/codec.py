@@ -15,6 +15,7 @@ from uuid import UUID
 
 from tests.amqp.joined import Accepting, Joined, cut
 from tests.fuzz import cpu_cost, hostile_maps, random_frames
+from tests.fuzz.memory import BoundedMemory, peak_mib
 from twinbus.amqp import (
     ACCEPTED,
     BATCH_FORMAT,
@@ -125,6 +126,7 @@ MESSAGES.append(batch_payload(MESSAGES))
 NUMBERS = [0, 1, 0x40, 0x43, 0x45, 0x53, 0x70, 0x7F, 0x80, 0xA0, 0xC0, 0xC1, 0xD0, 0xE0, 0xF0, 0xFF]
 
 
+_MOST_GROWTH = 200  # MiB
 HOSTILE_EVERY = 60  # inputs; a hostile map takes as long as hundreds of others
 HOSTILE_KEYS = (3, 64, 65, 300, 3000)
 CHAINED_KEYS = 21_845
@@ -400,7 +402,7 @@ TO_SERVER, TO_CLIENT = record()
 
 
 def run(inputs: int, seed: int) -> CodecFuzzCounts:
-    tally = CodecFuzzCounts()
+    tally, memory = CodecFuzzCounts(), BoundedMemory(_MOST_GROWTH)
     targets: list[Callable[[Random], bool]] = [
         try_value,
         try_message,
@@ -418,6 +420,7 @@ def run(inputs: int, seed: int) -> CodecFuzzCounts:
             raise FindingError(f"seed {seed}, input {number}: {type(fault).__name__}: {fault}") from fault
         tally.inputs += 1
         tally.refused += not taken
+    memory.check()
     return tally
 
 
@@ -428,8 +431,9 @@ def main() -> int:
     chosen = arguments.parse_args()
     tally = run(chosen.inputs, chosen.seed)
     print(
-        f"{tally.inputs} inputs, {tally.refused} refused, at most {tally.largest_kept} bytes kept; "
-        f"{tally.hostile} maps made to be slow, at most {tally.slowest:.1f} times as slow as others; nothing found"
+        f"codec: {tally.inputs} inputs, {tally.refused} refused, at most {tally.largest_kept} bytes kept; "
+        f"{tally.hostile} maps made to be slow, at most {tally.slowest:.1f} times as slow as others; "
+        f"peak {peak_mib()} MiB; nothing found"
     )
     return 0
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from prometheus_client import Metric
 
 from tests.fuzz import cpu_cost, hostile_maps, random_frames
+from tests.fuzz.memory import peak_mib
 from tests.fuzz.recording import QUEUE, SESSIONS, SUBSCRIPTION, TOPIC, Recording, recordings
 from twinbus.amqp import frames as amqp_frames
 from twinbus.amqp.performatives import Begin, Open
@@ -334,7 +335,7 @@ def main() -> int:
     print(
         f"front: {tally.answered} of {tally.inputs} answered, {tally.operations} operations carried out, all ended, "
         f"none failed; {tally.rounds} rounds of a client beside them, nothing lost; frames with colliding keys took at "
-        f"most {tally.slowest:.1f} times as long as others ({time.monotonic() - began:.0f} s)"
+        f"most {tally.slowest:.1f} times as long as others; peak {peak_mib()} MiB ({time.monotonic() - began:.0f} s)"
     )
     return 0
 

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.fuzz import cpu_cost
+from tests.fuzz.memory import BoundedMemory, peak_mib
 from tests.namespace.front.bare_namespace import start_runtime
 from tests.namespace.front.http_peer import TOKEN, RecordingStream, converse, handler
-from tests.namespace.front.recorded_requests import request, traffic
+from tests.namespace.front.recorded_requests import python, request, traffic
 from twinbus.namespace import NamespaceRuntime, QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.front import HttpHandler
 
 RECORDED = traffic(TOKEN)
 _COSTS_EVERY: Final = 500
+_MOST_MEMORY: Final = 200  # MiB that the process may grow
 _SMALL: Final = 15_000  # bytes
 _LARGE: Final = 4 * _SMALL
 _MOST_GROWTH: Final = 10.0  # of CPU time from small to large: 4 is linear, 16 quadratic
@@ -100,6 +102,8 @@ class HttpFuzzCounts:
     answered: int = 0
     silent: int = 0
     slow: int = 0
+    healthy: int = 0
+    """How often a healthy client got what it asked for, after all inputs of a world."""
     steepest: float = 0.0
     """Growth of the CPU time of a request made to be slow when it becomes four times as long."""
 
@@ -170,8 +174,24 @@ async def compare_costs(http: HttpHandler, name: str, tally: HttpFuzzCounts) -> 
         raise FuzzError(f"{name}: four times the bytes take {grown:.0f} times the CPU time")
 
 
+async def check_healthy(http: HttpHandler, tally: HttpFuzzCounts) -> None:
+    """A client beside the hostile ones creates an entity, reads it and deletes it."""
+    entity, signed = "/healthy?api-version=2021-05", [("Authorization", TOKEN)]
+    body = python("QueueDescription", "<MaxDeliveryCount>7</MaxDeliveryCount>")
+    asked = [
+        request("PUT", entity, body, signed),
+        request("GET", entity, None, signed),
+        request("DELETE", entity, None, signed),
+    ]
+    written = bytes((await converse(http, *asked)).written)
+    statuses = [int(part[:3]) for part in written.split(b"HTTP/1.1 ")[1:]]
+    if statuses != [201, 200, 200] or b"<MaxDeliveryCount>7</MaxDeliveryCount>" not in written:
+        raise FuzzError(f"a healthy client got {statuses}")
+    tally.healthy += 1
+
+
 async def run(inputs: int, seed: int) -> HttpFuzzCounts:
-    tally = HttpFuzzCounts()
+    tally, memory = HttpFuzzCounts(), BoundedMemory(_MOST_MEMORY)
     http = await world()
     for number in range(inputs):
         chance = random.Random(f"{seed}/{number}")
@@ -181,8 +201,10 @@ async def run(inputs: int, seed: int) -> HttpFuzzCounts:
         except Exception as wrong:
             raise FuzzError(f"input {number} of seed {seed}: {wrong!r} for {b''.join(chunks)!r}") from wrong
         if number % _COSTS_EVERY == _COSTS_EVERY - 1:
+            await check_healthy(http, tally)
             http = await world()
             await compare_costs(http, random.Random(f"{seed}/{number}/costs").choice(list(SLOW)), tally)
+    memory.check()
     return tally
 
 
@@ -193,7 +215,10 @@ def main() -> int:
     options = parser.parse_args()
     print(f"http: {options.inputs} inputs, seed {options.seed}")
     tally = asyncio.run(run(options.inputs, options.seed))
-    print(f"http: {tally.answered} answered, {tally.silent} closed without a word, none failed")
+    print(
+        f"http: {tally.answered} answered, {tally.silent} closed without a word, none failed; a healthy client was "
+        f"served {tally.healthy} times beside them; peak {peak_mib()} MiB"
+    )
     print(
         f"http: of {tally.slow} requests made to be slow, four times the bytes took {tally.steepest:.1f} times the CPU"
     )

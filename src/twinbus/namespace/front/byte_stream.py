@@ -202,7 +202,11 @@ class ByteStream:
         self._end_tls()
         self._abort_after(_CLOSE_AFTER_ERROR_SECONDS)
         if self._transport.can_write_eof():
-            self._transport.write_eof()
+            try:
+                self._transport.write_eof()
+            except OSError:  # the peer has reset the connection, and nobody has read that yet
+                self._transport.abort()
+                return
         self._paused_for.clear()
         self._transport.resume_reading()
 
