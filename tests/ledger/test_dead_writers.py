@@ -24,6 +24,7 @@ from twinbus.ledger import (
     group_writer,
     list_segments,
     read_ledger,
+    unfinished_writers,
 )
 from twinbus.ledger.dead_writers import own_host
 
@@ -241,7 +242,7 @@ def test_l1_a_writer_between_two_segments_is_not_dead_until_it_was_silent(tmp_pa
         assert dead_writers(tmp_path) == {ledger.writer}
 
 
-@pytest.mark.parametrize("durability", ["process", "lazy"])
+@pytest.mark.parametrize("durability", [pytest.param("process", marks=pytest.mark.thorough), "lazy"])
 def test_l1_an_idle_writer_is_not_dead_however_long_it_is_idle(
     tmp_path: Path, durability: Literal["process", "lazy"]
 ) -> None:
@@ -259,6 +260,14 @@ def test_l1_an_idle_writer_is_not_dead_however_long_it_is_idle(
         for _ in range(3):  # each is a reason to look at the age of the segment
             assert ledger.flush()
         assert len(list(list_segments(tmp_path))) == 2, "an open segment without entries has no age"
+        assert unfinished_writers(tmp_path) == frozenset(), "its next segment is here"
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        for segment in list_segments(tmp_path):
+            if not segment.is_open:
+                (copy / segment.path.name).write_bytes(segment.path.read_bytes())
+        assert unfinished_writers(copy) == {ledger.writer}
+    assert unfinished_writers(tmp_path) == frozenset()
     assert dead_writers(tmp_path) == {ledger.writer}
 
 

@@ -84,7 +84,13 @@ class AuditedBacklog:
         async with self.syphon(drain=True) as syphon:
             await syphon.run()
 
-    async def audit(self, wait: float = 0.05, during_wait: Any = None, ledger: Ledger | None = None) -> AuditResult:
+    async def audit(
+        self,
+        wait: float = 0.05,
+        during_wait: Any = None,
+        ledger: Ledger | None = None,
+        silence: timedelta | None = None,
+    ) -> AuditResult:
         """Run an audit whose looks are `wait` seconds apart. `during_wait` is awaited between them."""
 
         async def find(names: object) -> AuditedQueues:
@@ -97,7 +103,9 @@ class AuditedBacklog:
 
         with nullcontext(ledger) if ledger is not None else Ledger(self.ledger, Role.AUDIT) as writer:
             async with connect(self.secondary) as bus:
-                return await Audit(bus, writer, find, secondary=SECONDARY, primary=self.name, pause=pause).run()
+                return await Audit(
+                    bus, writer, find, secondary=SECONDARY, primary=self.name, pause=pause, silence=silence
+                ).run()
 
     # --- what happens behind the ledger's back -----------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -265,7 +266,7 @@ async def test_l3_while_entries_are_missing_the_word_is_not_proven(backlog: Audi
 
 
 async def test_l3_while_a_writer_has_not_shipped_its_entries_the_word_is_not_proven(backlog: AuditedBacklog) -> None:
-    """A writer on another host whose segment was sealed a moment ago: what it wrote after that is not here."""
+    """The copy of a segment that its writer, on another host, sealed: what it wrote after that is not here."""
     await backlog.divert(*IDS)
     await backlog.take(6)
     with Ledger(backlog.ledger, Role.SYPHON) as ledger:
@@ -273,12 +274,14 @@ async def test_l3_while_a_writer_has_not_shipped_its_entries_the_word_is_not_pro
     (segment,) = (one for one in list_segments(backlog.ledger) if one.writer == ledger.writer)
     lines = segment.path.read_text().splitlines(keepends=True)
     segment.path.write_text("".join(line for line in lines if '"closed"' not in line))
-    found = await backlog.audit()
-    assert ids(found.findings.absent) == IDS
-    assert (found.balance.lost, found.judgement.verdict) == ({}, Verdict.NOT_PROVEN)
-    assert any("may not be shipped yet" in reason for reason in found.missing)
-    os.utime(segment.path, (0, 0))  # silent for so long that the writer counts as dead, with all its entries
-    assert ids((await backlog.audit()).balance.lost) == IDS
+    for copied_at in (time.time(), 0.0):
+        os.utime(segment.path, (copied_at, copied_at))
+        found = await backlog.audit()
+        assert ids(found.findings.absent) == IDS
+        assert (found.balance.lost, found.judgement.verdict) == ({}, Verdict.NOT_PROVEN)
+        assert any("may not be shipped yet" in reason for reason in found.missing)
+    # The user says that the writer is dead after so long a silence, and that all its entries are here.
+    assert ids((await backlog.audit(silence=timedelta(0))).balance.lost) == IDS
 
 
 async def test_l3_a_writer_that_may_have_entries_elsewhere_is_no_doubt_if_nothing_is_absent(

@@ -24,7 +24,6 @@ from twinbus.cli.engine import Engine, Master
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import (
     LISTED,
-    DeadAfter,
     ledger_readable,
     messages_as_json,
     refuse_no_ledger,
@@ -64,6 +63,14 @@ OptionalPrimary = Annotated[
         help=f"Connection string of the primary. Only its name is used. {NOT_TYPED}",
     ),
 ]
+AuditDeadAfter = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="Seconds of silence after which a writer of another host counts as dead.",
+        show_default="900; in an audit never, if only copies of its segments are here",
+    ),
+]
 Wait = Annotated[
     float,
     typer.Option(
@@ -78,7 +85,7 @@ def audit(
     primary: OptionalPrimary = None,
     primary_name: PrimaryName = None,
     wait: Wait = 0.0,
-    dead_after: DeadAfter = 900.0,
+    dead_after: AuditDeadAfter = None,
     seconds: Seconds = 10.0,
     engine: Annotated[
         Engine, typer.Option(help="native: in this process. spark: on Spark, for ledgers that do not fit in memory.")
@@ -120,7 +127,7 @@ def audit(
         if primary is not None:
             connections.require_two_namespaces(primary, secondary)
         name = None if primary is None and primary_name is None else _name(primary, primary_name)
-        silence = timedelta(seconds=dead_after)
+        silence = None if dead_after is None else timedelta(seconds=dead_after)
         if engine is Engine.SPARK:
             with _opened_tables(tables, master) as place:
                 found = run_audit_on_spark(directory, secondary, place, name, wait, seconds, silence)
@@ -181,7 +188,6 @@ def run_audit_on_spark(
 ) -> AuditSummary:
     """Audit a ledger on Spark, with these tables. Raises OperatorError as `run_audit` does."""
     from twinbus.connect import ServiceBusError  # noqa: PLC0415 - slow
-    from twinbus.ledger import SILENCE  # noqa: PLC0415
     from twinbus.pipeline import SparkAudit  # noqa: PLC0415 - needs the extra `spark`
 
     with _audit_writer(directory) as ledger:
@@ -197,7 +203,7 @@ def run_audit_on_spark(
             secondary=_space(secondary),
             primary=name or "",
             timeout=seconds,
-            silence=silence or SILENCE,
+            silence=silence,
         )
         try:
             with spark_errors_explained():
@@ -246,7 +252,6 @@ async def audited(
     dead after `silence`.
     """
     from twinbus.connect import ServiceBusError, connect  # noqa: PLC0415 - slow
-    from twinbus.ledger import SILENCE  # noqa: PLC0415
     from twinbus.syphon import Audit  # noqa: PLC0415
 
     async def find_queues(names: Collection[str]) -> AuditedQueues:
@@ -260,7 +265,7 @@ async def audited(
                 find_queues,
                 secondary=_space(secondary),
                 primary=name or "",
-                silence=silence or SILENCE,
+                silence=silence,
             )
             return (await made.run(second_look)).summary
         except ServiceBusError as error:

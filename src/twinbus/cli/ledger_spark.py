@@ -19,8 +19,8 @@ import typer
 from twinbus.cli.connections import NOT_TYPED
 from twinbus.cli.engine import Master
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
-from twinbus.cli.ledger import LISTED, SUMS, DeadAfter, report, show
-from twinbus.cli.ledger_audit import audit_json, run_audit_on_spark, show_audit, spark_errors_explained
+from twinbus.cli.ledger import LISTED, SUMS, report, show
+from twinbus.cli.ledger_audit import AuditDeadAfter, audit_json, run_audit_on_spark, show_audit, spark_errors_explained
 from twinbus.cli.spinner import spinner
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
@@ -168,7 +168,7 @@ def reconcile(
     options: LedgerJobOptions,
     audit: Annotated[bool, typer.Option("--audit", help="Compare the ledger with the backlog queues first.")] = False,
     secondary: OptionalSecondary = None,
-    dead_after: DeadAfter = 900.0,
+    dead_after: AuditDeadAfter = None,
 ) -> None:
     """Check on Spark that every message is accounted for.
 
@@ -183,8 +183,9 @@ def reconcile(
       twinbus ledger reconcile ./tables --since 2026-11-01 --until 2026-12-01 --json
       twinbus ledger reconcile ./tables --ledger ./ledger --audit
     """
-    options = replace(options, silence=timedelta(seconds=dead_after))
-    audited = _audited(options, secondary) if audit else None
+    silence = None if dead_after is None else timedelta(seconds=dead_after)
+    options = options if silence is None else replace(options, silence=silence)
+    audited = _audited(options, secondary, silence) if audit else None
     code = 0
     for place, writers, rows in _results("reconcile", options):
         code = _print_balance(place, writers, rows, options.json, audited)
@@ -353,7 +354,7 @@ def _print_ingested(tables: Tables, version: TablesVersion, json: bool) -> None:
         typer.echo(printable(f"  {problem['file']}, line {problem['line']}: {problem['cause']}"))
 
 
-def _audited(options: LedgerJobOptions, secondary: str | None) -> AuditSummary:
+def _audited(options: LedgerJobOptions, secondary: str | None, silence: timedelta | None) -> AuditSummary:
     """Audit the ledger on Spark, with the same tables. The reconciliation then has what the audit recorded."""
     if options.ledger is None or secondary is None:
         raise WrongUsageError(
@@ -362,7 +363,7 @@ def _audited(options: LedgerJobOptions, secondary: str | None) -> AuditSummary:
         )
     if options.follow:
         raise WrongUsageError("--audit cannot be combined with --follow", "Leave out one of them.")
-    return run_audit_on_spark(options.ledger, secondary, _tables(options), silence=options.silence)
+    return run_audit_on_spark(options.ledger, secondary, _tables(options), silence=silence)
 
 
 def _print_balance(

@@ -19,7 +19,7 @@ from twinbus.ledger.audit_rules import (
     read_for_audit,
 )
 from twinbus.ledger.balance import BALANCE_SUMS, SIGHTINGS, STAGE_EFFECTS, Balance, MessageKey, balance, writer_id
-from twinbus.ledger.dead_writers import SILENCE, dead_writers
+from twinbus.ledger.dead_writers import SILENCE, dead_writers, unfinished_writers
 from twinbus.ledger.entries import (
     AUDITED,
     ENTRY_KINDS,
@@ -135,5 +135,6 @@ __all__ = [
     "read_for_audit",
     "read_ledger",
     "result_of_failure",
+    "unfinished_writers",
     "writer_id",
 ]

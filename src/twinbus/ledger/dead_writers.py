@@ -59,11 +59,7 @@ def dead_writers(
     The current time is that of the file system, if this process may make a file in the directory: the clock of this
     machine may be wrong. Otherwise it is the time of this machine.
     """
-    newest: dict[str, Segment] = {}
-    for segment in list_segments(Path(directory)):
-        known = newest.get(segment.writer)
-        if known is None or segment.number >= known.number:
-            newest[segment.writer] = segment
+    newest = _newest_segments(Path(directory))
     silent_since = (time.time() if now is None else now) - silence.total_seconds()
     host = own_host()
     dead = {writer for writer, segment in newest.items() if _is_dead(segment, host, silent_since)}
@@ -73,6 +69,34 @@ def dead_writers(
         dead = {writer for writer in dead if _is_dead(newest[writer], host, silent_since)}
     failing = [writer for writer in failing_writers(Path(directory)) if _host_of(writer) == host]
     return frozenset(dead).union(writer for writer in failing if is_abandoned(Path(directory), writer))
+
+
+def unfinished_writers(directory: str | os.PathLike[str]) -> frozenset[str]:
+    """Returns the names of the writers whose last segment is not in this directory.
+
+    The newest segment of such a writer is sealed, and its last line is neither `closed` nor `ended`. A writer opens its
+    next segment before it seals one. So this is a copy of segments, and the next one is elsewhere, or a Twinbus wrote
+    the ledger that sealed its segment when it was idle.
+    """
+    newest = _newest_segments(Path(directory))
+    return frozenset(writer for writer, segment in newest.items() if not segment.is_open and not _is_finished(segment))
+
+
+def _is_finished(segment: Segment) -> bool:
+    try:
+        with segment.path.open("rb") as file:
+            return _has_ended(file.fileno())
+    except OSError:
+        return False  # this user may not read it, or it was removed for the disk budget
+
+
+def _newest_segments(directory: Path) -> dict[str, Segment]:
+    newest: dict[str, Segment] = {}
+    for segment in list_segments(directory):
+        known = newest.get(segment.writer)
+        if known is None or segment.number >= known.number:
+            newest[segment.writer] = segment
+    return newest
 
 
 def _time_of_file_system(directory: Path) -> float:

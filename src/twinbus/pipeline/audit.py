@@ -36,10 +36,9 @@ from twinbus.syphon import (
     AuditedQueues,
     AuditSummary,
     ListedMessages,
-    open_writers,
+    WritersHere,
     primaries_of,
     record_audit,
-    why_unshipped,
 )
 
 LOOKS_FOLDER: Final = "looks"
@@ -62,7 +61,7 @@ class SparkAudit:
     `tables` are the tables of the ledger: the audit ingests new entries into them. `ledger` is an open writer of the
     ledger, which the caller closes. `find_queues` returns the backlog queues of the primaries with these names.
     `connection_string`, `secondary` and `primary` are the connection string and the names of the namespaces. `silence`
-    has the meaning of the argument of `dead_writers`.
+    is described at `twinbus.syphon.Audit`.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class SparkAudit:
         secondary: str,
         primary: str = "",
         timeout: float = 10.0,
-        silence: timedelta = SILENCE,
+        silence: timedelta | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._tables = tables
@@ -89,8 +88,8 @@ class SparkAudit:
         self._folder = tables.root / LOOKS_FOLDER / uuid4().hex
         self._is_written = True
         """Whether the own entries were on the disk at the last reading."""
-        self._is_open: set[str] = set()
-        """The writers that are alive and had an open segment at the last reading."""
+        self._here = WritersHere(frozenset(), frozenset())
+        """What the directory of the ledger showed at the last reading."""
 
     def run(self, second_look: Callable[[float], None] | None = None) -> AuditSummary:
         """Run the audit. Calls `second_look` with the seconds to wait, if a second look is needed.
@@ -129,8 +128,8 @@ class SparkAudit:
         directory = self._ledger.directory
         self._is_written = self._ledger.flush()
         # Before the ingest: a writer may begin a segment, or close, meanwhile.
-        writers = WriterStates.in_ledger(directory, self._silence)
-        self._is_open = open_writers(directory) - writers.dead
+        writers = WriterStates.in_ledger(directory, SILENCE if self._silence is None else self._silence)
+        self._here = WritersHere.find(directory, self._silence)
         query = ingest_ledger(self._tables.spark, directory, self._tables.root)
         query.awaitTermination()
         return TablesReading(self._tables, self._tables.version(), writers)
@@ -142,7 +141,7 @@ class SparkAudit:
             cause = self._ledger.failure or "the disk is slow"
             missing.append(f"{self._ledger.directory} cannot be written: {cause}")
         at_work = writers_at_work(self._tables, reading.version, reading.writers)
-        return missing, why_unshipped(at_work, self._is_open)
+        return missing, self._here.why_unshipped(at_work, reading.writers.dead)
 
     # --- looking -----------------------------------------------------------------------------------------------------
 

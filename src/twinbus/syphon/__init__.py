@@ -19,11 +19,10 @@ if TYPE_CHECKING:
         AuditResult,
         AuditSummary,
         ListedMessages,
+        WritersHere,
         find_audited_queues,
-        open_writers,
         primaries_of,
         record_audit,
-        why_unshipped,
     )
     from twinbus.syphon.context import EmptiedListener, MoveStep, StepListener, SyphonContext, SyphonOptions
     from twinbus.syphon.credentials import NamespaceAccess
@@ -114,21 +113,20 @@ __all__ = [
     "TimeToLive",
     "Transport",
     "WaitingDestination",
+    "WritersHere",
     "count_backlog",
     "destination_key",
     "destination_of",
     "find_audited_queues",
     "left_by_destination",
     "messages_that_can_move",
-    "open_writers",
     "primaries_of",
     "record_audit",
-    "why_unshipped",
 ]
 
 _NAMES_BY_MODULE: Final = {
     "audit": "BACKLOG_LOCK LISTED_SUMS LISTED_WORDS Audit AuditResult AuditSummary AuditedQueues "
-    "ListedMessages find_audited_queues open_writers primaries_of record_audit why_unshipped",
+    "ListedMessages WritersHere find_audited_queues primaries_of record_audit",
     "context": "EmptiedListener MoveStep StepListener SyphonContext SyphonOptions",
     "credentials": "NamespaceAccess",
     "dead_letters": "DeadLetter DeadLetterCensus DeadLetters NotResubmittedError",

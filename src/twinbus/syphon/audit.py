@@ -41,6 +41,7 @@ from twinbus.ledger import (
     read_for_audit,
     read_ledger,
     result_of_failure,
+    unfinished_writers,
 )
 from twinbus.syphon.discovery import ListedDiscovery, is_credential_refused
 from twinbus.syphon.translation import destination_of
@@ -183,7 +184,8 @@ class Audit:
     `secondary` and `primary` are the names of the namespaces in the ledger. `find_queues` is called once, with the name
     `primary` and the names of all primaries whose messages the ledger has on this secondary. Queues that the ledger
     names are looked at too, also if they do not exist any more. The second look begins at least one lock duration after
-    the first. `silence` has the meaning of the argument of `dead_writers`.
+    the first. `silence` has the meaning of the argument of `dead_writers`; the default is SILENCE, but then a writer of
+    which only copied segments are here never counts as dead.
     """
 
     def __init__(
@@ -194,7 +196,7 @@ class Audit:
         *,
         secondary: str,
         primary: str = "",
-        silence: timedelta = SILENCE,
+        silence: timedelta | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._connection = connection
@@ -341,31 +343,42 @@ def record_audit(
     ledger.state(AUDITED, {"secondary": secondary, **facts}, pair=primary)
 
 
-def read_with_problems(directory: Path, silence: timedelta = SILENCE) -> tuple[LedgerReading, list[str], list[str]]:
+def read_with_problems(directory: Path, silence: timedelta | None = None) -> tuple[LedgerReading, list[str], list[str]]:
     """Return a reading of a ledger, the reasons why entries are missing, and the writers with entries elsewhere.
 
-    A writer that has an open segment here has no entries elsewhere: it writes an entry before a message is completed
-    (L1). A writer that neither ended nor has an open segment here may have entries that are not shipped yet. It counts
-    as ended after `silence`.
+    `silence` is described at `Audit`.
     """
     # Both are read before the entries: a writer may begin a segment, or close, meanwhile.
-    dead = dead_writers(directory, silence=silence)
-    is_open = open_writers(directory)
+    dead = dead_writers(directory, silence=SILENCE if silence is None else silence)
+    here = WritersHere.find(directory, silence)
     problems: list[LineProblem] = []
     reading = read_for_audit(read_ledger(directory, problems.append), dead)
-    unshipped = why_unshipped(reading.balance.at_work, is_open - dead)
+    unshipped = here.why_unshipped(reading.balance.at_work, dead)
     return reading, [*reading.balance.incomplete, *map(str, problems)], unshipped
 
 
-def open_writers(directory: Path) -> set[str]:
-    """Returns the names of the writers that have an open segment in this directory."""
-    return {segment.writer for segment in list_segments(directory) if segment.is_open}
+@dataclass(frozen=True, slots=True)
+class WritersHere:
+    """What the files in a ledger's directory show about entries that are elsewhere.
 
+    A writer that has an open segment here has no entries elsewhere: it writes an entry before a message is completed
+    (L1). A writer whose last segment is not here has entries elsewhere. A writer that neither ended nor has an open
+    segment here may have some.
+    """
 
-def why_unshipped(at_work: Iterable[str], alive_here: Collection[str]) -> list[str]:
-    """Returns a reason for each writer at work that may have entries elsewhere. `alive_here` has an open segment."""
-    return [
-        f"{writer} has no open segment here: its last entries may not be shipped yet"
-        for writer in at_work
-        if writer not in alive_here and not writer.startswith(f"{Role.NAMESPACE}-")  # it writes meter readings only
-    ]
+    open: frozenset[str]
+    unfinished: frozenset[str]
+
+    @classmethod
+    def find(cls, directory: Path, silence: timedelta | None) -> WritersHere:
+        """Looks at the directory. With a `silence`, unfinished writers count as ended after it, as the user wants."""
+        is_open = {segment.writer for segment in list_segments(directory) if segment.is_open}
+        return cls(frozenset(is_open), frozenset() if silence is not None else unfinished_writers(directory))
+
+    def why_unshipped(self, at_work: Iterable[str], dead: Collection[str]) -> list[str]:
+        """Returns a reason for each writer that may have entries elsewhere. `at_work`: those that may still write."""
+        return [
+            f"{writer} has no open segment here: its last entries may not be shipped yet"
+            for writer in sorted({*at_work, *self.unfinished} - (self.open - set(dead)))
+            if not writer.startswith(f"{Role.NAMESPACE}-")  # a namespace writes meter readings only
+        ]
