@@ -50,7 +50,7 @@ from twinbus.pipeline.reconcile import JUDGED, LISTED
 from twinbus.pipeline.report_data import LATENCY_EDGES
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, SCHEMAS, Tables
 from twinbus.pipeline.time_window import TimeWindow
-from twinbus.pipeline.writer_states import WriterStates, dead_in_tables
+from twinbus.pipeline.writer_states import WriterStates, dead_in_tables, writers_at_work
 
 pytestmark = pytest.mark.timeout(600)  # Spark is slow on a busy machine
 
@@ -185,6 +185,8 @@ def test_l1_a_writer_of_tables_is_dead_if_it_ended_or_is_silent_and_not_known_to
     assert dead_in_tables(books.tables, version, WriterStates(), now=MIDNIGHT / 1000 + 16 * 60) == names
     patient = WriterStates(silence=timedelta(minutes=17))
     assert dead_in_tables(books.tables, version, patient, now=MIDNIGHT / 1000 + 16 * 60) == names - {open_one}
+    assert writers_at_work(books.tables, version, WriterStates()) == [], "now it was silent for weeks"
+    assert writers_at_work(books.tables, version, WriterStates(silence=timedelta(days=36_500))) == [open_one]
     alive = WriterStates(alive=frozenset({open_one}))
     assert dead_in_tables(books.tables, version, alive, now=MIDNIGHT / 1000 + 16 * 60) == names - {open_one}
     (reason,) = [one for one in why_incomplete(books.tables) if "without closing" in one]

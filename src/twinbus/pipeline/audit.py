@@ -42,6 +42,7 @@ from twinbus.syphon import (
 )
 
 LOOKS_FOLDER: Final = "looks"
+_FOR_EVER: Final = timedelta(days=36_500)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,11 @@ class SparkAudit:
         if not self._is_written:
             cause = self._ledger.failure or "the disk is slow"
             missing.append(f"{self._ledger.directory} cannot be written: {cause}")
-        at_work = writers_at_work(self._tables, reading.version, reading.writers)
+        writers = reading.writers
+        if self._silence is None:
+            # The tables may have entries of another ledger, whose last entries are not ingested: silence is no proof.
+            writers = replace(writers, silence=_FOR_EVER)
+        at_work = writers_at_work(self._tables, reading.version, writers)
         return missing, self._here.why_unshipped(at_work, reading.writers.dead)
 
     # --- looking -----------------------------------------------------------------------------------------------------
