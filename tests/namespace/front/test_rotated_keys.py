@@ -150,3 +150,16 @@ async def test_x4_a_token_of_a_deleted_entity_is_of_no_use_for_its_successor(
     await refused_anew(peer, peer.attach_sender("ruled"))
     assert await peer.put_token("ruled", name="of-ruled", key=NEW_KEY) == 202
     await peer.sender("ruled")
+
+
+async def test_x4_an_attach_that_a_fault_holds_is_refused_if_its_key_was_rotated_meanwhile(
+    server: NamespaceServer, dial: Dial
+) -> None:
+    peer = await dial()
+    assert await peer.put_token(name="sends", key=KEY) == 202
+    fault = server.faults.set({"kind": "black-hole", "points": ["attach"], "entity": "orders"})
+    link = peer.attach_sender("orders")
+    await peer.echo()
+    server.replace_rules(rules_without("sends"))
+    server.faults.clear(fault["id"])
+    await refused_anew(peer, link)

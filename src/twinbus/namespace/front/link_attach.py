@@ -116,12 +116,19 @@ def _attach_to_entity(context: LinkContext, link: Link, address: LinkAddress) ->
         _refuse(link, refusal)
         context.output.flush_soon()
 
+    def proceed_later() -> None:
+        """Attach after a fault, if the key was not rotated meanwhile (X4)."""
+        if context.claims.allow(claim, address.path, context.runtime.now()):
+            proceed()
+        else:
+            refuse(refusals.unauthorized(claim, address.entity))
+
     fault = context.faults.trigger(FaultPoint.ATTACH, entity.path, link.name)
     if fault is None:
         proceed()
     else:
         operation = FaultableOperation(
-            proceed=proceed, refuse=refuse, detach=refuse, proceed_without_answer=lambda _: proceed()
+            proceed=proceed_later, refuse=refuse, detach=refuse, proceed_without_answer=lambda _: proceed_later()
         )
         context.faults.apply(fault, operation)
 
