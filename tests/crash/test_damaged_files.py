@@ -125,6 +125,24 @@ def test_x2_after_accepting_damage_each_message_is_there_as_it_was_or_is_counted
         assert seen["messages lost"] > 0
 
 
+def test_x2_after_accepting_damage_to_the_log_the_store_is_as_it_was_after_an_earlier_commit(samples: Samples) -> None:
+    image = samples.image(2, killed=True)
+    for number in range(SAMPLES // 4):
+        path, where = samples.damaged(image, Random(f"log-{number}"), file=f"{NAME}-wal")
+        store = SqliteStore(path, accept_damage=True)
+        store.open()
+        try:
+            rows = {queue: everything(store, queue) for queue in range(1, image.states[-1].highest_queue + 1)}
+            states = [{queue: state.rows_of(queue) for queue in rows} for state in image.states]
+            assert rows in states, f"sample {number}: {where}"
+            if rows != states[-1]:
+                assert "commits are missing" in listed(path).replace("commits in the log are", "commits are")
+                samples.seen["earlier"] += 1
+        finally:
+            store.close()
+    assert samples.seen["earlier"] > 0
+
+
 def listed(path: Path) -> str:
     return "".join(found.read_text() for found in path.parent.glob("*.damaged-*.txt"))
 

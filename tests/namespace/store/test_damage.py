@@ -9,7 +9,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from tests.namespace.store.sample_writes import counters, entity, everything, next_seqs, put, row
+from tests.namespace.store.sample_writes import counters, entity, everything, move, next_seqs, put, row
 from twinbus.namespace.engine.storage_protocol import (
     DropRow,
     KnownIds,
@@ -343,6 +343,31 @@ class TestAcceptedDamage:
         store.close()
         assert path.read_bytes() == before
         assert not list(path.parent.glob("*damaged*"))
+
+    @pytest.mark.parametrize(
+        "sql", ["UPDATE totals SET highest = 1", "UPDATE counter SET active = 9", "DELETE FROM seen"]
+    )
+    def test_x2_damage_beside_the_messages_costs_no_message(self, path: Path, sql: str) -> None:
+        edit(closed(path), sql)
+        edit(path, "UPDATE shared SET bytes = 1; INSERT INTO dropped VALUES (2)")
+        store = SqliteStore(path, accept_damage=True)
+        opened = store.open()
+        assert [(stored.entity.path, stored.queue.active) for stored in opened.entities] == [
+            ("orders", 2),
+            ("other", 0),
+        ]
+        assert opened.next_queue == 3
+        assert everything(store) == ROWS
+        store.close()
+
+    def test_x2_a_move_of_a_damaged_row_leaves_it_damaged(self, path: Path) -> None:
+        edit(closed(path), "UPDATE message SET origin_seq = 99 WHERE seq = 1")
+        store = SqliteStore(path, most_bytes=0)
+        store.open()
+        store.commit([move(ROWS[0], QueueLane.DEFERRED)])
+        with pytest.raises(StoreDamagedError, match="orders: message 1 is damaged"):
+            store.load(RowsBySeq(1, (QueueLane.DEFERRED,), (1,)))
+        store.close()
 
     def test_x2_a_lost_entity_takes_its_messages_with_it(self, path: Path) -> None:
         edit(closed(path), "UPDATE entity SET text = '[]' WHERE queue = 1")

@@ -8,6 +8,7 @@ that the commit writes, so it needs no page of its own; a commit without counter
 from __future__ import annotations
 
 import json
+import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from twinbus.namespace.store.checksums import (
     values_crc,
 )
 from twinbus.namespace.store.open_store import StoredCounters, Totals
+from twinbus.namespace.store.row_reader import DamagedRowError
 from twinbus.namespace.store.write_batch import RowChanges, RowKey, WriteBatch, moved
 
 _MOST_ROWS = 256
@@ -120,7 +122,7 @@ DELETE FROM seen WHERE (queue, message_id) IN (
 
 @dataclass(slots=True)
 class _InventoryChanges:
-    """How the rows of a commit change the changed."""
+    """How a commit changes the inventories of queues."""
 
     rows: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     keys: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
@@ -289,7 +291,10 @@ class CommitWriter:
             write = moves[old.queue, old.lane, old.seq]
             new = moved(old, write)
             overlay = None if write.overlay is None else write.overlay.hex()
-            written.append((*write[:-1], overlay, moved_crc(crc, old, new)))
+            try:
+                written.append((*write[:-1], overlay, moved_crc(crc, old, new)))
+            except (TypeError, struct.error):  # a column has a value of another type
+                raise DamagedRowError(old.seq) from None
             changed.add(old.queue, 0, row_key(new.lane, new.seq) - row_key(old.lane, old.seq))
         if written:
             self._execute(_MOVE_ROWS, (json.dumps(written),))

@@ -22,6 +22,7 @@ from twinbus.namespace.store.log_scan import read_log
 _log = logging.getLogger(__name__)
 
 _LINES_LOGGED: Final = 50
+_CHARACTERS_LOGGED: Final = 1_000
 _CACHE_KIB: Final = 2 * 1024
 _PAGE_COUNT: Final = slice(28, 32)
 """Where the header of an SQLite file has the number of its pages."""
@@ -62,13 +63,20 @@ def is_older(path: Path, vfs: str | None) -> bool:
 
 
 def is_layout_intact(path: Path, vfs: str | None) -> bool:
-    """Whether the definitions of tables and indexes, and the totals, can be read and are those of a store."""
+    """Whether the definitions of tables and indexes are those of a store."""
+    try:
+        with connected_to_examine(path, vfs) as connection:
+            return open_store.layout(connection) == open_store.expected_layout()
+    except (*DAMAGE_ERRORS, *UNREADABLE):
+        return False
+
+
+def has_totals(path: Path, vfs: str | None) -> bool:
+    """Whether the totals can be read and have their checksum, so that the tables are where their definitions say."""
     try:
         with connected_to_examine(path, vfs) as connection:
             totals = connection.execute(f"SELECT {', '.join(open_store.Totals._fields)}, crc FROM totals").get  # noqa: S608
-            return open_store.layout(connection) == open_store.expected_layout() and (
-                totals is not None and values_crc(totals[:-1]) == totals[-1]
-            )
+            return totals is not None and bool(values_crc(totals[:-1]) == totals[-1])
     except (*DAMAGE_ERRORS, *UNREADABLE):
         return False
 
@@ -78,7 +86,7 @@ def copy_with_new_first_page(path: Path, vfs: str | None) -> Path:
 
     The first page has the header of the file and the definitions of the tables, with the page at which each begins.
     These are the same in every store that was created in this version. In a store that was upgraded they may differ;
-    `is_layout_intact` then finds no totals.
+    `has_totals` then finds none.
     """
     empty, source = path.with_name(path.name + ".empty"), path.with_name(path.name + ".source")
     remove_files(empty)
@@ -117,7 +125,10 @@ def put_in_place(path: Path, rebuilt: Path, lines: Iterable[str]) -> None:
     listed = kept.with_name(kept.name + ".txt")
     listed.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     listed.chmod(0o600)
-    os.link(path, kept)
+    try:
+        os.link(path, kept)
+    except OSError:  # a file system without links
+        _copy(path, kept)
     with suppress(FileNotFoundError):
         path.with_name(path.name + "-wal").rename(kept.with_name(kept.name + "-wal"))
     path.with_name(path.name + "-shm").unlink(missing_ok=True)
@@ -132,6 +143,7 @@ def log_loss(path: Path, findings: Sequence[str], lost: Sequence[str]) -> None:
     """Log what was damaged and what is lost."""
     lines = [*(f"damaged: {line}" for line in findings), *(f"lost: {line}" for line in lost)]
     for line in lines[:_LINES_LOGGED]:
-        _log.warning("store %s: %s", path.name, line)
+        shown = line if len(line) <= _CHARACTERS_LOGGED else f"{line[:_CHARACTERS_LOGGED]}…"
+        _log.warning("store %s: %s", path.name, shown)
     if len(lines) > _LINES_LOGGED:
         _log.warning("store %s: and %d more", path.name, len(lines) - _LINES_LOGGED)

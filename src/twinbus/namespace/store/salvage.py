@@ -124,7 +124,9 @@ class Salvage:
 
     def _lose_entity(self, queue: int, text: str) -> None:
         stored = self._stored.get(queue)
-        self.lost.append(f"{text}; with {'its' if stored is None else stored.inventory.rows} messages")
+        line = f"{text}; with {'its' if stored is None else stored.inventory.rows} messages"
+        if line not in self.lost:  # damage may make both ends of a table lead to the same row
+            self.lost.append(line)
 
     def _counters(self, queue: int) -> PutCounters:
         lanes = [self._counted[queue][lane] for lane in QueueLane]

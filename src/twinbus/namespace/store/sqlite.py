@@ -37,6 +37,7 @@ from twinbus.namespace.store.damage import (
     connected_to_examine,
     copy_with_new_first_page,
     find_damage,
+    has_totals,
     is_layout_intact,
     is_older,
     log_loss,
@@ -164,15 +165,15 @@ class SqliteStore:
             # Without checksums, it is not known what is intact. What SQLite can read is used.
             log_loss(self.path, findings, [])
             return
-        source = self.path
-        if not is_layout_intact(source, self._vfs):
+        if is_layout_intact(self.path, self._vfs):
+            lost, rebuilt = self._rebuild(self.path)
+        else:
             source = copy_with_new_first_page(self.path, self._vfs)
-        try:
-            if not is_layout_intact(source, self._vfs):
-                raise damaged_error(self.path, *findings, "its tables cannot be found, so nothing can be saved")
-            lost, rebuilt = self._rebuild(source)
-        finally:
-            if source != self.path:
+            try:
+                if not has_totals(source, self._vfs):
+                    raise damaged_error(self.path, *findings, "its tables cannot be found, so nothing can be saved")
+                lost, rebuilt = self._rebuild(source)
+            finally:
                 remove_files(source)
         log_loss(self.path, findings, lost)
         lines = [*(f"damaged: {line}" for line in findings), *(f"lost: {line}" for line in lost)]
@@ -236,6 +237,8 @@ class SqliteStore:
             connection.execute("COMMIT")
         except BaseException as error:
             _roll_back(connection)
+            if isinstance(error, DamagedRowError):
+                raise damaged_error(self.path, f"message {error.seq} is damaged and cannot be moved") from error
             if isinstance(error, apsw.Error):
                 raise store_error(error, self.path, "committing") from error
             raise
