@@ -136,6 +136,18 @@ def start_syphon(state: str, strings: dict[str, str]) -> subprocess.Popen[str]:
     return syphon
 
 
+def test_s15_a_hold_in_the_secondary_is_written_and_listed(strings: dict[str, str]) -> None:
+    strings["TWINBUS_PRIMARY_NAME"] = "in-the-secondary"
+    made = invoke("provision", "--count", "1", "--state", "secondary", "--json", **strings)
+    assert "in-the-secondary/x-twinbus-state" in json.loads(made.output)["created"]
+    state = ("--state", "secondary", "--yes", "--json")
+    for verb, entity, held in (("hold", "a", ["a"]), ("hold", "b", ["a", "b"]), ("release", "a", ["b"])):
+        done = invoke("drill", f"--{verb}", "--entity", entity, *state, **strings)
+        assert json.loads(done.output)["held"] == held
+    again = invoke("provision", "--count", "1", "--state", "secondary", "--json", **strings)
+    assert "in-the-secondary/x-twinbus-state" in json.loads(again.output)["existed"]
+
+
 @pytest.mark.parametrize("verb", ["--hold", "--release"])
 def test_s15_a_hold_without_a_state_is_refused(strings: dict[str, str], verb: str) -> None:
     done = invoke("drill", verb, "--entity", "orders", "--yes", **strings)

@@ -88,7 +88,7 @@ class Place:
         return AioServiceBusClient.from_connection_string(self.world.secondary.connection_string)
 
 
-@pytest.fixture(params=["folder", "secondary"])
+@pytest.fixture(params=["folder", pytest.param("secondary", marks=pytest.mark.thorough)])
 def place(request: pytest.FixtureRequest, world: World, queue: str, tmp_path: Path) -> Place:
     state = str(tmp_path / "state") if request.param == "folder" else "secondary"
     return Place(world, state, f"shared-{world.driver}-{request.param}-{os.getpid()}-{queue}")
