@@ -187,7 +187,7 @@ async def _write_hold(
         except Exception as error:
             what = "was changed, but cannot be read" if done else "was not changed"
             raise OperatorError(
-                f"the shared state in {state} {what}: {error}",
+                f"the shared state in {state} {what}: {str(error) or type(error).__name__}",
                 "A folder must be writable. For `secondary`: `twinbus provision --state secondary` creates its queue, "
                 "and the key needs the Send and Listen rights.",
             ) from error

@@ -250,7 +250,7 @@ class StateSharing:
         hint = (
             f"`twinbus provision --state secondary` creates {self.location.queue}"
             if kind is FailureKind.ENTITY_NOT_FOUND
-            else "give the secondary's key the Listen right"
+            else "give the secondary's key the Send and Listen rights"
         )
         _log.warning(
             "this pair does not share its state with other processes (%s): %s. To share it, %s", kind, error, hint

@@ -237,6 +237,7 @@ class SharedState:
         recorder: OperationRecorder = NO_RECORDER,
     ) -> None:
         self.location = location
+        self._seconds = seconds
         self._timeouts = TaskTimeouts(seconds)
         self._writer = state_writer()
         self._store = _store_at(location, client, self._timeouts, recorder, seconds)
@@ -244,7 +245,9 @@ class SharedState:
     async def read(self) -> StateReading:
         """Return what is known. Raises FileNotFoundError if nobody has written to the folder yet."""
         self._timeouts.claim()
-        return await self._store.read()
+        # A network file system may not answer at all.
+        async with asyncio.timeout(self._seconds):
+            return await self._store.read()
 
     async def hold(self, entity: str | None) -> None:
         """Hold an entity, or all entities (None), in every process that pairs from now on (S15)."""
@@ -256,7 +259,8 @@ class SharedState:
 
     async def _write(self, change: StateChange) -> None:
         self._timeouts.claim()
-        await self._store.write((change,))
+        async with asyncio.timeout(self._seconds):
+            await self._store.write((change,))
 
     async def close(self) -> None:
         await self._timeouts.shut_down()
