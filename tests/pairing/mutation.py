@@ -201,6 +201,8 @@ def trial(mutant: Mutant) -> int:
             if name != __name__:
                 del sys.modules[name]
         install(mutant)
+        # Before pytest, which loads parts of the product with a loader of its own.
+        importlib.import_module("twinbus." + mutant.part.removesuffix(".py").replace("/", "."))
         for seed in range(SEEDS):
             world = importlib.import_module("tests.pairing.simulation.world")
             world.World(seed).settle()
