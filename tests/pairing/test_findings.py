@@ -251,6 +251,14 @@ def test_y1_a_ledger_says_whether_a_syphon_runs(ledger: LedgerFacts, words: str)
     assert words in next(one for one in found if one.check == "backlog_waits").cause
 
 
+def test_s15_a_hold_is_named_as_a_reason_why_messages_wait() -> None:
+    held = StateFacts("state", held=("orders",))
+    found = findings_of(GOOD, replace(inspected(*deep()), looks=(WAITING,)), None, held)
+    waits = next(one for one in found if one.check == "backlog_waits")
+    assert "An operator holds orders" in waits.cause
+    assert "--release" in waits.next_step
+
+
 def test_y1_messages_wait_for_a_primary_that_is_away() -> None:
     away = replace(GOOD, failure=refused(K.CONNECTION_LOST))
     found = findings_of(away, replace(inspected(*deep()), looks=(WAITING,)))
@@ -341,6 +349,7 @@ SECONDARIES = st.builds(
 )
 
 
+@pytest.mark.thorough
 @given(PRIMARIES, SECONDARIES)
 def test_every_finding_has_a_cause_and_a_next_step_and_the_worst_come_first(
     primary: PrimaryFacts, secondary: SecondaryFacts

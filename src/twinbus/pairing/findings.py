@@ -172,7 +172,7 @@ def findings_of(
     found = [*_about_primary(primary), *_about_secondary(secondary), *_about_clock(secondary)]
     if secondary.inspection is not None:
         found += _about_queues(secondary.inspection, secondary)
-        found += _about_messages(secondary.inspection, primary, secondary, ledger)
+        found += _about_messages(secondary.inspection, primary, secondary, ledger, () if state is None else state.held)
     if ledger is not None:
         found += _about_ledger(ledger)
     if state is not None:
@@ -370,7 +370,11 @@ def _orphans(orphans: Sequence[FoundQueue]) -> Finding:
 
 
 def _about_messages(
-    found: Inspection, primary: PrimaryFacts, facts: SecondaryFacts, ledger: LedgerFacts | None
+    found: Inspection,
+    primary: PrimaryFacts,
+    facts: SecondaryFacts,
+    ledger: LedgerFacts | None,
+    held: Sequence[str],
 ) -> Iterator[Finding]:
     own = (*found.queues, *found.extras)
     dead = [queue for queue in own if queue.depth.dead_lettered]
@@ -396,7 +400,7 @@ def _about_messages(
         depth = sum(queue.depth.active for queue in own if queue.path in names)
         at_least = "" if facts.counted else "At least "
         messages = f"{at_least}{_messages(max(depth, len(waiting)))}"
-        yield _waiting(messages, waiting, stuck, primary, facts, ledger)
+        yield _waiting(messages, waiting, stuck, primary, facts, ledger, held)
 
 
 def _waiting(
@@ -406,6 +410,7 @@ def _waiting(
     primary: PrimaryFacts,
     facts: SecondaryFacts,
     ledger: LedgerFacts | None,
+    held: Sequence[str],
 ) -> Finding:
     oldest = max(waiting, key=lambda look: look.age or 0.0)
     what = f"{messages} in the backlog, the oldest for {_span(oldest.age or 0.0)} (to {oldest.destination})."
@@ -418,6 +423,10 @@ def _waiting(
             _ATTENTION, "backlog_waits", what, cause, "Run `twinbus syphon`: it moves them when the primary is back."
         )
     cause = f"The oldest of {_queues(len(stuck))} did not move {looked}. "
+    if held:
+        cause += f"An operator holds {_listed(held)}: a syphon that knows it delivers nothing there."
+        step = "If the hold is not the reason, run `twinbus syphon`. `twinbus drill --release` ends the hold."
+        return Finding(_ATTENTION, "backlog_waits", what, cause, step)
     if ledger is not None and ledger.syphons:
         cause += f"A syphon that writes this ledger runs ({_listed(ledger.syphons)})."
         step = "Look at its output: it may be paused, slow, or unable to reach the primary."
