@@ -16,6 +16,7 @@ from twinbus.backlog import FailureKind, backlog_queue_paths
 from twinbus.connect import ConnectionString
 from twinbus.errors import OperatorError
 from twinbus.namespace import AuthorizationRule, Claim
+from twinbus.pairing import administration as administration_module
 from twinbus.pairing.administration import (
     Administration,
     AioAdministration,
@@ -161,8 +162,32 @@ def test_p8_and_finds_it_when_it_is_back(paths: tuple[str, ...]) -> None:
             assert administration.provision_again(paths) == Provisioned(found=paths, created=paths)
             # In memory, a namespace started anew has another authority: the one trusted before is forgotten.
             namespaces.restart()
-            administration.provision_again(paths)
-            assert administration.provision_again(paths).found == paths
+            assert administration.provision_again(paths) == Provisioned(found=paths, created=paths)
+
+
+@pytest.mark.parametrize("aio", [False, True], ids=["sync", "aio"])
+def test_y1_a_namespace_that_offered_no_certificate_while_it_started_is_asked_again(
+    secondary: LocalEndpoint, paths: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, aio: bool
+) -> None:
+    """A syphon that starts while the secondary starts must not take this for a certificate that nobody trusts."""
+    fetch, fetched = administration_module.fetch_authority, list[int]()
+
+    def not_yet(host: str, port: int, seconds: float) -> str | None:
+        fetched.append(port)
+        return None if len(fetched) == 1 else fetch(host, port, seconds)
+
+    monkeypatch.setattr(administration_module, "fetch_authority", not_yet)
+
+    async def ask() -> list[str]:
+        async with AioAdministration.from_connection_string(secondary.connection_string) as administration:
+            return [str((await administration.request(administration.client.create_queue, paths[0])).name)]
+
+    if aio:
+        assert asyncio.run(ask()) == [paths[0]]
+    else:
+        with Administration.from_connection_string(secondary.connection_string) as administration:
+            assert administration.request(administration.client.create_queue, paths[0]).name == paths[0]
+    assert len(fetched) == 2
 
 
 @pytest.mark.parametrize("aio", [False, True], ids=["sync", "aio"])

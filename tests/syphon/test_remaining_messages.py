@@ -38,3 +38,14 @@ async def test_y2_y9_what_is_left_is_asked_for_again_only_after_something_was_mo
     assert await remainder.count(MessageCounts(returned=2, dead_lettered=1), 3612.0) == 97
     assert remainder.last == 97
     assert asked.times == 3
+
+
+class Away(Asked):
+    """A discovery whose requests fail."""
+
+    async def remaining(self) -> int | None:
+        raise ConnectionError("away")
+
+
+async def test_y1_y9_a_syphon_goes_on_if_nobody_tells_how_many_messages_remain() -> None:
+    assert await RemainingMessages(Away()).count(MessageCounts(), 0.0) is None

@@ -139,7 +139,14 @@ class Administration:
         """Call a method of the client within our timeout, trusting a local namespace. Records the request."""
         started = time.monotonic()
         try:
-            found = method(*arguments, **request_keywords(self._seconds, self._authority.file()), **keywords)
+            authority = self._authority.file()
+            try:
+                found = method(*arguments, **request_keywords(self._seconds, authority), **keywords)
+            except Exception as error:
+                if not _is_authority_outdated(self._authority, error):
+                    raise
+                authority = self._authority.instead_of(authority)
+                found = method(*arguments, **request_keywords(self._seconds, authority), **keywords)
         except Exception as error:
             _record_failure(self, arguments, started, error)
             raise
@@ -271,7 +278,13 @@ class AioAdministration:
             async with asyncio.timeout(self._seconds):
                 # Fetching blocks, so it runs in a thread. Only a local namespace needs it.
                 authority = await asyncio.to_thread(self._authority.file) if self._authority.is_for else None
-                found = await method(*arguments, **request_keywords(self._seconds, authority), **keywords)
+                try:
+                    found = await method(*arguments, **request_keywords(self._seconds, authority), **keywords)
+                except Exception as error:
+                    if not _is_authority_outdated(self._authority, error):
+                        raise
+                    authority = await asyncio.to_thread(self._authority.instead_of, authority)
+                    found = await method(*arguments, **request_keywords(self._seconds, authority), **keywords)
         except Exception as error:
             _record_failure(self, arguments, started, error)
             raise
@@ -341,13 +354,18 @@ def _about(arguments: Sequence[object]) -> str:
     return arguments[0] if arguments and isinstance(arguments[0], str) else ALL_ENTITIES
 
 
+def _is_authority_outdated(authority: LocalAuthority, error: Exception) -> bool:
+    """Return whether a request should be repeated with the certificate that a local namespace offers now.
+
+    A namespace that was started again may have another authority. One that was just starting offered none.
+    """
+    return authority.is_for and management_failure(error).kind is FailureKind.CERTIFICATE
+
+
 def _record_failure(
     administration: Administration | AioAdministration, arguments: Sequence[object], started: float, error: Exception
 ) -> None:
-    kind = management_failure(error).kind
-    administration.recorder.management(_about(arguments), started, failure=kind)
-    if kind is FailureKind.CERTIFICATE:
-        administration._authority.forget()
+    administration.recorder.management(_about(arguments), started, failure=management_failure(error).kind)
 
 
 def _begin(paths: Iterable[str], options: SendAvailabilityOptions) -> ProvisioningSteps:
@@ -469,6 +487,8 @@ class LocalAuthority:
         self._lock = threading.Lock()
         self._fetches = 0
         self._file: tempfile._TemporaryFileWrapper[bytes] | None = None
+        # Other requests may still read these files, so they stay until `close`.
+        self._outdated: list[tempfile._TemporaryFileWrapper[bytes]] = []
 
     @property
     def is_for(self) -> bool:
@@ -491,14 +511,19 @@ class LocalAuthority:
                     self._file.flush()
             return None if self._file is None else self._file.name
 
-    def forget(self) -> None:
-        """Remove the file: a namespace that was restarted may have another authority."""
+    def instead_of(self, used: str | None) -> str | None:
+        """Return a newer file than `used`, with the certificate that the namespace offers now. Blocks."""
         with self._lock:
-            if self._file is not None:
-                self._file.close()
+            if self._file is not None and self._file.name == used:
+                self._outdated.append(self._file)
                 self._file = None
+        return self.file()
 
-    close = forget
+    def close(self) -> None:
+        with self._lock:
+            for file in (*self._outdated, *([] if self._file is None else [self._file])):
+                file.close()
+            self._outdated, self._file = [], None
 
 
 def split_namespace(namespace: str) -> tuple[str, int]:

@@ -63,7 +63,11 @@ class RemainingMessages:
     async def count(self, total: MessageCounts, now: float) -> int | None:
         moved = total.returned + total.deferred + total.dead_lettered
         if self._asked is None or (now - self._asked[0] > _COUNT_SECONDS and moved != self._asked[1]):
-            self.last = await self._discovery.remaining()
+            try:
+                self.last = await self._discovery.remaining()
+            except Exception as error:  # the number is only shown: a syphon goes on without it
+                _log.info("how many messages remain is not known: %r", error)
+                self.last = None
             self._asked = (now, moved)
         return self.last
 

@@ -216,14 +216,19 @@ class NativeBacklog:
         receiver, self._receiver = self._receiver, None
         if receiver is None:
             return ()
+        return [NativeHeld(message) for message in await self._attempt(self._released(receiver))]
+
+    @staticmethod
+    async def _released(receiver: Receiver) -> Sequence[ReceivedMessage]:
         found = await receiver.take_back_credit()
         with suppress(ServiceBusError):  # if the release fails, the messages are available again when their locks end
             await receiver.settle(found, RELEASE)
         await receiver.close()
-        return [NativeHeld(message) for message in found]
+        return found
 
     async def close(self) -> None:
-        await self.stop_receiving()
+        with suppress(BacklogFailedError):
+            await self.stop_receiving()
 
     async def _get_receiver(self) -> Receiver:
         if self._receiver is not None:

@@ -129,7 +129,11 @@ class Pump:
         if self._moves:
             await asyncio.wait(self._moves)
         await self._cancel(loops[2:])
-        await self._backlog.stop_receiving()
+        try:
+            await self._backlog.stop_receiving()
+        except BacklogFailedError as error:
+            # The broker ends the credit with the link, and delivers unsettled messages again when their locks end.
+            _log.info("the credit of %s was not taken back: %s", self.queue, error)
 
     async def _cancel(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         """Cancel the tasks repeatedly until they end: the SDK may ignore a cancellation while a connection breaks."""
@@ -348,6 +352,10 @@ class Pump:
             self._context.on_emptied(self.queue, moved)
 
     def _loop_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if self._pausing and task.cancelled():
+            return
+        error = asyncio.CancelledError("not by the pump") if task.cancelled() else task.exception()
+        if error is not None:
+            # A loop that ends unnoticed would leave its queue without a pump.
             _log.error("the pump of %s broke", self.queue, exc_info=error)
             self._context.pump_broke(error)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
@@ -333,7 +334,8 @@ class MeteredBacklog:
         return released
 
     async def close(self) -> None:
-        await self.stop_receiving()
+        with suppress(BacklogFailedError):  # the broker takes the credit back with the link
+            await self.stop_receiving()
         await self._inner.close()
 
     async def _truly_lost(

@@ -35,7 +35,7 @@ from twinbus.syphon.mover import Mover
 from twinbus.syphon.plan import DeferredMessages
 from twinbus.syphon.plan.deferred import RESCAN_AFTER_FAILURE, RESCAN_AFTER_MISSING
 from twinbus.syphon.progress import ProgressCounter
-from twinbus.syphon.syphon import Syphon
+from twinbus.syphon.syphon import Syphon, SyphonBrokenError
 from twinbus.syphon.syphon_ledger import SyphonLedger
 from twinbus.syphon.transport import BacklogFailedError, HeldMessage, OutgoingMessage
 
@@ -101,6 +101,9 @@ class _Backlog(SimulatedBacklog):
         return await super().renew(held)
 
     async def receive(self, count: int, wait: float) -> Sequence[SimulatedHeld]:
+        if self._place.breaks == "inside":
+            self._place.breaks = None
+            raise asyncio.CancelledError
         try:
             return await super().receive(count, wait)
         except asyncio.CancelledError:
@@ -108,6 +111,11 @@ class _Backlog(SimulatedBacklog):
                 raise
             self._place.breaks = None
             raise BacklogFailedError("b", FailureKind.CONNECTION_LOST) from None
+
+    async def stop_receiving(self) -> Sequence[SimulatedHeld]:
+        if self._place.breaks == "away":
+            raise BacklogFailedError("b", FailureKind.CONNECTION_LOST)
+        return await super().stop_receiving()
 
 
 class _Transport(SimulatedTransport):
@@ -262,6 +270,38 @@ def test_y9_a_cancellation_that_a_transport_swallows_does_not_keep_a_syphon_from
         assert place.breaks is None
 
     run(live())
+
+
+def test_y1_a_pause_and_a_stop_while_the_secondary_is_away_do_not_end_a_syphon_with_an_error() -> None:
+    async def live() -> None:
+        place = Place(0)
+        place.breaks = "away"
+        async with place.syphon() as syphon:
+            await asyncio.sleep(5.0)
+            syphon.pause()
+            await asyncio.sleep(5.0)
+            assert syphon.state == "paused"
+            place.letters.append(SimulatedMessage(1, "orders", comes=now()))
+            syphon.resume()
+            await asyncio.sleep(5.0)
+            assert place.count(MessagePlace.GONE) == 1
+        await syphon.close()
+
+    run(live())
+
+
+def test_y1_a_loop_of_a_pump_that_is_cancelled_by_another_part_does_not_end_unnoticed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def live() -> None:
+        place = Place(1)
+        place.breaks = "inside"
+        with pytest.raises(SyphonBrokenError):
+            async with place.syphon():
+                await asyncio.sleep(5.0)
+
+    run(live())
+    assert "the pump of b broke" in caplog.text
 
 
 class Failing:
