@@ -29,7 +29,7 @@ from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_sides import PairForkedError, PairingRefusedError
 from twinbus.pairing.recording import open_ledger
 from twinbus.pairing.shared_state import DriverTimer, PairDriver, SharedEntity, SharedRotation
-from twinbus.pairing.state_sharing import StateAccess, StateLocation, StateSharing
+from twinbus.pairing.state_sharing import LOOK_SECONDS, StateAccess, StateLocation, StateSharing
 
 if TYPE_CHECKING:
     from twinbus.pairing.pair_state import PairState
@@ -99,7 +99,7 @@ class SharedTimer:
         with self._lock:
             if self._at is None or driver not in self._drivers:
                 return
-            is_due = time.monotonic() >= self._at
+            is_due = self._shared.now() >= self._at
             if is_due:
                 self._at = None
                 for timer in self._timers:
@@ -118,9 +118,14 @@ class SharedPair:
         options: SendAvailabilityOptions,
         name: str,
         queues: tuple[str, ...],
+        *,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        """`now` and `wall` are the monotonic clock and the wall clock. Both can be replaced, for simulations."""
         self.endpoints = endpoints
         self.options = options
+        self.now = now
         self.ledger = open_ledger(options)
         """The ledger of the pairs and of their syphons, or None."""
         self.entities: dict[str, SharedEntity] = {}
@@ -133,7 +138,7 @@ class SharedPair:
         self.is_closed = False
         self._process: int | None = None
         self._timers: list[SharedTimer] = []
-        self.rotation = SharedRotation(queues, options.probation.total_seconds(), self)
+        self.rotation = SharedRotation(queues, options.probation.total_seconds(), self, now=now)
         self.sharing: StateSharing | None = None
         """What the pairs share with other processes (S16), or None without the option `state`."""
         if options.state is not None:
@@ -142,6 +147,8 @@ class SharedPair:
                 self,
                 may_create=options.provision == "create",
                 watch_interval=options.ping_interval.total_seconds(),
+                now=now,
+                wall=wall,
             )
 
     @property
@@ -231,6 +238,12 @@ class SharedPair:
 
     def state_access(self) -> StateAccess | None:
         """Return the access of the acting member to the shared state. None without members."""
+        if self.drivers and not self.drivers[0].is_alive:
+            # While nothing fails, no timer of a deputy notices that the event loop was closed.
+            with _registering:
+                acted = self._choose()
+            if acted:
+                self.changed()
         for member in list(self.members):
             if self.drivers[:1] == (member.driver,):
                 return member.state_access
@@ -250,12 +263,13 @@ class SharedPair:
         return timer
 
     def ping(self, entity: SharedEntity, episode: int) -> None:
-        drivers = self.drivers
-        for driver in drivers[:1]:
+        for driver in self.drivers[:1]:
             driver.ping(entity, episode)
-        if len(drivers) > 1:
-            # The event loop that pings may be closed before the ping has ended.
-            entity.expect_ping(time.monotonic() + self.options.try_timeout.total_seconds() + DEPUTY_SECONDS)
+            if driver.home is not None:
+                # The event loop may be closed before the ping has ended; a deputy may join until then. After a ping
+                # that succeeded, the acting member looks for a hold (S15).
+                limit = self.options.try_timeout.total_seconds() + LOOK_SECONDS + DEPUTY_SECONDS
+                entity.expect_ping(self.now() + limit)
 
     def stop_ping(self, entity: SharedEntity) -> None:
         for member in list(self.members):

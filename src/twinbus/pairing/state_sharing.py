@@ -321,8 +321,11 @@ class StateSharing:
             return bool(state.holds) if entity is None else state.hold_of(entity) is not None
 
         def end(is_needed: bool) -> None:
-            if is_needed:
+            holds = [hold for key, hold in self.known.holds.items() if entity is None or key == entity_key(entity)]
+            is_held_again = any(one.writer == self._writer and one.engaged_at > change.written_at for one in holds)
+            if is_needed and not is_held_again:
                 self._change(change)
+                self._release_entities(entity)
             with self._lock:
                 self._releasing -= 1
             if self.is_written:
@@ -338,6 +341,14 @@ class StateSharing:
             with self._lock:
                 self._releasing += 1
             self._look(lambda reading: end(bool(reading.unreadable) or is_held(reading.state)), failed)
+
+    def _release_entities(self, entity: str | None) -> None:
+        """Release what the first look held: it may have ended after the operator had released the entities."""
+        if entity is None:
+            self._pair.release_all()
+        for shared in filter(_is_held, self._pair.all_entities()):
+            if entity is None or entity_key(shared.entity.path) == entity_key(entity):
+                shared.advance(RestoreForced())
 
     def _start_watching(self) -> None:
         with self._lock:
@@ -429,6 +440,9 @@ class StateSharing:
         return self.is_written
 
     def _write_soon(self) -> None:
+        if self._writing is not None:
+            # `_wrote` goes on with what waits. Until then the timer watches over the write.
+            return
         due = self._wrote_at + _WRITE_PAUSE
         if due <= self._now() or self._finishing:
             self._write()

@@ -152,7 +152,7 @@ class TaskStateAccess:
         self._store = _store_at(location, client, timeouts, recorder, LOOK_SECONDS)
 
     def read(self, done: ReadDone) -> None:
-        self._start(lambda: self._read(done))
+        self._start(lambda: self._read(done), done)
 
     async def _read(self, done: ReadDone) -> None:
         try:
@@ -163,14 +163,14 @@ class TaskStateAccess:
             done(found)
 
     def write(self, changes: Sequence[StateChange], done: WriteDone) -> None:
-        self._start(lambda: _reported(self._store.write(changes), done))
+        self._start(lambda: _reported(lambda: self._store.write(changes), done), done)
 
     def create(self, done: WriteDone) -> None:
-        self._start(lambda: _reported(self._create(), done))
+        self._start(lambda: _reported(self._create, done), done)
 
-    def _start(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start a task in the pair's loop. Another thread may call this (P3)."""
-        self._timeouts.tell(partial(_start_task, self._timeouts, make))
+    def _start(self, make: Callable[[], Coroutine[Any, Any, None]], failed: Callable[[Exception], None]) -> None:
+        """Start a task in the pair's loop, for any thread (P3). Calls `failed` if the task is cancelled."""
+        self._timeouts.tell(partial(_start_task, self._timeouts, make, failed))
 
     async def _create(self) -> None:
         async with self._administration() as administration:
@@ -181,13 +181,20 @@ class TaskStateAccess:
                     raise
 
 
-def _start_task(timeouts: TaskTimeouts, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    timeouts.start(make())
+def _start_task(
+    timeouts: TaskTimeouts, make: Callable[[], Coroutine[Any, Any, None]], failed: Callable[[Exception], None]
+) -> None:
+    def ended(task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            # Another pair that shares goes on with what waits (P3).
+            failed(ConnectionAbortedError("the pair closed meanwhile"))
+
+    timeouts.start(make()).add_done_callback(ended)
 
 
-async def _reported(act: Coroutine[Any, Any, None], done: WriteDone) -> None:
+async def _reported(act: Callable[[], Coroutine[Any, Any, None]], done: WriteDone) -> None:
     try:
-        await act
+        await act()
     except Exception as error:
         done(error)
     else:
