@@ -28,7 +28,7 @@ class Store(Protocol):
     """True if no call ever blocks. The runtime then calls the store on the event loop and starts no threads."""
 
     def open(self) -> OpenedStore:
-        """Open the store. The time does not depend on the number of messages. Raises StoreError."""
+        """Open the store, and check it for damage (X2). Raises StoreError."""
         ...
 
     def load(self, read: StoreRead) -> Any:
