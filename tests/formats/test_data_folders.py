@@ -81,7 +81,13 @@ def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
         return list(threads.map(lambda call: call(), calls))
 
 
-@pytest.fixture(params=sets_with("data-closed.tar.xz"), scope="module")
+def sets_of_data_folders() -> list[Any]:
+    """Parameters for a test. `make test` opens only the oldest set."""
+    oldest, *newer = sets_with("data-closed.tar.xz")
+    return [oldest, *(pytest.param(*each.values, id=each.id, marks=pytest.mark.thorough) for each in newer)]
+
+
+@pytest.fixture(params=sets_of_data_folders(), scope="module")
 def folder(request: pytest.FixtureRequest) -> Path:
     found = request.param
     assert isinstance(found, Path)
