@@ -142,11 +142,12 @@ class Mover:
         restore, ttl = context.transport.restore, context.options.ttl
         now = self._clock.earliest(context.now(), context.wall())
         settlements: list[Coroutine[None, None, None]] = []
+        undeliverable: dict[tuple[str | None, str, str], list[HeldMessage]] = {}
         for held in batch.held:
             try:
                 message = restore(held, ttl, now)
             except NeverDeliverableError as error:
-                settlements.append(self._dead_letter(batch, error.path, [held], error.reason, error.description))
+                undeliverable.setdefault((error.path, error.reason, error.description), []).append(held)
             except CannotCarryError as error:
                 settlements.append(self._keep(batch, held, error))
             else:
@@ -155,6 +156,9 @@ class Mover:
                     by_path[message.path] = [message]
                 else:
                     messages.append(message)
+        # Together, as far as the words are the same: each call waits for the ledger, and logs.
+        for (path, reason, description), group in undeliverable.items():
+            settlements.append(self._dead_letter(batch, path, group, reason, description))
         return settlements
 
     # --- sending -----------------------------------------------------------------------------------------------------
