@@ -119,7 +119,8 @@ class TableDisplay(LineDisplay):
             rows = Table("messages", "not home: destination", "why", "what to do")
             for one in progress.left[:_MOST_ROWS]:
                 rows.add_row(*map(printable, left_texts(one)))
-            self._live.console.print(rows, *filter(None, [more_left(progress)]))
+            self._stack.close()  # below the live table, which is not drawn again
+            console().print(rows, *filter(None, [more_left(progress)]))
 
 
 def _drawn(progress: Progress) -> Group:

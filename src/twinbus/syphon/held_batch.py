@@ -30,15 +30,17 @@ class HeldBatch:
 
     `lost` has the identities (`id`) of the messages whose lock is known to be lost. At `renew_at` the locks are
     renewed; if the end of the locks is not decoded yet, it is decoded at `renew_at`, and `renew_at` is set again.
+    `is_only_put_aside` is True once it is decided that no message of the batch moves now.
     """
 
-    __slots__ = ("_received_at", "_received_time", "_settled", "held", "lost", "renew_at", "size")
+    __slots__ = ("_received_at", "_received_time", "_settled", "held", "is_only_put_aside", "lost", "renew_at", "size")
 
     def __init__(self, held: Sequence[HeldMessage], now: float, time: datetime) -> None:
         """`now` is the monotonic time of the receipt, and `time` the broker's time of the receipt (L5)."""
         self.held = held
         self.size = sum(one.size for one in held)
         self.lost: set[int] = set()
+        self.is_only_put_aside = False
         self.renew_at = now + _SHORTEST_LOCK / 2
         self._settled: set[int] = set()
         self._received_at = now

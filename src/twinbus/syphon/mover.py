@@ -100,7 +100,7 @@ class Mover:
         by_path: dict[str, list[OutgoingMessage]] = {}
         tasks = self._translate(batch, by_path)
         groups: list[_SendGroup] = []
-        is_probing = False
+        is_probing, is_only_put_aside = False, not tasks
         probe = recall.probe if recall is not None else None
         for path, messages in by_path.items():
             is_probed = recall is not None and destination_key(path) == destination_key(recall.path)
@@ -122,12 +122,14 @@ class Mover:
                 case DestinationRoute.DEAD_LETTER:
                     description = f"{path} is not on the primary"
                     tasks.append(self._dead_letter(batch, path, messages, DESTINATION_NOT_FOUND, description))
+                    is_only_put_aside = False
                 case _:
                     assert_never(decision.route)
         if recall is not None and probe is not None:
             context.destinations.void(recall.path, probe)
         if groups:
             tasks.append(self._send_groups(batch, groups))
+        batch.is_only_put_aside = is_only_put_aside and not groups
         try:
             await _run_all(tasks)
         finally:

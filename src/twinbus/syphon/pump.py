@@ -75,6 +75,7 @@ class Pump:
         self._renewer = LockRenewer(self._backlog, context.now, self._broker_time)
         self._loops: list[asyncio.Task[None]] = []
         self._moves: set[asyncio.Task[None]] = set()
+        self._batches: set[HeldBatch] = set()
         self._recall_wanted = asyncio.Event()
         self._capacity_freed = asyncio.Event()
         self._held_bytes = 0
@@ -97,6 +98,11 @@ class Pump:
     def idle_until(self, now: float) -> float:
         """Return the time at which the pump will have work, if no message arrives before; -inf if it has work now."""
         return -inf if self._moves or not self.is_empty else self.deferred.due(now)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether the pump holds messages that may move now: not only messages that are being put aside."""
+        return any(not batch.is_only_put_aside for batch in self._batches)
 
     def is_settled(self, now: float) -> bool:
         """Return whether no message of the queue can move now (Y11). If only a scan can show this, schedule the scan.
@@ -308,6 +314,7 @@ class Pump:
         self._clock.observe(held[-1].locked_until, held[-1].enqueued_time, context.now())
         context.ledger.compare_clocks(self.queue, self._clock, context.now(), context.wall())
         batch = HeldBatch(held, context.now(), self._broker_time())
+        self._batches.add(batch)
         self.held += len(held)
         self._held_bytes += batch.size
         # Grows with the first large message, and shrinks by 10 % per batch: the next messages may be as large.
@@ -325,6 +332,7 @@ class Pump:
             await self._mover.move(batch, recall)
         finally:
             self._renewer.remove(batch)
+            self._batches.discard(batch)
             self.held -= len(batch.held)
             self._held_bytes -= batch.size
             self._capacity_freed.set()
@@ -337,8 +345,8 @@ class Pump:
 
     def _move_ended(self, task: asyncio.Task[None]) -> None:
         self._moves.discard(task)
+        self._on_change()
         if not self._moves:
-            self._on_change()
             asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._report_if_emptied, self._receipts)
         if not task.cancelled() and (error := task.exception()) is not None:
             # The broker delivers the messages of this batch again when their locks end. A scan finds deferred messages.

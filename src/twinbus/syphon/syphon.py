@@ -251,8 +251,9 @@ class Syphon:
         for pump in pumps:
             if pump.is_settled(now) or pump.failing_for >= self._queue_patience:
                 self._settled[pump] = moved
-        is_settled = bool(pumps) and all(self._settled.get(pump) == moved for pump in pumps)
-        paths = {path for pump in pumps for path in pump.deferred.destinations()}
+        # New messages that are only put aside change nothing: the queue counts as settled while they are.
+        is_settled = bool(pumps) and all(self._settled.get(pump) == moved and not pump.is_moving for pump in pumps)
+        paths = {path for pump in pumps for path in pump.deferred.destinations()} if is_settled else set()
         waiting = [destinations.waits(path) for path in paths]
         if self._drain_end.is_over(now, moved, is_settled=is_settled, waiting=waiting):
             return True

@@ -29,6 +29,7 @@ from twinbus.syphon.discovery import Discovery
 from twinbus.syphon.left_messages import HELD, KEPT, UNAVAILABLE, LeftMessages
 from twinbus.syphon.progress import Progress
 from twinbus.syphon.syphon import SecondaryAwayError, Syphon
+from twinbus.syphon.transport import OutgoingMessage
 
 from .loop import run
 
@@ -191,6 +192,28 @@ def test_y11_messages_that_can_move_are_moved_however_late_they_come() -> None:
         assert [row(one) for one in ended.left] == [("dead", 5, "server_busy")]
 
     run(live())
+
+
+def test_y11_a_burst_that_is_on_its_way_home_is_not_left_when_the_last_try_fails() -> None:
+    """The burst comes while the last try runs, and its destination is slow: nothing has moved when the try fails."""
+
+    async def live() -> None:
+        place = Drained()
+        place.entities["home"] = SlowEntity("home", Random(1))
+        place.deliver(5, "dead")
+        place.deliver(500, "home", after=59.5)
+        place.kill("dead", kind=FailureKind.SERVER_BUSY)
+        ended = await place.drain(wait_for_destinations=60.0, rate=20.0)
+        assert ended.total.returned == 500
+        assert [row(one) for one in ended.left] == [("dead", 5, "server_busy")]
+
+    run(live())
+
+
+class SlowEntity(SimulatedEntity):
+    async def take(self, messages: Sequence[OutgoingMessage]) -> None:
+        await asyncio.sleep(5.0)
+        self._arrive(messages)
 
 
 def test_y11_a_single_message_that_comes_late_and_moves_does_not_hold_the_drain_up() -> None:
