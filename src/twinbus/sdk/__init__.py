@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         call_before_close,
         close_sync_handler,
         disable_retries,
+        drop_aio_connection,
         drop_connection,
         empty_batch,
         has_credit,
@@ -101,6 +102,7 @@ __all__ = [
     "close_sync_handler",
     "connection_settings",
     "disable_retries",
+    "drop_aio_connection",
     "drop_connection",
     "empty_batch",
     "encoded_batch",
@@ -144,7 +146,8 @@ _NAMES_BY_MODULE: Final = {
     "encoded_messages": "EncodedReceiver encoded_batch lossless_message send_message",
     "handlers": (
         "CANCELLED_AT_DEADLINE LinkLimits RECEIVE_METHODS abort_connection call_before_close close_sync_handler "
-        "disable_retries drop_connection empty_batch has_credit hides_pings interrupt interrupt_at_deadline is_closed "
+        "disable_retries drop_aio_connection drop_connection empty_batch has_credit hides_pings interrupt "
+        "interrupt_at_deadline is_closed "
         "is_open is_retryable keep_alive_of link_limits open_aio_link open_sync_link refuse_calls speed_up_opening "
         "was_interrupted_at_deadline"
     ),

@@ -293,13 +293,17 @@ def _socket_of(handler: Any) -> socket.socket | None:
 
 
 def drop_connection(handler: Any) -> None:
-    """End a sync handler that no call uses: close its socket without an AMQP close, if time is short."""
+    """End a sync handler that no call uses: close its socket without an AMQP close, if time is short.
+
+    Its client does not close the handler again: an AMQP close without a socket fails, and takes as long as with one.
+    """
     refuse_calls(handler)
     _stop_keep_alive(handler)
     interrupt(handler)
     if (transport := _transport_of(handler)) is not None:
         with contextlib.suppress(Exception):
             transport.close()
+    handler._handler, handler._running = None, False
 
 
 def interrupt_at_deadline(handler: Any) -> None:
@@ -322,6 +326,14 @@ def abort_connection(handler: Any) -> None:
             # The event loop is closed. `shutdown` ends the connection; the garbage collector closes the descriptor.
             with contextlib.suppress(OSError):
                 writer.transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+
+def drop_aio_connection(handler: Any) -> None:
+    """End an asyncio handler that no call uses, as `drop_connection` does."""
+    refuse_calls(handler)
+    _stop_keep_alive(handler)
+    abort_connection(handler)
+    handler._handler, handler._running = None, False
 
 
 def _transport_of(handler: Any) -> Any:

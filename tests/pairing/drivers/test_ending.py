@@ -18,6 +18,7 @@ from tests.pairing.drivers.test_pair_sides import RunningSyphon
 from twinbus import PairClosedError, PairFaultedError, PairingRefusedError, ProvisioningError
 from twinbus.errors import TwinbusError
 from twinbus.pairing import pair_state
+from twinbus.pairing.aio import timeouts as aio_timeouts
 from twinbus.pairing.sync import timeouts
 
 from .conftest import KEY, World, open_sockets, socket_inodes
@@ -305,7 +306,8 @@ async def test_c3_many_senders_and_threads_that_send_again_and_again_leave_nothi
 async def test_c3_links_for_which_no_time_is_left_are_dropped_with_their_sockets(
     world: World, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeouts, "_CLOSING_MANY_SECONDS", 0.0)
+    for driver in (timeouts, aio_timeouts):
+        monkeypatch.setattr(driver, "_CLOSING_MANY_SECONDS", 0.0)
     traces = Traces(world)
     pair = await world.pair()
     senders = [await world.sender(pair, queue) for _ in range(40)]

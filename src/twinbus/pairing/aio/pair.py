@@ -60,6 +60,8 @@ from twinbus.sdk import check_version, open_aio_link
 _log = logging.getLogger("twinbus.pairing")
 # How long closing waits for a client whose event loop was closed.
 _LEFT_OVER_SECONDS: Final = 1.0
+# With more senders than this, closing a pair does not wait until all links are closed with closing frames.
+_MANY_SENDERS: Final = 16
 
 
 class PairSide(SideView):
@@ -357,6 +359,8 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
         if side is self._state.primary:
             for ping in list(self._pinging.values()):
                 cancel_until_done(ping)
+            if len(self._senders) > _MANY_SENDERS:
+                self._timeouts.close_many_soon()
             for sender in list(self._senders):
                 sender.release()
                 detach(sender, self._state.own_entity)

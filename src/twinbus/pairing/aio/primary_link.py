@@ -12,7 +12,7 @@ from typing import Any
 
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from twinbus.pairing.aio.timeouts import LAST_CALL_SECONDS, TaskTimeouts, cancel, close_handler, wait_for_event
+from twinbus.pairing.aio.timeouts import LAST_CALL_SECONDS, TaskTimeouts, cancel, wait_for_event
 from twinbus.sdk import abort_connection, allow_concurrent_sends, keep_alive_of, open_aio_link
 
 
@@ -107,7 +107,7 @@ class PrimaryLink:
             if self._given_up:
                 # Without closing frames, because no byte of a call that was given up may still be sent.
                 abort_connection(self.sender)
-        await close_handler(self.sender)
+        await self._timeouts.close_or_drop(self.sender)
 
     async def _abort_after_last_calls(self) -> None:
         await wait_for_event(self._empty, LAST_CALL_SECONDS)

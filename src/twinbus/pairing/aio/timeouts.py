@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import threading
 import time
@@ -34,6 +35,7 @@ from twinbus.sdk import (
     abort_connection,
     attach_aio_credential,
     disable_retries,
+    drop_aio_connection,
     is_retryable,
     keep_alive_of,
     speed_up_opening,
@@ -43,8 +45,9 @@ from twinbus.sdk import (
 T = TypeVar("T")
 # Seconds between two cancellations of the same call. A loop is late if it runs a timer more than this time too late.
 _AGAIN_SECONDS: Final = 0.1
-# Seconds that closing a link waits for the namespace.
+# Seconds that closing a link waits for the namespace, and for the closing frames of many links together.
 _CLOSING_SECONDS: Final = 1.0
+_CLOSING_MANY_SECONDS: Final = 0.25
 LAST_CALL_SECONDS: Final = 1.0
 """Seconds that closing a sender or pair waits for calls in progress."""
 
@@ -167,6 +170,7 @@ class TaskTimeouts(CallDeadlines):
         super().__init__()
         self.try_timeout = try_timeout
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._frames_until = math.inf
         self._process = os.getpid()
         self._claiming = threading.Lock()
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -288,6 +292,18 @@ class TaskTimeouts(CallDeadlines):
             self.start(close_handler(handler) if turn is None else _close_after_turn(handler, turn))
         else:
             abort_connection(handler)
+
+    def close_many_soon(self) -> None:
+        """Close links with closing frames only for a short time from now, so that closing a pair is quick."""
+        self._frames_until = time.monotonic() + _CLOSING_MANY_SECONDS
+
+    async def close_or_drop(self, handler: Any) -> None:
+        """Close a handler that no call uses. If there is no time left for closing frames, end its connection."""
+        if time.monotonic() < self._frames_until:
+            await close_handler(handler)
+        else:
+            with contextlib.suppress(Exception):
+                drop_aio_connection(handler)
 
     async def shut_down(self) -> None:
         """End all tasks. Calls in progress have a second to end; then they are cancelled."""
