@@ -124,7 +124,7 @@ class OddOutages:
                 ListedDiscovery(names[0], administration),
                 primary=names[0],
                 secondary=names[1],
-                options=SyphonOptions(drain=True, retry_policy=policy),
+                options=SyphonOptions(drain=True, wait_for_destinations=1.0, retry_policy=policy),
                 ledger=ledger,
             ) as made:
                 yield made
