@@ -181,3 +181,22 @@ def which_state(store: SqliteStore, found: OpenedStore, states: tuple[Model, ...
             continue
         return number
     raise AssertionError("the store shows no state that ever was")
+
+
+def test_x2_a_message_whose_type_became_text_is_reported(samples: Samples) -> None:
+    """The bytes of such a message are not UTF-8. Found by sample 465."""
+    image = samples.image(465 // PER_IMAGE, killed=False)
+    path, _ = samples.damaged(image, Random(465))
+    store = SqliteStore(path, most_bytes=0)
+    found = opened(store)
+    assert found is not None
+    with pytest.raises(StoreDamagedError, match="message 39 is damaged"):
+        assert_shows(store, found, image.states[-1])
+    store.close()
+    assert "the structure of the file: non-BLOB value in message.raw" in refusal_of(path)
+
+
+def refusal_of(path: Path) -> str:
+    with pytest.raises(StoreDamagedError) as caught:
+        SqliteStore(path).open()
+    return str(caught.value)

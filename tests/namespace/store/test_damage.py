@@ -378,3 +378,22 @@ class TestAcceptedDamage:
         store.close()
         listed = path.with_name("namespace.db.damaged-1.txt").read_text()
         assert "lost: the entity 'orders': its description is damaged; with 4 messages" in listed
+
+
+@pytest.mark.parametrize("left", [8192 * 20 + 100, 8192 * 20])
+def test_x2_a_file_that_is_cut_short_is_refused_and_what_is_left_can_be_kept(path: Path, left: int) -> None:
+    store = SqliteStore(path)
+    store.open()
+    store.commit([entity(1), counters(1, 301, active=300), *put(*range(1, 301), raw=b"x" * 1_000)])
+    store.close()
+    with path.open("r+b") as file:
+        file.truncate(left)
+    assert "The store is damaged" in refusal(path)
+    again = SqliteStore(path, accept_damage=True)
+    again.open()
+    kept = everything(again)
+    again.close()
+    assert 0 < len(kept) < 300
+    assert {found.raw for found in kept} == {b"x" * 1_000}
+    listed = path.with_name("namespace.db.damaged-1.txt").read_text()
+    assert f"lost: orders: {300 - len(kept)} of 300 messages" in listed

@@ -51,6 +51,11 @@ def find_damage(path: Path, vfs: str | None, counted: CountedCommits | None, mos
             return examine(connection, path, log, counted, most_bytes)
     except DAMAGE_ERRORS as error:  # the definitions of the tables cannot be read
         return [damage_text(error)]
+    except apsw.IOError:
+        # SQLite reports a page that ends in the middle as an error of the disk.
+        if path.stat().st_size % open_store.PAGE_SIZE == 0:
+            raise
+        return ["it is cut short, in the middle of a page"]
 
 
 def is_older(path: Path, vfs: str | None) -> bool:
@@ -58,7 +63,7 @@ def is_older(path: Path, vfs: str | None) -> bool:
     try:
         with connected_to_examine(path, vfs) as connection:
             return open_store.checked_version(connection, path) < open_store.VERSION
-    except DAMAGE_ERRORS:
+    except (*DAMAGE_ERRORS, apsw.IOError):
         return False
 
 
@@ -67,7 +72,7 @@ def is_layout_intact(path: Path, vfs: str | None) -> bool:
     try:
         with connected_to_examine(path, vfs) as connection:
             return open_store.layout(connection) == open_store.expected_layout()
-    except (*DAMAGE_ERRORS, *UNREADABLE):
+    except (*DAMAGE_ERRORS, *UNREADABLE, apsw.IOError):
         return False
 
 
@@ -95,9 +100,11 @@ def copy_with_new_first_page(path: Path, vfs: str | None) -> Path:
     remove_files(empty)
     remove_files(source)
     _copy(path, source)
-    page[_PAGE_COUNT] = (path.stat().st_size // open_store.PAGE_SIZE).to_bytes(4, "big")
+    pages = path.stat().st_size // open_store.PAGE_SIZE
+    page[_PAGE_COUNT] = pages.to_bytes(4, "big")
     with source.open("r+b") as file:
         file.write(page)
+        file.truncate(pages * open_store.PAGE_SIZE)
     with suppress(FileNotFoundError):
         _copy(path.with_name(path.name + "-wal"), source.with_name(source.name + "-wal"))
     return source

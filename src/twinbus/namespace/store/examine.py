@@ -214,14 +214,24 @@ OTHER_ROWS: Final = {
 """The columns of the tables whose rows belong to an entity but are no messages."""
 _OTHER_NAMES: Final = {"session_state": "state of the session", "seen": "remembered id"}
 
-# `session` as a blob: damaged text may not be UTF-8, and would end the whole SELECT.
+
+def _undecoded(column: str) -> str:
+    """Return the SQL expression of a column that gives text as a blob.
+
+    Damage may give any column the type text. Text that is not UTF-8 would end the whole SELECT.
+    """
+    return f"iif(typeof({column}) = 'text', CAST({column} AS BLOB), {column})"
+
+
 ROW_COLUMNS: Final = ", ".join(
-    {"session": "CAST(m.session AS BLOB)", "raw": "coalesce(m.raw, x'')"}.get(name, f"m.{name}") for name in Row._fields
+    _undecoded("coalesce(m.raw, x'')" if name == "raw" else f"m.{name}") for name in (*Row._fields, "crc")
 )
+"""The columns of a row and its checksum, as `intact_row` takes them."""
+_BODY_COLUMNS: Final = ", ".join(_undecoded(f"b.{name}") for name in ("id", "raw", "topic", "crc"))
 
 
 def intact_row(values: Sequence[Any]) -> Row | None:
-    """Return the row of the columns `ROW_COLUMNS` and its checksum, or None if it is damaged."""
+    """Return the row of the columns `ROW_COLUMNS`, or None if it is damaged."""
     *columns, crc = values
     try:
         row = Row._make(columns)
@@ -235,7 +245,7 @@ def intact_row(values: Sequence[Any]) -> Row | None:
 def damaged_rows(connection: apsw.Connection, queue: int | None = None) -> Iterator[tuple[int, int]]:
     """Yield storage id and sequence number of each damaged message, of all queues or of one."""
     where = "" if queue is None else "WHERE m.queue = ?"
-    sql = f"""SELECT {ROW_COLUMNS}, m.crc, b.id, b.raw, b.topic, b.crc
+    sql = f"""SELECT {ROW_COLUMNS}, {_BODY_COLUMNS}
       FROM message AS m LEFT JOIN body AS b ON b.id = m.body {where}"""  # noqa: S608
     for values in connection.execute(sql, () if queue is None else (queue,)):
         row = intact_row(values[:-4])

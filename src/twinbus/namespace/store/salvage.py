@@ -138,8 +138,8 @@ class Salvage:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def _all_rows(self) -> Iterator[PutRow | PutBody]:
-        every = f"SELECT m.rowid, {ROW_COLUMNS}, m.crc FROM message AS m ORDER BY m.rowid"
-        one = f"SELECT {ROW_COLUMNS}, m.crc FROM message AS m WHERE m.rowid = ?"
+        every = f"SELECT m.rowid, {ROW_COLUMNS} FROM message AS m ORDER BY m.rowid"
+        one = f"SELECT {ROW_COLUMNS} FROM message AS m WHERE m.rowid = ?"
         index = "SELECT rowid, queue, lane, seq FROM message INDEXED BY message_key ORDER BY queue, lane, seq"
         reached: set[int] = set()
         for rowid, *values in self._from_both_ends(every):

@@ -45,7 +45,7 @@ from twinbus.namespace.store.damage import (
     remove_files,
 )
 from twinbus.namespace.store.errors import StoreDamagedError, StoreError, StoreGoneError, damaged_error, store_error
-from twinbus.namespace.store.examine import DAMAGE_ERRORS, MOST_BYTES, damaged_rows, messages_text
+from twinbus.namespace.store.examine import DAMAGE_ERRORS, MOST_BYTES, UNREADABLE, damaged_rows, messages_text
 from twinbus.namespace.store.files import StoreFiles, StoreLock, make_folder
 from twinbus.namespace.store.interface import empty_answer
 from twinbus.namespace.store.row_reader import DamagedRowError, RowReader
@@ -218,7 +218,7 @@ class SqliteStore:
         try:
             with connected_to_examine(self.path, self._vfs) as connection:
                 seqs.update(seq for _, seq in damaged_rows(connection, queue))
-        except apsw.Error as error:
+        except (apsw.Error, *UNREADABLE) as error:
             return damaged_error(
                 self.path, f"{path}: {messages_text(seqs)} damaged, and pages cannot be read ({error})"
             )
