@@ -279,6 +279,7 @@ async def test_p3_an_event_loop_that_is_closed_under_its_pair_leaves_the_pings_t
     await other.send(sender, "after")
 
 
+@pytest.mark.thorough
 async def test_p3_a_pair_in_a_new_loop_goes_on_where_the_loop_of_the_first_was_closed(
     world: World, make: Make, queue: str
 ) -> None:
@@ -314,6 +315,7 @@ async def test_p3_asyncio_pairs_made_before_the_first_is_paired_share_and_an_unu
     await other.send(early, "home")
 
 
+@pytest.mark.thorough
 async def test_p3_what_is_shared_outlives_its_members_as_long_as_a_made_pair_uses_it(
     world: World, make: Make, queue: str, tmp_path: Path
 ) -> None:
