@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from twinbus.cli.main import app
 
-from .running import COMMAND, Serving, environment, serving
+from .running import COMMAND, Serving, environment, run, serving
 
 CONFIG = """
 [[namespaces]]
@@ -134,6 +134,28 @@ def start_syphon(state: str, strings: dict[str, str]) -> subprocess.Popen[str]:
     assert syphon.stdout is not None
     assert syphon.stdout.readline() != ""
     return syphon
+
+
+@pytest.mark.thorough
+def test_s15_y11_a_drain_leaves_the_messages_of_a_held_entity_and_says_why(
+    strings: dict[str, str], tmp_path: Path
+) -> None:
+    state, name = str(tmp_path / "state"), "drained"
+    strings["TWINBUS_PRIMARY_NAME"] = name
+    primary, secondary = strings["TWINBUS_PRIMARY_CONNECTION_STRING"], strings["TWINBUS_SECONDARY_CONNECTION_STRING"]
+    assert invoke("drill", "--hold", "--entity", "orders", "--state", state, "--yes", **strings).exit_code == 0
+    program = APPLICATION.replace('"held"', f'"{name}"')
+    command = [sys.executable, "-c", program, primary, secondary, state]
+    subprocess.run(command, env=environment(), check=True, timeout=60)
+    done = run("syphon", "--drain", "--json", "--state", state, **strings)
+    assert done.returncode == 3, done.stderr
+    assert received(primary, "beside", 1) == ["beside"]
+    assert peeked(primary, "orders") == []
+    left = json.loads(done.stdout.splitlines()[-1])["left"]
+    assert [(one["destination"], one["messages"], one["cause"]) for one in left] == [("orders", 5, "held")]
+    assert invoke("drill", "--release", "--state", state, "--yes", **strings).exit_code == 0
+    assert run("syphon", "--drain", "--state", state, **strings).returncode == 0
+    assert Counter(received(primary, "orders", 5)) == Counter(f"order {number}" for number in range(5))
 
 
 def test_s15_a_hold_in_the_secondary_is_written_and_listed(strings: dict[str, str]) -> None:
