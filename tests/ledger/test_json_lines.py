@@ -1,6 +1,7 @@
 """Entries become lines and lines become entries; ids as texts; billable units."""
 
 import json
+import math
 from dataclasses import fields
 from itertools import combinations
 from uuid import UUID
@@ -65,6 +66,10 @@ def test_a_field_of_a_later_version_is_ignored() -> None:
         (json.dumps({**WHOLE, "ids": "x"}), "not a list of strings"),
         (json.dumps({**WHOLE, "ids": [1]}), "not a list of strings"),
         (json.dumps({**WHOLE, "seconds": "1"}), "not a number"),
+        (json.dumps({**WHOLE, "seconds": 10**400}), "not finite"),
+        (json.dumps({**WHOLE, "seconds": math.nan}), "not finite"),
+        (json.dumps({**WHOLE, "seconds": math.inf}), "not finite"),
+        ("[" * 100_000, "nested too deep"),
         (json.dumps({**WHOLE, "broker_at": 1.5}), "1.5 is not of type int"),
         (json.dumps({**WHOLE, "waited": [1, "2"]}), "not a list of integers"),
         (json.dumps({**WHOLE, "waited": 1}), "not a list of integers"),

@@ -8,6 +8,7 @@ module `json`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import lru_cache
@@ -149,6 +150,8 @@ def decode_entry(line: str | bytes) -> Entry:
         values = json.loads(line)
     except ValueError as error:
         raise EntryError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise EntryError("nested too deep") from None
     if not isinstance(values, dict):
         raise EntryError("not a JSON object")
     version, kind = values.get("v"), values.get("kind")
@@ -175,7 +178,13 @@ def _exactly(kind: type) -> Callable[[object], Any]:
 def _read_number(value: object) -> float:
     if type(value) not in (int, float):
         raise TypeError(f"{value!r} is not a number")
-    return float(value)  # type: ignore[arg-type] # an int or a float
+    try:
+        number = float(value)  # type: ignore[arg-type] # an int or a float
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):  # JSON has no such numbers, but Python reads NaN, Infinity and 1e999
+        raise ValueError("a number is not finite")
+    return number
 
 
 def _read_texts(value: object) -> tuple[str, ...]:
