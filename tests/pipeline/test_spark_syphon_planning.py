@@ -176,13 +176,13 @@ def test_y11_each_try_of_a_lane_counts_and_a_destination_that_is_ready_again_sta
     made = planner("a", drain=True)
     first = report("a", waiting={"X": (3, 7)}, memories=(aside("X", 60.0),), failures={"X": 1})
     made.lanes_reported([first], 20.0)
-    assert made.waiting() == [WaitingDestination("X", 20.0, 1)]
+    assert made.waiting(40.0, 60.0) == [WaitingDestination("X", 20.0, 1)]
     made.lanes_reported([report("a", memories=(aside("X", 50.0, age=10.0),))], 31.0)
-    assert made.waiting() == [WaitingDestination("X", 20.0, 1)], "the lane has not tried"
+    assert made.waiting(40.0, 60.0) == [WaitingDestination("X", 20.0, 1)], "the lane has not tried"
     made.lanes_reported([report("a", memories=(aside("x", 60.0),), failures={"x": 1})], 40.0)
-    assert made.waiting() == [WaitingDestination("X", 40.0, 2)]
+    assert made.waiting(40.0, 60.0) == [WaitingDestination("X", 40.0, 2)]
     made.lanes_reported([report("a", memories=(aside("x", readiness=Readiness.READY),))], 50.0)
-    assert made.waiting() == [WaitingDestination("X", -inf, 0)]
+    assert made.waiting(40.0, 60.0) == [WaitingDestination("X", -inf, 0)]
 
 
 def test_y11_the_last_try_of_a_drain_is_planned_at_its_time_but_not_before_the_first_pause() -> None:
@@ -233,6 +233,16 @@ def test_y11_a_queue_that_does_not_answer_is_tried_again_and_given_up_when_patie
     made.lanes_reported([report("a", scan=CLEAN_SCAN)], now)
     assert made.queue_counts()[0].failure is None
     assert made.is_settled(now, 60.0)
+
+
+def test_y11_messages_put_aside_in_a_queue_that_is_given_up_do_not_keep_a_drain_from_ending() -> None:
+    made = planner("a", "b", drain=True)
+    made.lanes_reported([report("a", waiting={"x": (3, 7)}, memories=(aside("x"),), failures={"x": 1})], 20.0)
+    away = report("a", is_empty=False, failure="connection_lost", memories=(aside("x"),))
+    made.lanes_reported([away], 30.0)
+    assert made.waiting(89.0, 60.0) == [WaitingDestination("x", 20.0, 1)]
+    assert (made.is_settled(90.0, 60.0), made.waiting(90.0, 60.0)) == (True, [])
+    assert made.messages_aside() == Counter(x=3)
 
 
 # --- what is told ----------------------------------------------------------------------------------------------------

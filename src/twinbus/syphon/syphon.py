@@ -248,12 +248,15 @@ class Syphon:
         now, destinations = context.now(), context.destinations
         moved = total.returned + total.dead_lettered + total.kept
         pumps = self._pumps.values()
-        for pump in pumps:
-            if pump.is_settled(now) or pump.failing_for >= self._queue_patience:
+        # A queue that does not answer is given up, and so are the messages put aside in it: nobody can bring them back.
+        answering = [pump for pump in pumps if pump.failing_for < self._queue_patience]
+        for pump in answering:
+            if pump.is_settled(now):
                 self._settled[pump] = moved
         # New messages that are only put aside change nothing: the queue counts as settled while they are.
-        is_settled = bool(pumps) and all(self._settled.get(pump) == moved and not pump.is_moving for pump in pumps)
-        paths = {path for pump in pumps for path in pump.deferred.destinations()} if is_settled else set()
+        is_moving = any(pump.is_moving for pump in pumps)
+        is_settled = bool(pumps) and not is_moving and all(self._settled.get(pump) == moved for pump in answering)
+        paths = {path for pump in answering for path in pump.deferred.destinations()} if is_settled else set()
         waiting = [destinations.waits(path) for path in paths]
         if self._drain_end.is_over(now, moved, is_settled=is_settled, waiting=waiting):
             return True

@@ -347,6 +347,22 @@ def test_y11_a_backlog_queue_that_answers_again_within_a_minute_is_drained() -> 
     run(live())
 
 
+def test_y11_a_backlog_queue_that_stops_answering_with_messages_put_aside_does_not_keep_a_drain_from_ending() -> None:
+    """Its messages cannot be brought back, so their destination cannot be tried once more."""
+
+    async def live() -> None:
+        place = Drained()
+        place.deliver(5, "dead")
+        place.kill("dead")
+        loop = asyncio.get_running_loop()
+        loop.call_later(30.0, setattr, place.queue, "trouble", 1.0)
+        async with asyncio.timeout(3600.0):
+            ended = await place.drain(wait_for_destinations=60.0)
+        assert [row(one) for one in ended.left] == [("dead", 5, "entity_not_found"), (None, None, "connection_lost")]
+
+    run(live())
+
+
 class Away:
     """A discovery that never succeeds."""
 

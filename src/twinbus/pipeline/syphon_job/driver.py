@@ -278,7 +278,7 @@ class SparkSyphon:
         now, total, planner = self._loop.time(), self._counts.total, self._planner
         moved = total.returned + total.dead_lettered + total.kept
         patience = max(self.options.wait_for_destinations, _QUEUE_PATIENCE)
-        is_settled, waiting = planner.is_settled(now, patience), planner.waiting()
+        is_settled, waiting = planner.is_settled(now, patience), planner.waiting(now, patience)
         self._has_drained = self._drain_end.is_over(now, moved, is_settled=is_settled, waiting=waiting)
         for one in waiting:
             planner.retry_by(one.path, self._drain_end.last_try_at, self._job.first_pause)

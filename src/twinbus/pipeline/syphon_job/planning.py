@@ -254,19 +254,25 @@ class BatchPlanner:
 
     def is_settled(self, now: float, patience: float) -> bool:
         """Return whether no message can move now (Y11). A queue that failed for `patience` seconds is given up."""
-        return all(
-            self._is_queue_settled(state, now) if state.failing_since is None else now >= state.failing_since + patience
-            for state in self._queues.values()
-        )
+        return all(self._is_queue_settled(state, now) for state in self._answering(now, patience))
+
+    def _answering(self, now: float, patience: float) -> list[_QueueState]:
+        """Return the queues that are not given up. A given-up queue has failed for `patience` seconds."""
+        found = self._queues.values()
+        return [one for one in found if one.failing_since is None or now < one.failing_since + patience]
 
     def _is_queue_settled(self, state: _QueueState, now: float) -> bool:
         is_looked_at = state.is_known and state.scan_from is None and not state.is_waiting_for_locks(now)
-        return not state.has_messages and is_looked_at and all(self._due(path) > now for path in state.aside)
+        is_answering = state.failing_since is None and not state.has_messages
+        return is_answering and is_looked_at and all(self._due(path) > now for path in state.aside)
 
-    def waiting(self) -> list[WaitingDestination]:
-        """Return the destinations for which messages are put aside."""
+    def waiting(self, now: float, patience: float) -> list[WaitingDestination]:
+        """Return the destinations for which messages are put aside, without those of queues that are given up.
+
+        Nobody can bring back messages of such a queue, so their destinations cannot be tried once more.
+        """
         found = []
-        for path in self.messages_aside():
+        for path in {path for state in self._answering(now, patience) for path in state.aside}:
             failures, failed_at = self._failures.get(destination_key(path), (0, -inf))
             found.append(WaitingDestination(path, failed_at, failures))
         return found
