@@ -305,8 +305,13 @@ UNSHARED = LedgerFacts("l", syphons=("syphon-host-1-abc",), unshared_syphons=("s
 
 
 def test_s16_a_state_that_cannot_be_read_needs_attention() -> None:
-    found = only(*findings_of(GOOD, WELL, UNSHARED, StateFacts("folder f", "holds.json: damaged", ("orders",))))
+    found = only(*findings_of(GOOD, WELL, None, StateFacts("folder f", "holds.json: damaged")))
     assert (found.severity, found.check, found.cause) == (ATTENTION, "state_unreadable", "holds.json: damaged")
+
+
+def test_s15_what_is_held_is_named_although_another_part_of_the_state_cannot_be_read() -> None:
+    found = findings_of(GOOD, WELL, UNSHARED, StateFacts("folder f", "failover-1.json: damaged", ("orders",)))
+    assert {one.check for one in found} == {"state_unreadable", "syphon_without_state", "held"}
 
 
 def test_s15_a_hold_is_a_note_and_a_syphon_that_it_does_not_reach_needs_attention() -> None:

@@ -44,11 +44,11 @@ def test_s16_what_one_process_writes_another_reads(folder: FolderState, tmp_path
     folder.write([OVER, hold("bills")])
     other = FolderState(tmp_path / "state", "contoso")
     expected = KnownState({"orders/eu": OVER}, {"bills": hold("bills")})
-    assert other.read() == (expected, ())
+    assert other.read() == (expected, (), False)
     other.write([replace(OVER, next_ping_at=2_000_000.0), RestoreRecord("x", 1_000_000.0, "me")])
     assert folder.read().state.failovers["orders/eu"].next_ping_at == 2_000_000.0
     other.write([RestoreRecord("ORDERS/eu", 1_000_000.0, "me"), ReleaseRecord("bills", 1_000_000.0, "me")])
-    assert folder.read() == (KnownState(), ())
+    assert folder.read() == (KnownState(), (), False)
 
 
 def test_s16_primaries_do_not_see_each_other(folder: FolderState, tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_s16_a_damaged_file_counts_as_healthy_and_hides_no_other(folder: FolderS
     folder.write([OVER, replace(OVER, entity="bills"), hold("letters")])
     damaged = folder.folder / folder._failover_file("bills")
     damaged.write_text(damage)
-    state, unreadable = folder.read()
+    state, unreadable, hides_holds = folder.read()
     assert (set(state.failovers), set(state.holds)) == ({"orders/eu"}, {"letters"})
-    assert len(unreadable) == 1
+    assert (len(unreadable), hides_holds) == (1, False)
     assert str(damaged) in unreadable[0]
     folder.write([replace(OVER, entity="bills")])
     assert folder.read().unreadable == ()
@@ -85,8 +85,9 @@ def test_s16_a_damaged_file_counts_as_healthy_and_hides_no_other(folder: FolderS
 def test_s15_damaged_holds_are_reported_and_the_next_hold_mends_them(folder: FolderState) -> None:
     folder.write([OVER, hold()])
     (folder.folder / "holds.json").write_text("{")
-    state, unreadable = folder.read()
+    state, unreadable, hides_holds = folder.read()
     assert (set(state.failovers), dict(state.holds), len(unreadable)) == ({"orders/eu"}, {}, 1)
+    assert hides_holds
     folder.write([hold("bills")])
     assert set(folder.read().state.holds) == {"bills"}
 
@@ -98,10 +99,18 @@ def test_s16_a_pipe_or_a_link_in_place_of_a_file_is_unreadable_and_blocks_nobody
     os.mkfifo(folder.folder / "holds.json")
     (tmp_path / "elsewhere").write_text("secret")
     (folder.folder / folder._failover_file("bills")).symlink_to(tmp_path / "elsewhere")
-    state, unreadable = folder.read()
+    state, unreadable, hides_holds = folder.read()
     assert set(state.failovers) == {"orders/eu"}
-    assert len(unreadable) == 2
+    assert (len(unreadable), hides_holds) == (2, True)
     assert "secret" not in str(unreadable)
+
+
+def test_s15_holds_are_read_however_many_files_there_are(folder: FolderState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twinbus.pairing.state_folder._MOST_FILES", 2)
+    folder.write([replace(OVER, entity=f"queue-{number}") for number in range(3)])
+    folder.write([hold("letters")])
+    state = folder.read().state
+    assert (set(state.holds), len(state.failovers)) == ({"letters"}, 2)
 
 
 def test_s16_files_that_nobody_needs_are_removed(folder: FolderState) -> None:
@@ -160,7 +169,7 @@ def test_s16_a_writer_that_is_killed_at_any_instant_leaves_a_readable_state(tmp_
             writer.stdout.readline()
         writer.send_signal(signal.SIGKILL)
         writer.wait()
-        state, unreadable = folder.read()
+        state, unreadable, _ = folder.read()
         assert unreadable == ()
         assert set(state.failovers) == {"orders/eu"}
         assert "always" in state.holds

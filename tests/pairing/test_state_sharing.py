@@ -122,7 +122,8 @@ class World:
         return [str(one.entity.mode) for one in self.entities]
 
     def answer(self, *changes: StateChange, unreadable: tuple[str, ...] = ()) -> None:
-        self.reads.pop(0)(StateReading(apply_changes(changes), unreadable))
+        hides_holds = any(text.startswith("holds.json") for text in unreadable)
+        self.reads.pop(0)(StateReading(apply_changes(changes), unreadable, hides_holds))
 
     def written(self, error: Exception | None = None) -> Sequence[StateChange]:
         changes, done = self.writes.pop(0)
@@ -442,6 +443,49 @@ def test_s15_a_state_that_cannot_be_read_ends_no_hold(failure: str) -> None:
     assert world.modes() == ["held", "held"]
     world.sleep(30.5)
     assert len(world.reads) == 1
+
+
+def test_s15_an_unreadable_part_of_the_state_without_holds_does_not_keep_a_hold() -> None:
+    world = held_world()
+    world.sleep(30.5)
+    world.answer(unreadable=("failover-1.json: damaged",))
+    assert world.modes() == ["on_trial", "on_trial"]
+
+
+def test_s15_holds_that_a_ping_cannot_read_stay_known() -> None:
+    world = held_world()
+    world.sharing.check_hold("orders", lambda _: None)
+    world.answer(unreadable=("holds.json: damaged",))
+    assert world.sharing.known.hold_of("letters") is not None
+
+
+def test_s15_a_reading_does_not_undo_a_release_that_is_being_written() -> None:
+    world = held_world()
+    world.sharing.release(None)
+    world.sharing.check_hold("orders", lambda _: None)
+    world.answer(hold())
+    assert world.sharing.event_for("letters") is None
+    assert isinstance(world.written()[0], ReleaseRecord)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_s15_a_hold_that_is_written_during_a_reading_is_not_ended_by_the_reading(begun: bool) -> None:
+    """The reading begins before the hold is in the state, and ends after it."""
+    world = World()
+    world.sharing.begin()
+    world.answer(hold("bills"))
+    world.sleep(29.0)
+    if begun:
+        world.sleep(1.5)
+    world.sharing.hold("orders")
+    world.entities[0].advance(f.FailoverForced(hold=True))
+    world.sleep(1.0)
+    assert len(world.reads) == 1
+    assert isinstance(world.written()[0], HoldRecord)
+    world.answer(hold("bills"))
+    assert world.modes() == ["held", "held"]
+    world.sleep(30.5)
+    assert len(world.reads) == 1, "the pair goes on looking for the release"
 
 
 def test_s15_a_hold_of_this_process_is_not_ended_by_a_reading_from_before_it() -> None:

@@ -75,7 +75,11 @@ async def test_s15_messages_received_during_a_reading_wait_for_the_next_one() ->
 
 @pytest.mark.parametrize(
     "failure",
-    [OSError("no disk"), FileNotFoundError("gone"), StateReading(KnownState(), ("holds.json: damaged",))],
+    [
+        OSError("no disk"),
+        FileNotFoundError("gone"),
+        StateReading(KnownState(), ("holds.json: damaged",), hides_holds=True),
+    ],
     ids=["error", "gone", "damaged"],
 )
 async def test_s15_a_state_that_cannot_be_read_ends_no_hold(failure: StateReading | Exception) -> None:
@@ -92,6 +96,44 @@ async def test_s15_a_state_that_cannot_be_read_ends_no_hold(failure: StateReadin
     state.result, state.now = StateReading(KnownState()), 3.0
     await holds.refresh()
     assert not holds.is_held("orders")
+
+
+async def test_s15_an_unreadable_part_of_the_state_without_holds_does_not_keep_a_hold(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    state = State()
+    holds = state.holds()
+    state.result = StateReading(HELD, ("failover-1.json: damaged",))
+    await holds.refresh()
+    assert holds.is_held("orders")
+    for state.now in (1.0, 2.0, 3.0):
+        state.result = StateReading(KnownState(), ("failover-1.json: damaged",))
+        await holds.refresh()
+    assert not holds.is_held("orders")
+    assert caplog.text.count("damaged") == 1, "the same file is reported once, not before each batch of messages"
+
+
+async def test_s15_a_reading_that_answers_after_a_younger_one_changes_nothing() -> None:
+    state = State()
+    holds = state.holds()
+    state.result = StateReading(KnownState(holds={"bills": HoldRecord("bills", 1.0, "operator")}))
+    await holds.refresh()
+    # The watch reads before the operator sets the hold of orders, and its answer comes late.
+    watching = asyncio.create_task(holds.watch(lambda: None))
+    state.answers.clear()
+    while state.reads < 2:  # noqa: ASYNC110 - a reading tells nobody that it begins
+        await asyncio.sleep(0)
+    slow, state.answers = state.answers, asyncio.Event()
+    state.answers.set()
+    state.result, state.now = StateReading(HELD), 1.0
+    await holds.refresh()
+    state.answers = asyncio.Event()
+    slow.set()
+    while state.reads < 4:  # noqa: ASYNC110 - a reading tells nobody that it begins
+        await asyncio.sleep(0)
+    assert holds.is_held("orders")
+    watching.cancel()
+    await holds.close()
 
 
 async def test_s15_the_syphon_is_woken_when_a_hold_ends_and_reads_only_while_something_is_held() -> None:

@@ -462,10 +462,9 @@ def _about_ledger(facts: LedgerFacts) -> Iterator[Finding]:
 def _about_state(facts: StateFacts, ledger: LedgerFacts | None) -> Iterator[Finding]:
     """Report holds, and syphons that a hold does not reach (S15)."""
     if facts.problem is not None:
-        what = f"The shared state in {facts.location} cannot be read."
-        step = "Mend it. Until then processes start healthy, and what they hold stays held."
+        what = f"The shared state in {facts.location}, or a part of it, cannot be read."
+        step = "Mend it. Until then processes start as if that part held nothing, and what they hold stays held."
         yield Finding(_ATTENTION, "state_unreadable", what, facts.problem, step)
-        return
     held = _listed(facts.held)
     if facts.held:
         what, cause = f"An operator holds {held}.", "Processes that pair with this state divert, and send no pings."

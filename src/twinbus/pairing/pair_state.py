@@ -301,7 +301,7 @@ class PairState:
         # The lock is released first: a callback for an event may make another sender.
         if self.sharing is not None and (known := self.sharing.event_for(path)) is not None:
             found.advance(known)
-        elif self._shared.hold_all:
+        elif self._is_held_with_all(path):
             found.advance(FailoverForced(hold=True))
         if self.primary.state is not SideState.OPEN:
             # This pair closes just now. Other pairs may use the entity (P3).
@@ -342,7 +342,16 @@ class PairState:
         shared = self._entities.get(_key(path))
         if shared is not None:
             return shared.entity.mode is EntityMode.HELD
-        return self._shared.hold_all or (self.sharing is not None and self.sharing.known.hold_of(path) is not None)
+        if self._is_held_with_all(path):
+            return True
+        return self.sharing is not None and self.sharing.known.hold_of(path) is not None
+
+    def _is_held_with_all(self, path: str) -> bool:
+        """Return whether a hold of all entities covers an entity that has no sender yet.
+
+        Another process may have released this one entity from the hold.
+        """
+        return self._shared.hold_all and (self.sharing is None or _key(path) not in self.sharing.known.released)
 
     def force_failover(self, entity: str | None, *, hold: bool) -> None:
         """Fail an entity over; None: all entities. With `hold`, None holds entities that are used later, too (S15)."""

@@ -64,19 +64,21 @@ class FolderState:
         """Return what is known. Raises FileNotFoundError if nobody has written to the folder yet."""
         changes: list[StateChange] = []
         unreadable: list[str] = []
-        names = sorted(os.listdir(self.folder))[:_MOST_FILES]  # noqa: PTH208 - names are enough
-        for name in [name for name in names if _FAILOVER.fullmatch(name) or name == _HOLDS]:
+        hides_holds = False
+        failovers = sorted(filter(_FAILOVER.fullmatch, os.listdir(self.folder)))  # noqa: PTH208 - names are enough
+        for name in (_HOLDS, *failovers[:_MOST_FILES]):
             try:
                 found = self._read_file(name)
             except FileNotFoundError:
-                # A restore removed it after the folder was listed.
+                # Nobody holds anything, or a restore removed the file after the folder was listed.
                 continue
             except (OSError, StateFormatError) as error:
                 unreadable.append(f"{self.folder / name}: {error}")
+                hides_holds = hides_holds or name == _HOLDS
             else:
                 kinds = (HoldRecord, ReleaseRecord) if name == _HOLDS else (FailoverRecord,)
                 changes += [change for change in found if isinstance(change, kinds)]
-        return StateReading(apply_changes(changes), tuple(unreadable))
+        return StateReading(apply_changes(changes), tuple(unreadable), hides_holds)
 
     def write(self, changes: Sequence[StateChange]) -> None:
         """Write changes, in their order. Makes the folder at the first write."""

@@ -83,7 +83,10 @@ def _time_to_live(changes: Iterable[StateChange]) -> timedelta:
 
 
 def state_of_messages(messages: Iterable[Any]) -> StateReading:
-    """Return what is known from the peeked messages of a state queue, in the order of their sequence numbers."""
+    """Return what is known from the peeked messages of a state queue, in the order of their sequence numbers.
+
+    An unreadable message hides no hold that was read before: messages do not change, and only a release ends a hold.
+    """
     changes: list[StateChange] = []
     unreadable: list[str] = []
     for message in messages:

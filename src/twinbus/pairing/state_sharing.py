@@ -24,7 +24,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 from uuid import uuid4
@@ -210,7 +210,7 @@ class StateSharing:
     def _first_look_ended(self, reading: StateReading) -> None:
         for text in reading.unreadable:
             _log.warning("the shared state in %s is unreadable, and counts as healthy: %s", self.location, text)
-        self._learn(reading.state, holds_only=False)
+        self._learn(reading, holds_only=False)
         self._end_first_look()
 
     def _first_look_failed(self, error: Exception, in_time: bool) -> None:
@@ -261,24 +261,40 @@ class StateSharing:
         for call in tuple(self.on_looked):
             call()
 
-    def _learn(self, state: KnownState, *, holds_only: bool) -> None:
+    def _learn(self, reading: StateReading, *, holds_only: bool) -> None:
         """Replace what is known, and take over what concerns the entities of the pair.
 
         Only a new process takes over failovers (S16): later, the pair's own calls and pings know better.
         """
-        self._remember(state)
+        self._remember(reading)
         for shared in self._pair.all_entities():
             event = self.event_for(shared.entity.path)
             if event is not None and (event.hold or not holds_only):
                 shared.advance(event)
-        if state.holds:
+        if reading.state.holds:
             self._start_watching()
 
-    def _remember(self, state: KnownState) -> None:
+    def _remember(self, reading: StateReading) -> None:
+        state = reading.state
         with self._lock:
-            # What this pair has not written yet is newer than what it has read.
-            self.known = apply_changes(self._pending.values(), state)
             self._confirmed.update(state.holds)
+            if reading.hides_holds:
+                state = replace(state, holds={**self.known.holds, **state.holds}, released=self.known.released)
+            # What this pair has not written yet, or is writing, is newer than what it has read.
+            self.known = apply_changes(self._unwritten(), state)
+
+    def _unwritten(self) -> list[StateChange]:
+        """Return the changes that are being written, and then those that wait. The caller holds the lock."""
+        being_written = () if self._writing is None else self._writing.changes.values()
+        return [*being_written, *self._pending.values()]
+
+    def _hold_changes_so_far(self) -> int | None:
+        """Return how many holds and releases this process has made. None if one is not written yet.
+
+        A reading has all of them only if the number was the same before it began. The caller holds the lock.
+        """
+        is_written = not any(isinstance(one, HoldRecord | ReleaseRecord) for one in self._unwritten())
+        return self._hold_changes if is_written else None
 
     def event_for(self, path: str) -> FailoverKnown | None:
         """Return what is known about an entity, as the event that takes it over. None: nothing."""
@@ -293,7 +309,7 @@ class StateSharing:
             return
 
         def found(reading: StateReading) -> None:
-            self._remember(reading.state)
+            self._remember(reading)
             event = self.event_for(path)
             then(event if event is not None and event.hold else None)
 
@@ -362,18 +378,17 @@ class StateSharing:
         is_needed = bool(self.known.holds) or self._pair.hold_all or any(map(_is_held, self._pair.all_entities()))
         with self._lock:
             self._watching = is_needed and not self._off
-            changes = self._hold_changes
+            changes = self._hold_changes_so_far()
         if self._watching:
             self._look(lambda reading: self._watched(reading, changes), self._not_watched)
 
-    def _watched(self, reading: StateReading, changes: int) -> None:
-        if reading.unreadable:
+    def _watched(self, reading: StateReading, changes: int | None) -> None:
+        if reading.hides_holds:
             # A hold is not ended by a state that cannot be read.
             self._not_watched(ValueError(reading.unreadable[0]), True)
             return
         with self._lock:
-            unwritten = {**self._pending, **(self._writing.changes if self._writing is not None else {})}
-            is_whole = changes == self._hold_changes and not any(is_hold for is_hold, _ in unwritten)
+            is_whole = changes is not None and changes == self._hold_changes_so_far()
             confirmed = frozenset(self._confirmed)
         # A hold or release of this process may be younger than the reading. Then the next reading decides.
         if is_whole:
@@ -384,7 +399,7 @@ class StateSharing:
                 was_shared = EVERY_ENTITY in confirmed or entity_key(path) in confirmed
                 if was_shared and reading.state.hold_of(path) is None:
                     shared.advance(RestoreForced())
-            self._learn(reading.state, holds_only=True)
+            self._learn(reading, holds_only=True)
         self._watch_again()
 
     def _not_watched(self, error: Exception, in_time: bool) -> None:

@@ -44,6 +44,7 @@ class SharedHolds:
         self._read_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
         self._has_failed = False
+        self._unreadable: tuple[str, ...] = ()
         self._something_held = asyncio.Event()
 
     @classmethod
@@ -90,21 +91,27 @@ class SharedHolds:
         try:
             async with asyncio.timeout(READ_SECONDS):
                 reading = await self._read()
-            if reading.unreadable and self._held is not None:
+            if reading.hides_holds and self._held is not None:
                 raise ValueError(reading.unreadable[0])
         except FileNotFoundError:
             # Nobody has written to the folder yet, or it is gone: what was held stays held.
-            self._read_at = began
+            self._read_at = max(self._read_at, began)
         except Exception as error:
             if not self._has_failed:
                 _log.warning("the shared state was not read; what was held stays held: %s", error)
-            self._has_failed, self._read_at = True, began
+            self._has_failed, self._read_at = True, max(self._read_at, began)
         else:
+            # A reading that began later may have answered earlier: it knows better.
+            if began >= self._read_at:
+                self._learn(reading, began)
+
+    def _learn(self, reading: StateReading, began: float) -> None:
+        if reading.unreadable != self._unreadable:
             for text in reading.unreadable:
-                _log.warning("the shared state is unreadable, and holds nothing: %s", text)
-            self._has_failed, self._read_at = False, began
-            self._state = reading.state
-            if self._held is not None:
-                self._something_held.set()
-            else:
-                self._something_held.clear()
+                _log.warning("a part of the shared state is unreadable, and holds nothing: %s", text)
+        self._unreadable, self._has_failed, self._read_at = reading.unreadable, False, began
+        self._state = reading.state
+        if self._held is not None:
+            self._something_held.set()
+        else:
+            self._something_held.clear()

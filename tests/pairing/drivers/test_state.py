@@ -269,6 +269,23 @@ async def test_s15_a_hold_of_all_entities_is_shared_and_one_entity_can_be_releas
 
 
 @pytest.mark.thorough
+async def test_s15_an_entity_that_another_process_releases_from_a_hold_of_all_is_not_held_when_it_is_used_first(
+    place: Place, world: World
+) -> None:
+    pair = await place.pair(ping_interval=SOON_PINGED)
+    await world.do(lambda: pair.force_failover(hold=True))
+    await place.until(lambda state: EVERY_ENTITY in state.holds)
+    assert pair._state.is_held("beside-it")
+    await place.write(ReleaseRecord("beside-it", time.time(), "operator"))
+    await world.until(lambda: "beside-it" in pair._state.sharing.known.released)
+    # The pair's own syphon delivers to it, and its first sender does not divert.
+    assert not pair._state.is_held("beside-it")
+    await world.sender(pair, "beside-it")
+    assert state_of(pair, "beside-it") == "healthy"
+    assert pair._state.is_held("another")
+
+
+@pytest.mark.thorough
 async def test_s15_a_ping_that_succeeds_holds_an_entity_that_an_operator_holds_meanwhile(
     place: Place, world: World, queue: str
 ) -> None:

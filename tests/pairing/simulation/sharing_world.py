@@ -171,7 +171,9 @@ class SimulatedPair:
             if self.runs:
                 if is_first:
                     self.process.first_look_ends(store)
-                done(ConnectionError("away") if store.is_away else StateReading(store.state, store.unreadable))
+                hides_holds = bool(store.unreadable)
+                found = StateReading(store.state, store.unreadable, hides_holds)
+                done(ConnectionError("away") if store.is_away else found)
 
         self.world.after(store.delay(), answer)
 

@@ -146,10 +146,14 @@ NOTHING_KNOWN: Final = KnownState()
 
 
 class StateReading(NamedTuple):
-    """What was read from the shared state. `unreadable` names files or messages that could not be read, and why."""
+    """What was read from the shared state. `unreadable` names files or messages that could not be read, and why.
+
+    `hides_holds`: one of these may have had a hold that was read before. Then a hold that is missing has not ended.
+    """
 
     state: KnownState
     unreadable: tuple[str, ...] = ()
+    hides_holds: bool = False
 
 
 def apply_change(state: KnownState, change: StateChange) -> KnownState:
