@@ -195,6 +195,18 @@ def test_s15_a_state_that_cannot_be_written_is_an_error_with_a_hint(strings: dic
     assert "twinbus provision --state secondary" in missing.output
 
 
+def test_s15_a_hold_of_what_can_be_no_entity_is_refused_and_damages_no_other_hold(
+    strings: dict[str, str], tmp_path: Path
+) -> None:
+    state = ("--state", str(tmp_path / "state"), "--yes", "--json")
+    assert json.loads(invoke("drill", "--hold", "--entity", "orders", *state, **strings).output)["held"] == ["orders"]
+    for entity in ("", "/", "x" * 300):
+        refused = invoke("drill", "--hold", "--entity", entity, *state, **strings)
+        assert (refused.exit_code, "--entity" in refused.output) == (2, True)
+    again = invoke("drill", "--hold", "--entity", "bills", *state, **strings)
+    assert json.loads(again.output)["held"] == ["bills", "orders"]
+
+
 def test_a_drill_needs_an_entity_and_a_hold_excludes_its_release(strings: dict[str, str], tmp_path: Path) -> None:
     assert "needs --entity" in invoke("drill", "--yes", **strings).output
     both = invoke("drill", "--hold", "--release", "--state", str(tmp_path), **strings)

@@ -58,8 +58,9 @@ def drill(
 
     With --hold or --release there is no drill. They need --state, and affect other processes:
 
-    --hold makes every process that pairs from now on with this state divert, and every syphon with it deliver nothing.
-    A process that is paired already does not look again: call force_failover(hold=True) in it, or restart it.
+    --hold makes every process that pairs with this state from now on divert. A syphon with this state delivers nothing
+    to what is held. A process that is paired already and healthy does not look again: call force_failover(hold=True)
+    in it, or restart it.
 
     --release ends that. Processes that hold the failover return to the primary within their ping interval.
 
@@ -161,6 +162,13 @@ def _set_hold(
     json: bool,
 ) -> None:
     """Write a hold, or its end, to the shared state (S15)."""
+    from twinbus.pairing import LONGEST_PATH  # noqa: PLC0415 - slow
+
+    if entity is not None and not 0 < len(entity.strip("/")) <= LONGEST_PATH:
+        raise WrongUsageError(
+            f"--entity {printable(entity[:30])!r} is no path of a queue or topic",
+            f"Give 1 to {LONGEST_PATH} characters. Without --entity, all entities are meant.",
+        )
     name = connections.backlog_name(primary, primary_name)
     which = "all entities" if entity is None else printable(entity)
     if not yes and not json:

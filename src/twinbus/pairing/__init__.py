@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from twinbus.pairing.aio.sender import PairedSender as AioPairedSender
     from twinbus.pairing.aio.state_access import SharedState
     from twinbus.pairing.decide.failover import EntityMode, FailoverEngaged, Restored
-    from twinbus.pairing.decide.known_state import EVERY_ENTITY, HoldRecord, KnownState, StateReading
+    from twinbus.pairing.decide.known_state import EVERY_ENTITY, LONGEST_PATH, HoldRecord, KnownState, StateReading
     from twinbus.pairing.decide.send_flow import BacklogHandle
     from twinbus.pairing.drill import Drill, DrillMoment, run_drill
     from twinbus.pairing.errors import (
@@ -92,6 +92,7 @@ __all__ = [
     "EVENTS",
     "EVERY_ENTITY",
     "IN_SECONDARY",
+    "LONGEST_PATH",
     "PING_SUCCEEDED",
     "RANGES",
     "STATE_PROPERTIES",
@@ -181,7 +182,7 @@ _NAMES_BY_MODULE: Final = {
     "aio.sender": "PairedSender:AioPairedSender",
     "aio.state_access": "SharedState",
     "decide.failover": "EntityMode FailoverEngaged Restored",
-    "decide.known_state": "EVERY_ENTITY HoldRecord KnownState StateReading",
+    "decide.known_state": "EVERY_ENTITY HoldRecord KnownState LONGEST_PATH StateReading",
     "decide.send_flow": "BacklogHandle",
     "drill": "Drill DrillMoment run_drill",
     "errors": (

@@ -37,6 +37,7 @@ from twinbus.pairing.decide.failover import (
     Restored,
     RestoreForced,
 )
+from twinbus.pairing.decide.known_state import refuse_impossible_path
 from twinbus.pairing.decide.send_flow import FlowErrors, SendContext
 from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.events import (
@@ -355,7 +356,7 @@ class PairState:
 
     def force_failover(self, entity: str | None, *, hold: bool) -> None:
         """Fail an entity over; None: all entities. With `hold`, None holds entities that are used later, too (S15)."""
-        self.primary.refuse_unless_open()
+        self._refuse(entity)
         if entity is None:
             self._shared.hold_all = self._shared.hold_all or hold
         if hold and self.sharing is not None:
@@ -365,13 +366,19 @@ class PairState:
 
     def force_restore(self, entity: str | None) -> None:
         """Return an entity to the primary; None: all entities."""
-        self.primary.refuse_unless_open()
+        self._refuse(entity)
         if entity is None:
             self._shared.hold_all = False
         if self.sharing is not None:
             self.sharing.release(entity)
         for shared in self._chosen(entity):
             shared.advance(RestoreForced())
+
+    def _refuse(self, entity: str | None) -> None:
+        """Raise an error if the primary's side is not open, or if `entity` can be no path."""
+        self.primary.refuse_unless_open()
+        if entity is not None:
+            refuse_impossible_path(entity)
 
     def ping_succeeded(self, shared: SharedEntity, episode: int) -> None:
         """Report a ping that succeeded. If an operator of another process holds the entity, hold it instead (S15)."""

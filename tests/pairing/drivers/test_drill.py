@@ -1,7 +1,9 @@
 """Drills and forced failovers (S11) of topics."""
 
 from datetime import timedelta
+from functools import partial
 
+import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 
@@ -50,6 +52,16 @@ async def test_s11_a_topic_is_forced_over_and_back_through_its_own_sender(world:
 
 
 # --- S15 -------------------------------------------------------------------------------------------------------------
+
+
+async def test_s15_what_can_be_no_entity_is_neither_held_nor_restored(world: World) -> None:
+    pair = await world.pair()
+    for entity in ("", "/", "x" * 300):
+        with pytest.raises(ValueError, match="no path of a queue or topic"):
+            await world.do(partial(pair.force_failover, entity, hold=True))
+        with pytest.raises(ValueError, match="no path of a queue or topic"):
+            await world.do(pair.force_restore, entity)
+    assert pair.entities() == ()
 
 
 async def test_s15_a_hold_of_all_entities_includes_those_that_are_used_later_and_ends_with_force_restore(

@@ -158,6 +158,8 @@ class SimulatedPair:
         self.is_alive = False
         for cell, _ in self._pings:
             self.process.watchers[cell.entity.path].ping_ends(self)
+        # A task of a closed loop never ends, so its result is not reported either, also when the pair is closed later.
+        self._pings.clear()
 
     # --- the shared state --------------------------------------------------------------------------------------------
 

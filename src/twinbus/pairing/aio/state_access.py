@@ -18,7 +18,14 @@ from azure.servicebus.aio import ServiceBusClient
 from twinbus.backlog import failure_kind
 from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.aio.timeouts import TaskTimeouts
-from twinbus.pairing.decide.known_state import EVERY_ENTITY, HoldRecord, ReleaseRecord, StateChange, StateReading
+from twinbus.pairing.decide.known_state import (
+    EVERY_ENTITY,
+    HoldRecord,
+    ReleaseRecord,
+    StateChange,
+    StateReading,
+    refuse_impossible_path,
+)
 from twinbus.pairing.recording import NO_RECORDER, OperationRecorder
 from twinbus.pairing.state_folder import FolderState
 from twinbus.pairing.state_queue import PEEK_PAGE, STATE_PROPERTIES, state_messages, state_of_messages
@@ -265,6 +272,7 @@ class SharedState:
         await self._write(ReleaseRecord(EVERY_ENTITY if entity is None else entity, time.time(), self._writer))
 
     async def _write(self, change: StateChange) -> None:
+        refuse_impossible_path(change.entity)
         self._timeouts.claim()
         async with asyncio.timeout(self._seconds):
             await self._store.write((change,))

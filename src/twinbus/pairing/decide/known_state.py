@@ -54,6 +54,8 @@ AGE_LIMIT: Final = 3
 STATE_VERSION: Final = 1
 MAX_STATE_BYTES: Final = 1024 * 1024
 """The most bytes of one file or message of the state. A longer one is not read."""
+LONGEST_PATH: Final = 260
+"""The most characters of the path of an entity, as in the service."""
 _LONGEST_TEXT: Final = 1024
 _MOST_TRIALS: Final = 64
 _EARLIEST, _LATEST = datetime(1970, 1, 2, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
@@ -113,6 +115,15 @@ StateChange = FailoverRecord | RestoreRecord | HoldRecord | ReleaseRecord
 def entity_key(entity: str) -> str:
     """Return the same key for all spellings of a path: paths are case-insensitive."""
     return entity.strip("/").lower()
+
+
+def refuse_impossible_path(entity: str) -> None:
+    """Raise ValueError for a text that can be no path: its hold would make the holds of other entities unreadable."""
+    if not 0 < len(entity_key(entity)) <= LONGEST_PATH:
+        raise ValueError(
+            f"{entity[:30]!r} is no path of a queue or topic: give 1 to {LONGEST_PATH} characters, or leave it out for "
+            "all entities"
+        )
 
 
 # --- what is known ---------------------------------------------------------------------------------------------------
