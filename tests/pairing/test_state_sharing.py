@@ -452,6 +452,20 @@ def test_s15_an_unreadable_part_of_the_state_without_holds_does_not_keep_a_hold(
     assert world.modes() == ["on_trial", "on_trial"]
 
 
+def test_s15_the_release_of_a_hold_that_was_found_after_a_ping_is_looked_for(world: World) -> None:
+    """The pair's syphon delivers nothing to an entity that is known to be held, also if it has no sender here."""
+    world.answer()
+    world.sharing.check_hold("orders", lambda _: None)
+    world.answer(hold("letters"))
+    assert world.sharing.known.hold_of("letters") is not None
+    world.sleep(30.5)
+    assert len(world.reads) == 1
+    world.answer()
+    assert world.sharing.known.hold_of("letters") is None
+    world.sleep(300.0)
+    assert world.reads == []
+
+
 def test_s15_holds_that_a_ping_cannot_read_stay_known() -> None:
     world = held_world()
     world.sharing.check_hold("orders", lambda _: None)

@@ -9,7 +9,7 @@ While all entities are healthy, the pair neither reads nor writes the state. It 
 ping of it begins (so that other processes know the time of the next ping), and when it is restored. It reads again only
 
     after a ping succeeded       an operator may have set a hold meanwhile: then the entity is held, not restored
-    while an entity is held      every ping interval: the hold ends when the operator has released it
+    while it knows of a hold     every ping interval: the hold ends when the operator has released it
 
 `decide.known_state` decides what a state means. A `StateAccess` of the driver reads and writes: it must not block, and
 calls `done` later, in any thread. Changes that wait for a write in progress are written together; if one entity changes
@@ -310,6 +310,8 @@ class StateSharing:
 
         def found(reading: StateReading) -> None:
             self._remember(reading)
+            if self.known.holds:
+                self._start_watching()
             event = self.event_for(path)
             then(event if event is not None and event.hold else None)
 
