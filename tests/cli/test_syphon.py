@@ -162,7 +162,7 @@ def test_a_ledger_that_cannot_be_written_is_refused_before_anything_moves(
 
 def test_the_paragraphs_of_the_help_are_not_broken_but_by_the_terminal() -> None:
     shown = invoke("syphon", "--help").stdout
-    assert "0 if stopped or all was moved, 1 if it could not work, 128 + signal after a second signal." in shown
+    assert "0 if stopped, 1 if it could not work, 128 + signal after a second signal." in shown
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------
@@ -216,6 +216,15 @@ def test_y9_it_pauses_resumes_and_stops_by_signals(backlog: Backlog) -> None:
         assert syphon.until(lambda told: told["ended"])["state"] == "ended"
         assert syphon.process.wait(PATIENCE) == 0
     assert ids_of(backlog.arrived()) == ["1"]
+
+
+def test_y11_a_drain_that_is_stopped_does_not_end_like_one_that_is_done(backlog: Backlog) -> None:
+    backlog.divert(*map(str, range(5)))
+    with running(backlog, "--drain", "--rate", "0.5") as syphon:
+        syphon.until(lambda told: told["state"] == "running")
+        syphon.process.send_signal(signal.SIGTERM)
+        assert syphon.process.wait(PATIENCE) == 3
+    assert backlog.left()
 
 
 def test_y3_a_second_signal_ends_it_at_once_and_nothing_is_lost(backlog: Backlog, namespaces: LocalNamespaces) -> None:

@@ -121,9 +121,9 @@ def syphon(
 
     With --drain and --ledger, an audit follows the drain: it compares the ledger with the backlog queues.
 
-    Exit code: 0 if stopped or all was moved, 1 if it could not work, 128 + signal after a second signal.
+    Exit code: 0 if stopped, 1 if it could not work, 128 + signal after a second signal.
 
-    With --drain: 3 if messages are left, 1 if the audit finds a loss.
+    With --drain: 0 if all was moved, 3 if messages are left or it was stopped before, 1 if the audit finds a loss.
 
     Examples:
       twinbus syphon                                     # as long as the pair is used
@@ -156,14 +156,15 @@ def syphon(
             return
         shown = display(json=json, seconds=every)
         if engine is Engine.SPARK:
-            ended = _on_spark(work, options, ledger, shown, master, lanes)
+            ended, has_drained = _on_spark(work, options, ledger, shown, master, lanes)
         else:
-            ended = _on_loop(work.run(options, ledger, shown))
+            ended, has_drained = _on_loop(work.run(options, ledger, shown))
         if ended.audit is not None and ended.audit["lost"]:
             if not json:
                 show_lost(ended.audit)
             raise typer.Exit(FAILED)
-        if drain and (ended.left or ended.total.dead_lettered or ended.total.kept or ended.aside):
+        is_moved = has_drained and not (ended.left or ended.total.dead_lettered or ended.total.kept or ended.aside)
+        if drain and not is_moved:
             raise typer.Exit(ATTENTION)
 
 
@@ -186,7 +187,7 @@ def _on_loop(work: Coroutine[Any, Any, T]) -> T:
 
 def _on_spark(
     work: _Work, options: SyphonOptions, ledger: Path | None, shown: Display, master: str | None, lanes: int | None
-) -> Progress:
+) -> tuple[Progress, bool]:
     from twinbus.pipeline.session import session  # noqa: PLC0415 - slow
 
     if work.carrier is not Carrier.NATIVE:
@@ -207,7 +208,8 @@ class _Work:
     seconds: float
     state: str | None = None
 
-    async def run(self, options: SyphonOptions, ledger: Path | None, shown: Display) -> Progress:
+    async def run(self, options: SyphonOptions, ledger: Path | None, shown: Display) -> tuple[Progress, bool]:
+        """Run a syphon. Returns its progress at the end, and whether a drain came to its end."""
         from twinbus.backlog import primary_name  # noqa: PLC0415
         from twinbus.ledger import Ledger, Role  # noqa: PLC0415 - slow
         from twinbus.syphon import Syphon  # noqa: PLC0415
@@ -233,7 +235,7 @@ class _Work:
             async def audit() -> Mapping[str, Any] | None:
                 return await self._audit(book) if book is not None and made.has_drained else None
 
-            return await _shown(made, shown, audit)
+            return await _shown(made, shown, audit), made.has_drained
 
     async def _shared_holds(self, stack: AsyncExitStack, book: Ledger | None) -> SharedHolds | None:
         from twinbus.syphon import SharedHolds  # noqa: PLC0415 - slow
@@ -246,7 +248,8 @@ class _Work:
 
     async def run_on_spark(
         self, spark: SparkSession, options: SyphonOptions, ledger: Path | None, shown: Display, lanes: int | None
-    ) -> Progress:
+    ) -> tuple[Progress, bool]:
+        """Run a syphon on Spark. Returns the same as `run`."""
         from twinbus.backlog import primary_name  # noqa: PLC0415 - slow
         from twinbus.ledger import Ledger, Role  # noqa: PLC0415
         from twinbus.pipeline.syphon_job import SparkSyphon, SparkSyphonOptions, SyphonJob  # noqa: PLC0415
@@ -279,7 +282,7 @@ class _Work:
                 with Ledger(ledger, Role.AUDIT) as book:
                     return await self._audit(book)
 
-            return await _shown(made, shown, audit)
+            return await _shown(made, shown, audit), made.has_drained
 
     async def _audit(self, book: Ledger) -> Mapping[str, Any]:
         """Audit the ledger after a drain. If this fails, the text says why: the drain itself has succeeded."""
