@@ -13,7 +13,7 @@ from azure.servicebus import ServiceBusMessage
 from pyspark.sql import SparkSession
 
 from tests.pipeline.books import HOUR, MIDNIGHT, movement, operation, segment_name, state
-from tests.pipeline.conftest import spark  # the fixture of that folder
+from tests.pipeline.conftest import named_namespace, spark  # fixtures of that folder
 from twinbus import SendAvailabilityOptions, pair_connection_strings
 from twinbus.ledger import Closed, Entry, Move, Role, SegmentHeader, Stage, encode_entry
 from twinbus.money import Prices, Scenario
@@ -61,7 +61,7 @@ def losses() -> list[Entry]:
     ]
 
 
-__all__ = ["books", "spark", "troubled"]
+__all__ = ["books", "named_namespace", "spark", "troubled"]
 
 
 @dataclass

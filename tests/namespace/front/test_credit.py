@@ -3,10 +3,6 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-
-import apsw
-from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from tests.namespace.front.amqp_peer import Peer, accepted_connections
 from twinbus.amqp import Limits, Link, LinkAccepted, LinkFlowed, Properties, build_message
@@ -15,7 +11,6 @@ from twinbus.connect import ServiceBusConnection
 from twinbus.message import Message
 from twinbus.namespace.front.accepted_connection import AcceptedConnection
 from twinbus.namespace.server import NamespaceServer
-from twinbus.testing import LocalNamespace
 
 Dial = Callable[..., Awaitable[Peer]]
 MIB = 1024 * 1024
@@ -153,25 +148,3 @@ async def test_two_receivers_share_the_messages(bus: ServiceBusConnection) -> No
     await (await bus.sender("orders")).send([Message("a"), Message("b")])
     bodies = [bytes(message.body) for received in await asyncio.gather(*waiting) for message in received]
     assert sorted(bodies) == [b"a", b"b"]
-
-
-def test_a_message_that_the_disk_damaged_takes_no_credit_from_the_next(tmp_path: Path) -> None:
-    config = {"namespaces": [{"name": "one", "queues": [{"name": "orders"}]}]}
-    with LocalNamespace("one", data=tmp_path, config=config) as namespace:
-        with (
-            ServiceBusClient.from_connection_string(namespace.connection_string) as client,
-            client.get_queue_sender("orders") as sender,
-        ):
-            sender.send_messages([ServiceBusMessage(body) for body in ("a", "b", "c")])
-        namespace.stop()
-        store = apsw.Connection(str(tmp_path / "one.sqlite"))
-        store.execute("UPDATE message SET raw = x'FF' WHERE seq = 2")
-        store.close()
-        namespace.start()
-        with (
-            ServiceBusClient.from_connection_string(namespace.connection_string) as client,
-            client.get_queue_receiver("orders") as receiver,
-        ):
-            # Each receiver grants one credit, and no more until it has a message.
-            found = [receiver.receive_messages(1, max_wait_time=20) for _ in range(2)]
-        assert [message.sequence_number for some in found for message in some] == [1, 3]
