@@ -24,7 +24,6 @@ from pyspark.sql.datasource import (
 
 from twinbus.connect import MessageState
 from twinbus.pipeline.servicebus.filters import MessageFilter, is_applicable
-from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.rows import MessageMarks
 
 _NUMBER, _TIME, _STATE = ("sequence_number",), ("enqueued_time",), ("state",)
@@ -94,4 +93,4 @@ def test_d1_no_number_that_meets_the_conditions_is_outside_the_limits(conditions
     meeting = [number for number in range(20) if wanted.matches(_marks(number))]
     limit, listed = wanted.highest, wanted.numbers
     assert all(wanted.lowest <= number and (limit is None or number <= limit) for number in meeting)
-    assert listed is None or SequenceNumbers.of(meeting) - listed == SequenceNumbers()
+    assert listed is None or listed >= set(meeting)

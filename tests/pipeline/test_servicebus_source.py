@@ -246,6 +246,10 @@ def test_d1_filters_limit_what_is_read(
         assert is_left_to_spark is not pushed
         return sorted((str(row.message_id) for row in found.collect()), key=int)
 
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    ranged = _read(spark, namespace, queue, fromSequenceNumber=numbers[5], toSequenceNumber=numbers[9])
+    listed = ranged.where(f"sequence_number IN ({numbers[4]}, {numbers[5]}, {numbers[9]}, {numbers[10]})")
+    assert sorted(row.message_id for row in listed.collect()) == ["5", "9"]
     for condition, wanted in (
         (f"sequence_number = {numbers[300]}", ["300"]),
         (f"sequence_number > {numbers[2]} AND sequence_number <= {numbers[5]}", ["3", "4", "5"]),

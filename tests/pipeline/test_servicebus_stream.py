@@ -521,6 +521,9 @@ def test_d1_the_progress_shows_how_far_the_stream_is_behind_and_what_it_complete
     assert query.reader.reportLatestOffset() == {"through": 10, "behind": 2, "completed": 4, "uncompleted": 0}
     query.run()
     assert query.reader.reportLatestOffset() == {"through": 10, "behind": 0, "completed": 10, "uncompleted": 0}
+    query.restart()
+    assert not query.trigger()
+    assert query.reader.reportLatestOffset() == {"through": 10, "behind": 0, "completed": 0, "uncompleted": 0}
 
 
 # --- what stands in front --------------------------------------------------------------------------------------------

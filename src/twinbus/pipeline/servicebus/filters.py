@@ -24,7 +24,6 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.rows import MessageMarks
 
 _SEQUENCE_NUMBER: Final = "sequence_number"
@@ -68,10 +67,10 @@ class MessageFilter:
         return min((one.value + bounds[type(one)] for one in self._on_number(bounds)), default=None)
 
     @property
-    def numbers(self) -> SequenceNumbers | None:
-        """The only sequence numbers that can meet the conditions; None if the conditions name no numbers."""
-        listed = [set(one.value) for one in self._on_number((In,))]
-        return SequenceNumbers.of(set.intersection(*listed)) if listed else None
+    def numbers(self) -> frozenset[int] | None:
+        """The only sequence numbers that can meet the conditions; None if the conditions list no numbers."""
+        listed = [frozenset(one.value) for one in self._on_number((In,))]
+        return frozenset.intersection(*listed) if listed else None
 
     def _on_number(self, kinds: Iterable[type[Filter]]) -> list[Any]:
         chosen = tuple(kinds)

@@ -28,6 +28,7 @@ from pyspark.sql.types import StructField, StructType
 from twinbus.message import Message
 from twinbus.pipeline.servicebus.broker import Broker
 from twinbus.pipeline.servicebus.filters import MessageFilter, is_applicable
+from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.options import CONNECTION_OPTIONS, SourceOptionError, SourceOptions, options_of_table
 from twinbus.pipeline.servicebus.rows import READ_SCHEMA, RowMessages, check_written_schema
 from twinbus.pipeline.servicebus.stream_reader import StreamReader
@@ -35,6 +36,7 @@ from twinbus.pipeline.servicebus.task_reader import NumbersPartition, RangeParti
 
 _SEND_TOGETHER: Final = 500
 _OPTIONS: Final = "servicebus.options"
+# If a list of partitions were empty, Spark would make a partition itself.
 _NOTHING: Final = RangePartition(0, -1)
 
 
@@ -85,7 +87,7 @@ class ServiceBusDataSource(DataSource):
         return options
 
     def _parsed(self, schema: StructType) -> SourceOptions:
-        """Returns the options of this read or write. Those of a table are added if the schema belongs to one."""
+        """Returns the options of this read or write. Adds the options of a table if the schema belongs to a table."""
         options = dict(self.options)
         # Columns that were read from a table keep their metadata. A writer to another namespace must not use it.
         if options.keys().isdisjoint(CONNECTION_OPTIONS):
@@ -115,21 +117,24 @@ class BatchReader(DataSourceReader):
         self.pushFilters = FilterPushdown(self)  # type: ignore[method-assign]  # it is called like one
 
     def apply(self, condition: Filter) -> None:
-        """Read only messages that meet this condition, too."""
+        """Add a condition: only messages that meet all conditions are read."""
         self._filter = MessageFilter((*self._filter.conditions, condition))
 
     def partitions(self) -> Sequence[InputPartition]:
         options, wanted = self._options, self._filter
-        if wanted.numbers is not None:
-            return [NumbersPartition(part) for part in wanted.numbers.parts(options.partitions)] or [_NOTHING]
+        lowest = max(options.from_sequence_number, wanted.lowest)
         limits = (options.to_sequence_number, wanted.highest)
         last = min((limit for limit in limits if limit is not None), default=None)
+        if wanted.numbers is not None:
+            within = (number for number in wanted.numbers if lowest <= number and (last is None or number <= last))
+            parts = SequenceNumbers.of(within).parts(options.partitions)
+            return [NumbersPartition(part) for part in parts] or [_NOTHING]
         with Broker(options) as broker:
-            first = broker.first_at_or_after(max(options.from_sequence_number, wanted.lowest))
+            first = broker.first_at_or_after(lowest)
             if first is not None and last is None:
                 last = broker.last_after(first - 1)
         if first is None or last is None or first > last:
-            return [_NOTHING]  # if this list were empty, Spark would make a partition itself
+            return [_NOTHING]
         return split_range(first, last, options.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -137,10 +142,10 @@ class BatchReader(DataSourceReader):
 
 
 class FilterPushdown:
-    """The `pushFilters` of a reader that also works in sessions where filter pushdown is off, which is the default.
+    """The `pushFilters` of a reader. It also works in sessions where filter pushdown is off, which is the default.
 
-    There Spark refuses a reader whose `pushFilters` is a function of its own. So this object names the function of the
-    base class as its function. Where filter pushdown is on, Spark calls the object.
+    In such a session Spark refuses a reader that overrides `pushFilters`. Spark finds this out by the attribute
+    `__func__`, so this object has the `__func__` of the base class. If filter pushdown is on, Spark calls the object.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)

@@ -138,6 +138,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         previous = Offset.of_json(start)
+        self._planned_through = max(self._planned_through, previous.through)
+        self._latest = max(self._latest, previous.through)
         if not self._is_resumed:
             self._resume(previous)
         elif previous.read != self._taken_over:
