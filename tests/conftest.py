@@ -12,6 +12,8 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] 
 
 from tests.tiers import VARIABLE, Tier, current_tier
 
+pytest_plugins = ("tests.spark_fixtures",)
+
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -17,8 +17,8 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from tests.pipeline.conftest import NAMED
 from tests.pipeline.queues import new_queue
+from tests.spark_fixtures import NAMED
 from twinbus.connect import connect, encode_message
 from twinbus.message import Message
 from twinbus.pipeline.servicebus import ServiceBusDataSource

@@ -13,7 +13,6 @@ from azure.servicebus import ServiceBusMessage
 from pyspark.sql import SparkSession
 
 from tests.pipeline.books import HOUR, MIDNIGHT, movement, operation, segment_name, state
-from tests.pipeline.conftest import named_namespace, spark  # fixtures of that folder
 from twinbus import SendAvailabilityOptions, pair_connection_strings
 from twinbus.ledger import Closed, Entry, Move, Role, SegmentHeader, Stage, encode_entry
 from twinbus.money import Prices, Scenario
@@ -59,9 +58,6 @@ def losses() -> list[Entry]:
         operation(Stage.COMPLETE_BACKLOG, EVIL_ID, at=MIDNIGHT + HOUR, to=EVIL, by=2),
         operation(Stage.SEND_PRIMARY, UNSEEN, at=MIDNIGHT + HOUR, to="x" * 5000 + UNSEEN),
     ]
-
-
-__all__ = ["books", "named_namespace", "spark", "troubled"]
 
 
 @dataclass
