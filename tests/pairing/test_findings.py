@@ -13,7 +13,7 @@ from twinbus.pairing.findings import (
     RIGHTS,
     CheckFailure,
     Finding,
-    LedgerFacts,
+    LedgerFolderFacts,
     PrimaryFacts,
     QueueLook,
     SecondaryFacts,
@@ -49,7 +49,7 @@ def only(*findings: Finding) -> Finding:
 
 
 def test_a_pair_without_fault_has_no_finding() -> None:
-    assert findings_of(GOOD, WELL, LedgerFacts("ledger", free=2**40)) == ()
+    assert findings_of(GOOD, WELL, LedgerFolderFacts("ledger", free=2**40)) == ()
     assert overall(()) is None
 
 
@@ -240,13 +240,13 @@ def test_y1_one_queue_that_stands_still_is_enough() -> None:
 @pytest.mark.parametrize(
     ("ledger", "words"),
     [
-        (LedgerFacts("l", syphons=("syphon-host-1-abc",)), "A syphon that writes this ledger runs"),
-        (LedgerFacts("l"), "No syphon that writes this ledger runs."),
-        (LedgerFacts("l", "It does not exist."), "Perhaps no syphon runs."),
-        (LedgerFacts("l", written=False), "Perhaps no syphon runs."),
+        (LedgerFolderFacts("l", syphons=("syphon-host-1-abc",)), "A syphon that writes this ledger runs"),
+        (LedgerFolderFacts("l"), "No syphon that writes this ledger runs."),
+        (LedgerFolderFacts("l", "It does not exist."), "Perhaps no syphon runs."),
+        (LedgerFolderFacts("l", written=False), "Perhaps no syphon runs."),
     ],
 )
-def test_y1_a_ledger_says_whether_a_syphon_runs(ledger: LedgerFacts, words: str) -> None:
+def test_y1_a_ledger_says_whether_a_syphon_runs(ledger: LedgerFolderFacts, words: str) -> None:
     found = findings_of(GOOD, replace(inspected(*deep()), looks=(WAITING,)), ledger)
     assert words in next(one for one in found if one.check == "backlog_waits").cause
 
@@ -289,19 +289,19 @@ def test_without_the_right_to_count_numbers_are_lower_limits() -> None:
 @pytest.mark.parametrize(
     ("facts", "check"),
     [
-        (LedgerFacts("l", "It does not exist."), "ledger_unusable"),
-        (LedgerFacts("l", failing=("client-host-1-abc",)), "ledger_entries_missing"),
-        (LedgerFacts("l", free=2**20), "ledger_disk_full"),
+        (LedgerFolderFacts("l", "It does not exist."), "ledger_unusable"),
+        (LedgerFolderFacts("l", failing=("client-host-1-abc",)), "ledger_entries_missing"),
+        (LedgerFolderFacts("l", free=2**20), "ledger_disk_full"),
     ],
 )
-def test_l7_a_ledger_that_cannot_be_used_needs_attention(facts: LedgerFacts, check: str) -> None:
+def test_l7_a_ledger_that_cannot_be_used_needs_attention(facts: LedgerFolderFacts, check: str) -> None:
     found = only(*findings_of(GOOD, WELL, facts))
     assert (found.severity, found.check) == (ATTENTION, check)
 
 
 # --- the shared state ------------------------------------------------------------------------------------------------
 
-UNSHARED = LedgerFacts("l", syphons=("syphon-host-1-abc",), unshared_syphons=("syphon-host-1-abc",))
+UNSHARED = LedgerFolderFacts("l", syphons=("syphon-host-1-abc",), unshared_syphons=("syphon-host-1-abc",))
 
 
 def test_s16_a_state_that_cannot_be_read_needs_attention() -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         Finding,
         FoundQueue,
         Inspection,
-        LedgerFacts,
+        LedgerFolderFacts,
         PrimaryFacts,
         SecondaryFacts,
     )
@@ -149,7 +149,7 @@ def _report(
     name: str,
     primary: PrimaryFacts,
     secondary: SecondaryFacts,
-    ledger: LedgerFacts | None,
+    ledger: LedgerFolderFacts | None,
     findings: tuple[Finding, ...],
 ) -> dict[str, Any]:
     from twinbus.pairing import Severity, overall  # noqa: PLC0415 - slow

@@ -43,7 +43,7 @@ from twinbus.pairing import (
     Depth,
     FoundQueue,
     Inspection,
-    LedgerFacts,
+    LedgerFolderFacts,
     PrimaryFacts,
     QueueLook,
     SecondaryFacts,
@@ -213,7 +213,6 @@ async def _try_sender(bus: ServiceBusConnection, entity: str) -> CheckFailure | 
 
 
 def _failure_of(error: TwinbusError) -> CheckFailure:
-
     kind = failure_kind(error)
     if "ServiceBusAuthenticationError" in evidence_of(error).names and kind is FailureKind.UNAUTHORIZED:
         # `$cbs` refused the token with the same condition as a link that needs another right.
@@ -231,7 +230,6 @@ class FirstLook(NamedTuple):
 
 async def first_look(bus: ServiceBusConnection, queue: str, now: float) -> FirstLook:
     """Peek until a message is found that no syphon put aside. `now` is the broker's time."""
-
     aside = Counter[str]()
     management = bus.management(queue)
     start, size = 0, 1
@@ -253,7 +251,6 @@ async def first_look(bus: ServiceBusConnection, queue: str, now: float) -> First
 
 async def second_look(bus: ServiceBusConnection, first: FirstLook) -> QueueLook:
     """Return the look with the answer whether its oldest message is still in its place."""
-
     if first.number is None:
         return first.look
     try:
@@ -269,20 +266,18 @@ async def _dead_letters(bus: ServiceBusConnection, queue: str) -> list[ReceivedM
 
 
 def _destination(message: ReceivedMessage) -> str:
-
     return str(message.application_properties.get(PATH_PROPERTY, "no destination"))
 
 
 # --- the ledger ------------------------------------------------------------------------------------------------------
 
 
-def ledger_facts(directory: Path) -> LedgerFacts:
+def ledger_facts(directory: Path) -> LedgerFolderFacts:
     """Look at the folder of a ledger: whether it can be read and written, who writes, and the free space."""
-
     path = str(directory)
     try:
         if not directory.is_dir():
-            return LedgerFacts(path, "It is no directory." if directory.exists() else "It does not exist.")
+            return LedgerFolderFacts(path, "It is no directory." if directory.exists() else "It does not exist.")
         segments = list(list_segments(directory))
         for segment in segments:
             with segment.path.open("rb"):
@@ -294,13 +289,15 @@ def ledger_facts(directory: Path) -> LedgerFacts:
         # A writer sealed a segment meanwhile.
         return ledger_facts(directory)
     except OSError as error:
-        return LedgerFacts(path, f"{error.filename or path}: {error.strerror}.")
+        return LedgerFolderFacts(path, f"{error.filename or path}: {error.strerror}.")
     if not os.access(directory, os.W_OK | os.X_OK):
-        return LedgerFacts(path, "This user may not write there.")
+        return LedgerFolderFacts(path, "This user may not write there.")
     alive = sorted(writer for writer in writers - dead if writer.partition("-")[0] == Role.SYPHON)
     first = {one.writer: one.path for one in sorted(segments, key=lambda one: one.number, reverse=True)}
     unshared = tuple(writer for writer in alive if _runs_without_state(first[writer]))
-    return LedgerFacts(path, None, bool(segments), tuple(failing_writers(directory)), tuple(alive), free, unshared)
+    return LedgerFolderFacts(
+        path, None, bool(segments), tuple(failing_writers(directory)), tuple(alive), free, unshared
+    )
 
 
 def _runs_without_state(segment: Path) -> bool:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from twinbus.pairing.findings import (
         CheckFailure,
         Finding,
-        LedgerFacts,
+        LedgerFolderFacts,
         PrimaryFacts,
         QueueLook,
         SecondaryFacts,
@@ -118,7 +118,7 @@ __all__ = [
     "HoldRecord",
     "Inspection",
     "KnownState",
-    "LedgerFacts",
+    "LedgerFolderFacts",
     "MessageTooLargeForBacklogError",
     "NotPairedError",
     "OperationRecorder",
@@ -191,7 +191,8 @@ _NAMES_BY_MODULE: Final = {
     ),
     "events": "EVENTS BacklogDrained",
     "findings": (
-        "CheckFailure Finding LedgerFacts PrimaryFacts QueueLook SecondaryFacts Severity StateFacts findings_of overall"
+        "CheckFailure Finding LedgerFolderFacts PrimaryFacts QueueLook SecondaryFacts Severity StateFacts findings_of "
+        "overall"
     ),
     "inspection": (
         "Depth FoundQueue Inspection PingCheck Visibility check_pings clean_extra clock_of_refusal clock_offset "

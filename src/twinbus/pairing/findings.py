@@ -1,7 +1,7 @@
 """Decide what `twinbus doctor` reports on a pair: findings with severity, cause and next step.
 
-The command line gathers facts (`PrimaryFacts`, `SecondaryFacts`, `LedgerFacts`), and `findings_of` turns them into
-findings. A finding is one of:
+The command line gathers facts (`PrimaryFacts`, `SecondaryFacts`, `LedgerFolderFacts`), and `findings_of` turns them
+into findings. A finding is one of:
 
     broken      senders get errors, or nothing can be diverted, until somebody acts
     attention   the pair works, and somebody should act: messages may be late or lost later, or a check was not possible
@@ -134,7 +134,7 @@ class SecondaryFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerFacts:
+class LedgerFolderFacts:
     """What was found in the folder of a ledger. `syphons` are writers of syphons that are not dead.
 
     `written` is False if no program has written there. `unshared_syphons` are those of `syphons` that run without a
@@ -165,7 +165,7 @@ class StateFacts:
 def findings_of(
     primary: PrimaryFacts,
     secondary: SecondaryFacts,
-    ledger: LedgerFacts | None = None,
+    ledger: LedgerFolderFacts | None = None,
     state: StateFacts | None = None,
 ) -> tuple[Finding, ...]:
     """Return what the facts mean, the worst findings first."""
@@ -212,9 +212,7 @@ def _about_primary(facts: PrimaryFacts) -> Iterator[Finding]:
         elif refused.kind is FailureKind.ENTITY_NOT_FOUND:
             what = f"{entity} does not exist on the primary."
             step = "Create it, or correct its name. Senders get an error: a missing entity never fails over."
-            yield Finding(
-                _ATTENTION, "entity_missing", f"{entity} does not exist on the primary.", refused.detail, step
-            )
+            yield Finding(_ATTENTION, "entity_missing", what, refused.detail, step)
         else:
             what, step = f"{entity} accepts no sender ({refused.kind}).", "Look at its status and size on the primary."
             yield Finding(_ATTENTION, "entity_unusable", what, refused.detail, step)
@@ -373,7 +371,7 @@ def _about_messages(
     found: Inspection,
     primary: PrimaryFacts,
     facts: SecondaryFacts,
-    ledger: LedgerFacts | None,
+    ledger: LedgerFolderFacts | None,
     held: Sequence[str],
 ) -> Iterator[Finding]:
     own = (*found.queues, *found.extras)
@@ -409,7 +407,7 @@ def _waiting(
     stuck: Sequence[QueueLook],
     primary: PrimaryFacts,
     facts: SecondaryFacts,
-    ledger: LedgerFacts | None,
+    ledger: LedgerFolderFacts | None,
     held: Sequence[str],
 ) -> Finding:
     oldest = max(waiting, key=lambda look: look.age or 0.0)
@@ -439,7 +437,7 @@ def _waiting(
     return Finding(_ATTENTION, "backlog_waits", what, cause, step)
 
 
-def _about_ledger(facts: LedgerFacts) -> Iterator[Finding]:
+def _about_ledger(facts: LedgerFolderFacts) -> Iterator[Finding]:
     if facts.problem is not None:
         what = f"The ledger {facts.path} cannot be used."
         yield Finding(_ATTENTION, "ledger_unusable", what, facts.problem, "Correct the path or its permissions.")
@@ -459,7 +457,7 @@ def _about_ledger(facts: LedgerFacts) -> Iterator[Finding]:
         yield Finding(_ATTENTION, "ledger_disk_full", what, cause, "Free space, or ship sealed segments elsewhere.")
 
 
-def _about_state(facts: StateFacts, ledger: LedgerFacts | None) -> Iterator[Finding]:
+def _about_state(facts: StateFacts, ledger: LedgerFolderFacts | None) -> Iterator[Finding]:
     """Report holds, and syphons that a hold does not reach (S15)."""
     if facts.problem is not None:
         what = f"The shared state in {facts.location}, or a part of it, cannot be read."

@@ -150,7 +150,7 @@ class StateSharing:
         self._wall = wall
         self._writer = state_writer()
         self._lock = threading.Lock()
-        self._looks: set[_Look] = set()
+        self._looks: set[_StateLook] = set()
         self._look_timer = pair.timer(self._end_late_looks)
         self._watch_timer = pair.timer(self._watch)
         self._write_timer = pair.timer(self._write_due)
@@ -186,7 +186,7 @@ class StateSharing:
         if access is None:
             failed(RuntimeError("no pair is open"), True)
             return
-        look = _Look(self._now() + LOOK_SECONDS, then, failed)
+        look = _StateLook(self._now() + LOOK_SECONDS, then, failed)
         with self._lock:
             self._looks.add(look)
             self._look_timer.arm(min(one.until for one in self._looks))
@@ -560,7 +560,7 @@ class _Write:
         self.until = until
 
 
-class _Look:
+class _StateLook:
     """One look: its result, or its time limit, whichever comes first, decides. A late error is reported as late."""
 
     def __init__(
