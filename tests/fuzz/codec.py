@@ -5,7 +5,6 @@ of its input. An input passes if the readers raise nothing but DecodeError, a co
 the core stays within its limits, and the CPU time stays in proportion to the bytes (X1).
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from uuid import UUID
 
 from tests.amqp.joined import Accepting, Joined, cut
 from tests.fuzz import cpu_cost, hostile_maps, random_frames
+from tests.fuzz.harness import FindingError, inputs_and_seed, named_input
 from tests.fuzz.memory import BoundedMemory, peak_mib
 from twinbus.amqp import (
     ACCEPTED,
@@ -139,10 +139,6 @@ class CodecFuzzCounts:
     largest_kept: int = 0
     hostile: int = 0
     slowest: float = 0.0  # CPU time of a hostile map over that of an ordinary one of the same size
-
-
-class FindingError(AssertionError):
-    """An input that violates one of the rules above."""
 
 
 def mutated(raw: bytes, chance: Random, others: list[bytes]) -> bytes:
@@ -411,13 +407,11 @@ def run(inputs: int, seed: int) -> CodecFuzzCounts:
     for number in range(inputs):
         chance = Random(f"{seed}/{number}")
         target = targets[number % len(targets)]
-        try:
+        with named_input(seed, number):
             if number % HOSTILE_EVERY == HOSTILE_EVERY - 1:
                 taken = try_hostile_map(chance, tally)
             else:
                 taken = target(chance)
-        except Exception as fault:
-            raise FindingError(f"seed {seed}, input {number}: {type(fault).__name__}: {fault}") from fault
         tally.inputs += 1
         tally.refused += not taken
     memory.check()
@@ -425,11 +419,8 @@ def run(inputs: int, seed: int) -> CodecFuzzCounts:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description="Fuzz the AMQP codec.")
-    arguments.add_argument("--inputs", type=int, default=50_000)
-    arguments.add_argument("--seed", type=int, default=1)
-    chosen = arguments.parse_args()
-    tally = run(chosen.inputs, chosen.seed)
+    inputs, seed = inputs_and_seed("Fuzz the AMQP codec.", 50_000)
+    tally = run(inputs, seed)
     print(
         f"codec: {tally.inputs} inputs, {tally.refused} refused, at most {tally.largest_kept} bytes kept; "
         f"{tally.hostile} maps made to be slow, at most {tally.slowest:.1f} times as slow as others; "

@@ -7,11 +7,11 @@ An input passes if it takes CPU time in proportion to its bytes (X1). A finding 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from random import Random
 
-from tests.fuzz.codec import CodecFuzzCounts, FindingError, try_hostile_map
+from tests.fuzz.codec import CodecFuzzCounts, try_hostile_map
+from tests.fuzz.harness import inputs_and_seed, named_input
 from tests.fuzz.memory import BoundedMemory, peak_mib
 
 _MOST_GROWTH = 200  # MiB
@@ -20,10 +20,8 @@ _MOST_GROWTH = 200  # MiB
 def run(inputs: int, seed: int) -> CodecFuzzCounts:
     tally, memory = CodecFuzzCounts(), BoundedMemory(_MOST_GROWTH)
     for number in range(inputs):
-        try:
+        with named_input(seed, number):
             taken = try_hostile_map(Random(f"{seed}/{number}/keys"), tally)
-        except Exception as fault:
-            raise FindingError(f"seed {seed}, input {number}: {type(fault).__name__}: {fault}") from fault
         tally.inputs += 1
         tally.refused += not taken
     memory.check()
@@ -31,11 +29,8 @@ def run(inputs: int, seed: int) -> CodecFuzzCounts:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description="Fuzz the AMQP codec with maps whose keys collide.")
-    arguments.add_argument("--inputs", type=int, default=1_000)
-    arguments.add_argument("--seed", type=int, default=1)
-    chosen = arguments.parse_args()
-    tally = run(chosen.inputs, chosen.seed)
+    inputs, seed = inputs_and_seed("Fuzz the AMQP codec with maps whose keys collide.", 1_000)
+    tally = run(inputs, seed)
     print(
         f"colliding_keys: {tally.inputs} inputs, {tally.refused} refused, at most {tally.slowest:.1f} times as slow as "
         f"ordinary maps; peak {peak_mib()} MiB; nothing found"

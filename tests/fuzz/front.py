@@ -25,6 +25,7 @@ from pathlib import Path
 from prometheus_client import Metric
 
 from tests.fuzz import cpu_cost, hostile_maps, random_frames
+from tests.fuzz.harness import FindingError
 from tests.fuzz.memory import peak_mib
 from tests.fuzz.recording import QUEUE, SESSIONS, SUBSCRIPTION, TOPIC, Recording, recordings
 from twinbus.amqp import frames as amqp_frames
@@ -53,10 +54,6 @@ ENTITIES = (
     QueueDescription(path="kept"),
     QueueDescription(path="passing"),
 )
-
-
-class FuzzError(AssertionError):
-    """An input after which the namespace violates one of the rules above."""
 
 
 @dataclass
@@ -181,7 +178,7 @@ class Steady:
             while len(found) < 2:
                 found += await receiver.receive(2 - len(found), _SECONDS)
             if [bytes(message.body) for message in found] != [body, body[::-1]]:
-                raise FuzzError("a message arrived altered")
+                raise FindingError("a message arrived altered")
             await receiver.complete(found)
             await sender.close()
             await receiver.close()
@@ -194,7 +191,7 @@ class Steady:
                 found += [bytes(message.body) for message in page]
                 number = (page[-1].sequence_number or 0) + 1
         if found != self.kept:
-            raise FuzzError(f"{len(self.kept)} messages were stored, {len(found)} are there, or they are others")
+            raise FindingError(f"{len(self.kept)} messages were stored, {len(found)} are there, or they are others")
 
 
 async def converse(port: int, pieces: Sequence[bytes], turns: int) -> int:
@@ -219,7 +216,7 @@ async def converse(port: int, pieces: Sequence[bytes], turns: int) -> int:
                 writer.write_eof()
             await listening
     except TimeoutError as error:
-        raise FuzzError(f"the connection did not end with its peer: {pieces!r}") from error
+        raise FindingError(f"the connection did not end with its peer: {pieces!r}") from error
     finally:
         listening.cancel()
         writer.transport.abort()
@@ -255,7 +252,7 @@ async def _compare_costs(server: NamespaceServer, chance: random.Random, tally: 
     )
     tally.slowest = max(tally.slowest, slower)
     if slower > cpu_cost.MOST:
-        raise FuzzError(f"{_HOSTILE_KEYS} keys of kind {kind} in {place} take {slower:.0f} times as long as others")
+        raise FindingError(f"{_HOSTILE_KEYS} keys of kind {kind} in {place} take {slower:.0f} times as long as others")
 
 
 async def _started(folder: Path, port: int = 0) -> NamespaceServer:
@@ -280,15 +277,15 @@ async def _one_world(
                 work = steady.work(random.Random(start))
                 await asyncio.gather(_batch(server, seed, part, recorded, tally), work)
             except Exception as wrong:
-                raise FuzzError(f"inputs {part} of seed {seed}: {wrong!r}") from wrong
+                raise FindingError(f"inputs {part} of seed {seed}: {wrong!r}") from wrong
             if errors.found:
-                raise FuzzError(f"inputs {part} of seed {seed} made the namespace fail:\n{errors.found[0]}")
+                raise FindingError(f"inputs {part} of seed {seed} made the namespace fail:\n{errors.found[0]}")
             if tally.rounds % _HOSTILE_EVERY == 0:
                 await _compare_costs(server, random.Random(f"{seed}/{start}/costs"), tally)
             tally.rounds += 1
         await steady.check()
         if len(server._context.connections) != 1:
-            raise FuzzError(
+            raise FindingError(
                 f"{len(server._context.connections)} connections are left of inputs {numbers} of seed {seed}"
             )
     tally.operations += sum(map(_operations, server._context.meter.registry.collect()))
@@ -318,9 +315,9 @@ async def run(inputs: int, seed: int, *, with_sdk: bool = True) -> FrontFuzzCoun
             logging.getLogger().removeHandler(errors)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     if grown > _MOST_GROWTH:
-        raise FuzzError(f"memory grew by {grown} KiB with seed {seed}")
+        raise FindingError(f"memory grew by {grown} KiB with seed {seed}")
     if errors.found:
-        raise FuzzError(errors.found[0])
+        raise FindingError(errors.found[0])
     return tally
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.fuzz import cpu_cost
+from tests.fuzz.harness import FindingError
 from tests.fuzz.memory import BoundedMemory, peak_mib
 from tests.namespace.front.bare_namespace import start_runtime
 from tests.namespace.front.http_peer import TOKEN, RecordingStream, converse, handler
@@ -108,10 +109,6 @@ class HttpFuzzCounts:
     """Growth of the CPU time of a request made to be slow when it becomes four times as long."""
 
 
-class FuzzError(AssertionError):
-    """An input whose answer violates one of the rules above."""
-
-
 def mutate(chance: random.Random) -> list[bytes]:
     """One to three requests, damaged, and cut into pieces as a network might."""
     data = bytearray(b"".join(chance.choices(RECORDED, k=chance.randint(1, 3))))
@@ -155,11 +152,11 @@ async def world() -> HttpHandler:
 def judge(stream: RecordingStream, tally: HttpFuzzCounts) -> None:
     written = bytes(stream.written)
     if not stream.closed:
-        raise FuzzError("the connection was not closed")
+        raise FindingError("the connection was not closed")
     if written and not written.startswith(b"HTTP/1.1 "):
-        raise FuzzError(f"what was written is not HTTP: {written[:60]!r}")
+        raise FindingError(f"what was written is not HTTP: {written[:60]!r}")
     if b"HTTP/1.1 500" in written:
-        raise FuzzError("an input made the front fail")
+        raise FindingError("an input made the front fail")
     tally.inputs += 1
     tally.answered += bool(written)
     tally.silent += not written
@@ -171,7 +168,7 @@ async def compare_costs(http: HttpHandler, name: str, tally: HttpFuzzCounts) -> 
     tally.slow += 1
     tally.steepest = max(tally.steepest, grown)
     if grown > _MOST_GROWTH:
-        raise FuzzError(f"{name}: four times the bytes take {grown:.0f} times the CPU time")
+        raise FindingError(f"{name}: four times the bytes take {grown:.0f} times the CPU time")
 
 
 async def check_healthy(http: HttpHandler, tally: HttpFuzzCounts) -> None:
@@ -186,7 +183,7 @@ async def check_healthy(http: HttpHandler, tally: HttpFuzzCounts) -> None:
     written = bytes((await converse(http, *asked)).written)
     statuses = [int(part[:3]) for part in written.split(b"HTTP/1.1 ")[1:]]
     if statuses != [201, 200, 200] or b"<MaxDeliveryCount>7</MaxDeliveryCount>" not in written:
-        raise FuzzError(f"a healthy client got {statuses}")
+        raise FindingError(f"a healthy client got {statuses}")
     tally.healthy += 1
 
 
@@ -199,7 +196,7 @@ async def run(inputs: int, seed: int) -> HttpFuzzCounts:
         try:
             judge(await converse(http, *chunks), tally)
         except Exception as wrong:
-            raise FuzzError(f"input {number} of seed {seed}: {wrong!r} for {b''.join(chunks)!r}") from wrong
+            raise FindingError(f"input {number} of seed {seed}: {wrong!r} for {b''.join(chunks)!r}") from wrong
         if number % _COSTS_EVERY == _COSTS_EVERY - 1:
             await check_healthy(http, tally)
             http = await world()

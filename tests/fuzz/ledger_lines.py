@@ -9,7 +9,6 @@ names the seed and the number.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from tests.fuzz.harness import FindingError, inputs_and_seed, named_input
 from tests.fuzz.memory import BoundedMemory, peak_mib
 from twinbus.ledger import (
     SEALED_SUFFIX,
@@ -58,10 +58,6 @@ class LedgerFuzzCounts:
     entries: int = 0
     refused: int = 0
     segments: int = 0
-
-
-class FindingError(AssertionError):
-    """A line that violates one of the rules above."""
 
 
 def recorded(folder: Path) -> list[bytes]:
@@ -139,22 +135,17 @@ def run(inputs: int, seed: int) -> LedgerFuzzCounts:
         for start in range(0, inputs, _LINES_PER_SEGMENT):
             numbers = range(start, min(start + _LINES_PER_SEGMENT, inputs))
             made = [damaged(Random(f"{seed}/{number}/line"), lines[1:]) for number in numbers]
-            try:
+            with named_input(seed, numbers):
                 sound = sum(_try_line(line, tally) for line in made)
                 _try_segment(folder, lines[0], made, tally, sound)
-            except Exception as fault:
-                raise FindingError(f"seed {seed}, inputs {numbers}: {type(fault).__name__}: {fault}") from fault
             tally.inputs += len(made)
     memory.check()
     return tally
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description="Fuzz the lines of a ledger.")
-    arguments.add_argument("--inputs", type=int, default=20_000)
-    arguments.add_argument("--seed", type=int, default=1)
-    chosen = arguments.parse_args()
-    tally = run(chosen.inputs, chosen.seed)
+    inputs, seed = inputs_and_seed("Fuzz the lines of a ledger.", 20_000)
+    tally = run(inputs, seed)
     print(
         f"ledger_lines: {tally.inputs} inputs, {tally.entries} entries, {tally.refused} refused, {tally.segments} "
         f"segments read with balance and verdict; peak {peak_mib()} MiB; nothing found"

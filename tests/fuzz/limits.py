@@ -9,7 +9,6 @@ them and loses nothing (X1). A finding names the seed and the numbers.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import random
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 from tests.fuzz import random_frames
 from tests.fuzz.front import ENTITIES, Errors, Steady
+from tests.fuzz.harness import FindingError, inputs_and_seed
 from tests.fuzz.memory import BoundedMemory, peak_mib
 from twinbus.amqp import MIB, Properties, Source, Target, build_message
 from twinbus.amqp.described_types import encode_described
@@ -39,10 +39,6 @@ _SECONDS: Final = 20.0
 _LIMITS: Final = ResourceLimits(max_connections=20, memory=64 * MIB, unauthenticated_memory=1 * MIB)
 _OPENED: Final = AMQP_HEADER + performative_frame(0, Open("raw", "localhost"))
 _BEGIN: Final = Begin(next_outgoing_id=0, incoming_window=100, outgoing_window=100)
-
-
-class FindingError(AssertionError):
-    """A round after which the namespace violates one of the rules above."""
 
 
 @dataclass
@@ -200,12 +196,9 @@ async def run(inputs: int, seed: int) -> LimitFuzzCounts:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description="Fuzz the limits before authentication.")
-    arguments.add_argument("--inputs", type=int, default=2_000)
-    arguments.add_argument("--seed", type=int, default=1)
-    chosen = arguments.parse_args()
+    inputs, seed = inputs_and_seed("Fuzz the limits before authentication.", 2_000)
     logging.getLogger("twinbus").setLevel(logging.ERROR)
-    tally = asyncio.run(run(chosen.inputs, chosen.seed))
+    tally = asyncio.run(run(inputs, seed))
     print(
         f"limits: {tally.inputs} inputs in {tally.rounds} rounds beside a client that lost nothing, {tally.refused} "
         f"ended or refused by a limit; peak {peak_mib()} MiB; nothing found"

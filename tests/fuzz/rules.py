@@ -9,13 +9,13 @@ copies raises nothing and is the same a second time, every copy can be read, and
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
+from tests.fuzz.harness import FindingError, inputs_and_seed, named_input
 from tests.fuzz.memory import BoundedMemory, peak_mib
 from twinbus.amqp import Properties, build_message, read_routing_fields, split_sections
 from twinbus.namespace.engine.descriptions import CorrelationFilter, RuleDescription, SqlAction, SqlFilter
@@ -52,10 +52,6 @@ class RuleFuzzCounts:
     errors: int = 0  # of evaluation
     exhausted: int = 0  # rule sets that reached the bound of work
     copies: int = 0
-
-
-class FindingError(AssertionError):
-    """An input that violates one of the rules above."""
 
 
 def _value(chance: Random, depth: int) -> str:
@@ -202,23 +198,18 @@ def run(inputs: int, seed: int) -> RuleFuzzCounts:
     rules = RuleSet([])
     for number in range(inputs):
         chance = Random(f"{seed}/{number - number % _MESSAGES_PER_SET}/rules")
-        try:
+        with named_input(seed, number):
             if number % _MESSAGES_PER_SET == 0:
                 rules = _compile(chance, tally)
             _try_message(rules, random_message(Random(f"{seed}/{number}/message")), tally)
-        except Exception as fault:
-            raise FindingError(f"seed {seed}, input {number}: {type(fault).__name__}: {fault}") from fault
         tally.inputs += 1
     memory.check()
     return tally
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description="Fuzz the rules of subscriptions.")
-    arguments.add_argument("--inputs", type=int, default=20_000)
-    arguments.add_argument("--seed", type=int, default=1)
-    chosen = arguments.parse_args()
-    tally = run(chosen.inputs, chosen.seed)
+    inputs, seed = inputs_and_seed("Fuzz the rules of subscriptions.", 20_000)
+    tally = run(inputs, seed)
     print(
         f"rules: {tally.inputs} inputs, {tally.refused} texts refused, {tally.errors} errors of evaluation, "
         f"{tally.exhausted} at the bound of work, {tally.copies} changed copies; peak {peak_mib()} MiB; nothing found"
