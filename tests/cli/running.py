@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner, Result
+
+from twinbus.cli.main import app
+
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 COMMAND = [sys.executable, "-m", "twinbus"]
 PATIENCE = 30.0
@@ -26,6 +30,11 @@ def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *arguments], env=environment(**more), capture_output=True, text=True, timeout=PATIENCE, check=False
     )
+
+
+def invoke(*arguments: str, **more: str) -> Result:
+    """Run the command line in the process of the test, which imports the SDK only once."""
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1", **more})
 
 
 class Serving:
@@ -64,6 +73,32 @@ def serving(*arguments: str, **more: str) -> Iterator[Serving]:
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@contextmanager
+def serving_config(folder: Path, config: str) -> Iterator[Serving]:
+    """Serve the namespaces of a configuration, without files. The configuration is written to the folder."""
+    file = folder / "config.toml"
+    file.write_text(config)
+    with serving("--json", "--memory", "--config", str(file)) as server:
+        yield server
+
+
+def authorization_rule(name: str, *claims: str) -> str:
+    """Return the lines of a configuration for an authorization rule. Its key is `key-of-` and its name."""
+    return (
+        f'[[namespaces.authorization_rules]]\nname = "{name}"\nclaims = {json.dumps(claims)}\n'
+        f'primary_key = "key-of-{name}"\n'
+    )
+
+
+def pair_environment(server: Serving, primary_name: str) -> dict[str, str]:
+    """Return the connection strings of the namespaces `primary` and `secondary` as environment variables."""
+    return {
+        "TWINBUS_PRIMARY_CONNECTION_STRING": str(server.namespaces["primary"]["connection_string"]),
+        "TWINBUS_SECONDARY_CONNECTION_STRING": str(server.namespaces["secondary"]["connection_string"]),
+        "TWINBUS_PRIMARY_NAME": primary_name,
+    }
 
 
 def _read_until_ready(process: "subprocess.Popen[bytes]") -> str:

@@ -7,11 +7,8 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from typer.testing import CliRunner, Result
-
 from twinbus.amqp import Properties, build_message
 from twinbus.backlog import PATH_PROPERTY, backlog_queue_path
-from twinbus.cli.main import app
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
 from twinbus.pairing import Administration, provisioning_steps
 from twinbus.testing import LocalNamespaces
@@ -31,10 +28,6 @@ CONFIG = {
         },
     ]
 }
-
-
-def invoke(*arguments: str, **environment: str) -> Result:
-    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1", **environment})
 
 
 class Backlog:

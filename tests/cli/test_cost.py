@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.syphoned import invoke
+from tests.cli.running import invoke
 from twinbus.cli import cost_tables
 from twinbus.money import (
     CostResult,

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from tests.cli.syphoned import CONFIG, Backlog, ids_of, invoke
+from tests.cli.running import invoke
+from tests.cli.syphoned import Backlog, ids_of
 from twinbus.backlog import PATH_PROPERTY, SESSION_ID_PROPERTY
 from twinbus.cli import deadletter
 from twinbus.ledger import Move, Movement, read_ledger
 from twinbus.testing import LocalNamespaces
-
-
-@pytest.fixture(scope="module")
-def namespaces() -> Iterator[LocalNamespaces]:
-    with LocalNamespaces("primary", "secondary", memory=True, config=CONFIG) as found:
-        yield found
 
 
 @pytest.fixture

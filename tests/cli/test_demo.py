@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.cli.running import COMMAND, environment
-from tests.cli.syphoned import invoke
+from tests.cli.running import COMMAND, environment, invoke
 from twinbus.backlog import backlog_queue_path
 from twinbus.cli.connections import backlog_name
 from twinbus.cli.demo.application import BACKLOG_QUEUES, ENTITIES, PLACES, Records

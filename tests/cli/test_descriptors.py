@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from .running import PATIENCE, Serving, serving
+from .running import PATIENCE, Serving, serving_config
 
 CONFIG = '[[namespaces]]\nname = "one"\nport = 0\n[[namespaces.queues]]\nname = "orders"\n'
 COUNTED = re.compile(r'^twinbus_limit_exceeded_total\{limit="file-descriptors"\} ([0-9.]+)$', re.MULTILINE)
@@ -20,9 +20,7 @@ COUNTED = re.compile(r'^twinbus_limit_exceeded_total\{limit="file-descriptors"\}
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Serving]:
-    config = tmp_path / "config.toml"
-    config.write_text(CONFIG)
-    with serving("--memory", "--json", "--config", str(config)) as server:
+    with serving_config(tmp_path, CONFIG) as server:
         yield server
 
 

@@ -15,6 +15,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from typer.testing import CliRunner, Result
 
 from tests import fake_clock
+from tests.cli import running
 from twinbus.cli.doctor_checks import first_look, second_look
 from twinbus.cli.main import app
 from twinbus.connect import connect
@@ -23,45 +24,24 @@ from twinbus.pairing import Administration
 from twinbus.pairing.findings import RIGHTS
 from twinbus.pairing.provisioning import PROPERTIES
 
-from .running import Serving, run, serving
+from .running import Serving, authorization_rule, pair_environment, run, serving_config
 
-RULES = """
+RULES = f"""
 [[namespaces]]
 name = "primary"
 port = 0
 [[namespaces.queues]]
 name = "orders"
-[[namespaces.authorization_rules]]
-name = "all"
-claims = ["Manage"]
-primary_key = "key-of-all"
-[[namespaces.authorization_rules]]
-name = "sender"
-claims = ["Send"]
-primary_key = "key-of-sender"
-[[namespaces.authorization_rules]]
-name = "reader"
-claims = ["Listen"]
-primary_key = "key-of-reader"
+{authorization_rule("all", "Manage")}
+{authorization_rule("sender", "Send")}
+{authorization_rule("reader", "Listen")}
 [[namespaces]]
 name = "secondary"
 port = 0
-[[namespaces.authorization_rules]]
-name = "all"
-claims = ["Manage"]
-primary_key = "key-of-all"
-[[namespaces.authorization_rules]]
-name = "app"
-claims = ["Send", "Listen"]
-primary_key = "key-of-app"
-[[namespaces.authorization_rules]]
-name = "sender"
-claims = ["Send"]
-primary_key = "key-of-sender"
-[[namespaces.authorization_rules]]
-name = "reader"
-claims = ["Listen"]
-primary_key = "key-of-reader"
+{authorization_rule("all", "Manage")}
+{authorization_rule("app", "Send", "Listen")}
+{authorization_rule("sender", "Send")}
+{authorization_rule("reader", "Listen")}
 """
 NUMBERS = itertools.count()
 PRIMARY, SECONDARY = "TWINBUS_PRIMARY_CONNECTION_STRING", "TWINBUS_SECONDARY_CONNECTION_STRING"
@@ -69,27 +49,20 @@ PRIMARY, SECONDARY = "TWINBUS_PRIMARY_CONNECTION_STRING", "TWINBUS_SECONDARY_CON
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    config = tmp_path_factory.mktemp("doctor") / "config.toml"
-    config.write_text(RULES)
-    with serving("--json", "--memory", "--config", str(config)) as server:
+    with serving_config(tmp_path_factory.mktemp("doctor"), RULES) as server:
         yield server
 
 
 @pytest.fixture
 def strings(server: Serving) -> dict[str, str]:
     """Return the connection strings as environment variables. Each test has two backlog queues of its own."""
-    made = {
-        PRIMARY: str(server.namespaces["primary"]["connection_string"]),
-        SECONDARY: str(server.namespaces["secondary"]["connection_string"]),
-        "TWINBUS_PRIMARY_NAME": f"doctor-{next(NUMBERS)}",
-        "TWINBUS_BACKLOG_QUEUE_COUNT": "2",
-    }
+    made = {**pair_environment(server, f"doctor-{next(NUMBERS)}"), "TWINBUS_BACKLOG_QUEUE_COUNT": "2"}
     assert invoke("provision", **made).exit_code == 0
     return made
 
 
 def invoke(*arguments: str, **environment: str) -> Result:
-    return CliRunner().invoke(app, arguments, env={"COLUMNS": "80", "NO_COLOR": "1", **environment})
+    return running.invoke(*arguments, **{"COLUMNS": "80", **environment})
 
 
 def examined(strings: dict[str, str], *arguments: str) -> tuple[int, dict[str, dict[str, Any]], dict[str, Any]]:

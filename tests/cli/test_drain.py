@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -12,19 +11,13 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from tests.cli.running import run, serving
-from tests.cli.syphoned import CONFIG, Backlog, ids_of, invoke
+from tests.cli.running import invoke, run, serving
+from tests.cli.syphoned import Backlog, ids_of
 from twinbus import SendAvailabilityOptions, pair_connection_strings
 from twinbus.cli.progress import LineDisplay, TableDisplay
 from twinbus.pairing import Administration
 from twinbus.syphon import LeftMessages, MessageCounts, Progress
 from twinbus.testing import LocalNamespaces
-
-
-@pytest.fixture(scope="module")
-def namespaces() -> Iterator[LocalNamespaces]:
-    with LocalNamespaces("primary", "secondary", memory=True, config=CONFIG) as found:
-        yield found
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .running import Serving, run, serving
+from .running import Serving, run, serving, serving_config
 
 CONFIG = """
 [[namespaces]]
@@ -49,9 +49,7 @@ size = 5
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    config: Path = tmp_path_factory.mktemp("export") / "config.toml"
-    config.write_text(CONFIG)
-    with serving("--json", "--memory", "--config", str(config)) as server:
+    with serving_config(tmp_path_factory.mktemp("export"), CONFIG) as server:
         yield server
 
 

@@ -2,32 +2,23 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from .running import Serving, run, serving
+from .running import Serving, authorization_rule, run, serving, serving_config
 
-RULES = """
+RULES = f"""
 [[namespaces]]
 name = "one"
 port = 0
-[[namespaces.authorization_rules]]
-name = "all"
-claims = ["Manage"]
-primary_key = "key-of-all"
-[[namespaces.authorization_rules]]
-name = "sends"
-claims = ["Send"]
-primary_key = "key-of-sends"
+{authorization_rule("all", "Manage")}
+{authorization_rule("sends", "Send")}
 """
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    config: Path = tmp_path_factory.mktemp("fault") / "config.toml"
-    config.write_text(RULES)
-    with serving("--json", "--memory", "--config", str(config)) as server:
+    with serving_config(tmp_path_factory.mktemp("fault"), RULES) as server:
         yield server
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.syphoned import CONFIG, Backlog, invoke
+from tests.cli.running import invoke
+from tests.cli.syphoned import CONFIG, Backlog
 from twinbus.backlog import Endpoint, primary_name
 from twinbus.connect import ConnectionString
 from twinbus.ledger import Ledger, Role, Stage

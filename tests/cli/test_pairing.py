@@ -8,15 +8,13 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from twinbus.cli.main import app
 from twinbus.namespace import FaultClient
 from twinbus.pairing import Administration
 
-from .running import Serving, run, serving
+from .running import Serving, authorization_rule, invoke, pair_environment, run, serving_config
 
-RULES = """
+RULES = f"""
 [[namespaces]]
 name = "primary"
 port = 0
@@ -25,38 +23,22 @@ name = "orders"
 [[namespaces]]
 name = "secondary"
 port = 0
-[[namespaces.authorization_rules]]
-name = "all"
-claims = ["Manage"]
-primary_key = "key-of-all"
-[[namespaces.authorization_rules]]
-name = "app"
-claims = ["Send", "Listen"]
-primary_key = "key-of-app"
+{authorization_rule("all", "Manage")}
+{authorization_rule("app", "Send", "Listen")}
 """
 NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    config = tmp_path_factory.mktemp("pairing") / "config.toml"
-    config.write_text(RULES)
-    with serving("--json", "--memory", "--config", str(config)) as server:
+    with serving_config(tmp_path_factory.mktemp("pairing"), RULES) as server:
         yield server
 
 
 @pytest.fixture
 def strings(server: Serving) -> dict[str, str]:
     """Return the connection strings as environment variables. Each test has its own primary name."""
-    return {
-        "TWINBUS_PRIMARY_CONNECTION_STRING": str(server.namespaces["primary"]["connection_string"]),
-        "TWINBUS_SECONDARY_CONNECTION_STRING": str(server.namespaces["secondary"]["connection_string"]),
-        "TWINBUS_PRIMARY_NAME": f"contoso-{next(NUMBERS)}",
-    }
-
-
-def invoke(*arguments: str, **environment: str) -> Result:
-    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1", **environment})
+    return pair_environment(server, f"contoso-{next(NUMBERS)}")
 
 
 def test_p8_provision_creates_what_is_missing_and_says_what_was_there(strings: dict[str, str]) -> None:

@@ -11,11 +11,8 @@ from pathlib import Path
 
 import pytest
 from azure.servicebus import ServiceBusClient
-from typer.testing import CliRunner, Result
 
-from twinbus.cli.main import app
-
-from .running import COMMAND, Serving, environment, run, serving
+from .running import COMMAND, Serving, environment, invoke, pair_environment, run, serving_config
 
 CONFIG = """
 [[namespaces]]
@@ -50,23 +47,13 @@ with pair_connection_strings(primary, secondary, options=options) as pair:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    config = tmp_path_factory.mktemp("state") / "config.toml"
-    config.write_text(CONFIG)
-    with serving("--json", "--memory", "--config", str(config)) as server:
+    with serving_config(tmp_path_factory.mktemp("state"), CONFIG) as server:
         yield server
 
 
 @pytest.fixture
 def strings(server: Serving) -> dict[str, str]:
-    return {
-        "TWINBUS_PRIMARY_CONNECTION_STRING": str(server.namespaces["primary"]["connection_string"]),
-        "TWINBUS_SECONDARY_CONNECTION_STRING": str(server.namespaces["secondary"]["connection_string"]),
-        "TWINBUS_PRIMARY_NAME": "held",
-    }
-
-
-def invoke(*arguments: str, **environment: str) -> Result:
-    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1", **environment})
+    return pair_environment(server, "held")
 
 
 def received(connection_string: str, queue: str, count: int) -> list[str]:

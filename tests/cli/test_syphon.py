@@ -12,20 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.cli.running import COMMAND, PATIENCE, environment
-from tests.cli.syphoned import CONFIG, Backlog, ids_of, invoke
+from tests.cli.running import COMMAND, PATIENCE, environment, invoke
+from tests.cli.syphoned import Backlog, ids_of
 from twinbus.backlog import SESSION_ID_PROPERTY, TIME_TO_LIVE_PROPERTY, FailureKind
 from twinbus.cli.progress import LineDisplay, TableDisplay, duration
 from twinbus.ledger import Intent, Operation, Stage, read_ledger
 from twinbus.syphon import DestinationStatus, MessageCounts, Progress, Readiness
 from twinbus.testing import LocalNamespaces
 from twinbus.values import Char
-
-
-@pytest.fixture(scope="module")
-def namespaces() -> Iterator[LocalNamespaces]:
-    with LocalNamespaces("primary", "secondary", memory=True, config=CONFIG) as found:
-        yield found
 
 
 @pytest.fixture

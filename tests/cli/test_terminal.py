@@ -14,14 +14,14 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fcntl import ioctl
 from pathlib import Path
 
 import pytest
 
 from tests.cli.running import COMMAND, PATIENCE, environment, run, serving
-from tests.cli.syphoned import CONFIG, Backlog, ids_of
+from tests.cli.syphoned import Backlog, ids_of
 from tests.namespace.front.amqp_peer import Peer
 from twinbus.amqp import Connection, ConnectionClosed, Error
 from twinbus.ledger import Ledger, Stage
@@ -71,12 +71,6 @@ def in_terminal(
             process.kill()
             process.wait()
         os.close(leader)
-
-
-@pytest.fixture(scope="module")
-def namespaces() -> Iterator[LocalNamespaces]:
-    with LocalNamespaces("primary", "secondary", memory=True, config=CONFIG) as found:
-        yield found
 
 
 @pytest.fixture

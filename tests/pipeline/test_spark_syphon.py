@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from tests.cli.syphoned import invoke
+from tests.cli.running import invoke
 from tests.pipeline.backlogs import MOVES, WINDOW, Backlog, killing_when_told, killing_workers, namespaces, watched
 from tests.syphon.fixed_queues import FixedQueues
 from tests.syphon.two_namespaces import numbered, until
