@@ -1,3 +1,4 @@
+import contextlib
 from typing import Any
 from uuid import UUID
 
@@ -173,8 +174,6 @@ BAD_FIELDS = {
     "a property key that is a symbol": b"\x00\x53\x74" + encode({Symbol("k"): 1}),
     "application properties with an odd count": b"\x00\x53\x74\xc1\x02\x01\x40",
     "application properties that run over": b"\x00\x53\x74\xc1\x05\x02\xa1\x01k\xa1" + DATA,
-    "a scheduled time that is a long": b"\x00\x53\x72" + encode({Symbol("x-opt-scheduled-enqueue-time"): 5}),
-    "a partition key that is a number": b"\x00\x53\x72" + encode({Symbol("x-opt-partition-key"): 5}),
     "annotations with four thousand million items": b"\x00\x53\x72\xd1\x00\x00\x00\x05\xff\xff\xff\xfe\x40",
     "a list with four thousand million fields": b"\x00\x53\x70\xd0\x00\x00\x00\x05\xff\xff\xff\xff\x40",
 }
@@ -184,6 +183,33 @@ BAD_FIELDS = {
 def test_a_malformed_routing_field_is_a_decode_error(raw: bytes) -> None:
     with pytest.raises(DecodeError):
         read_routing_fields(raw)
+
+
+@given(strategies.values, strategies.values, st.booleans())
+def test_n1_annotations_of_any_type_are_read_and_get_the_types_of_the_service(
+    key: Any, instant: Any, is_symbol: bool
+) -> None:
+    spelled = Symbol if is_symbol else str
+    sent = {Symbol("before"): 1, spelled("x-opt-partition-key"): key, spelled("x-opt-via-partition-key"): key}
+    sent |= {spelled("x-opt-scheduled-enqueue-time"): instant, Symbol("x-opt-mine"): key}
+    fields = read_routing_fields(b"\x00\x53\x72" + encode(sent) + DATA)
+    text = str(key) if isinstance(key, str) else None
+    if type(key) is bytes:
+        with contextlib.suppress(UnicodeDecodeError):
+            text = key.decode()
+    is_number = isinstance(instant, int) and not isinstance(instant, bool) and instant < 2**63
+    assert (fields.partition_key, fields.via_partition_key) == (text, text)
+    assert fields.scheduled_enqueue_time == (int(instant) if is_number else None)
+    kept = split_sections(fields.raw).message_annotations or {}
+    expected = {Symbol(name): value for name, value in sent.items()}
+    if text is not None:
+        expected |= dict.fromkeys((Symbol("x-opt-partition-key"), Symbol("x-opt-via-partition-key")), text)
+    if is_number:
+        expected[Symbol("x-opt-scheduled-enqueue-time")] = Timestamp(instant)
+    assert {Symbol(name): repr(value) for name, value in kept.items()} == {
+        name: repr(value) for name, value in expected.items()
+    }
+    assert fields.raw.endswith(DATA)
 
 
 @given(strategies.parts, strategies.bodies, st.data())

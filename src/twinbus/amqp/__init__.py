@@ -10,6 +10,7 @@ from twinbus.amqp.connection import Connection
 from twinbus.amqp.decoding import WIDTHS, decode, decode_all, skip
 from twinbus.amqp.delivery_splicing import (
     NO_ENTRIES,
+    NO_LOCK_TOKEN,
     EncodedEntries,
     broker_annotations,
     drop_keys,
@@ -45,7 +46,7 @@ from twinbus.amqp.events import (
 from twinbus.amqp.fast_splicing import splice_locked_delivery
 from twinbus.amqp.limits import KIB, MIB, LimitExceededError, Limits, memory_of
 from twinbus.amqp.link import Link, LinkState
-from twinbus.amqp.message_builder import batch_payload, build_message, with_sections
+from twinbus.amqp.message_builder import batch_payload, build_message, data_section_size, with_sections
 from twinbus.amqp.message_sections import (
     APPLICATION_PROPERTIES,
     BATCH_FORMAT,
@@ -104,6 +105,7 @@ __all__ = [
     "MESSAGE_ANNOTATIONS",
     "MIB",
     "NO_ENTRIES",
+    "NO_LOCK_TOKEN",
     "PROPERTIES",
     "RCV_FIRST",
     "RCV_SECOND",
@@ -155,6 +157,7 @@ __all__ = [
     "broker_annotations",
     "build_message",
     "consecutive_runs",
+    "data_section_size",
     "declared_state",
     "decode",
     "decode_all",

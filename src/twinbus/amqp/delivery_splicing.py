@@ -38,7 +38,7 @@ from twinbus.values import ULong
 class EncodedEntries:
     """Encoded entries of a map. `count` counts keys and values, as AMQP does.
 
-    `names` are the keys of these entries. An entry of the sender's map with one of these keys is replaced.
+    An entry of the sender's map with one of the keys in `names` is left out.
     """
 
     count: int
@@ -61,6 +61,8 @@ def lock_token_annotation(token: UUID) -> EncodedEntries:
 
 
 _LOCK_TOKEN_NAME = frozenset((b"x-opt-lock-token",))
+NO_LOCK_TOKEN = EncodedEntries(0, b"", _LOCK_TOKEN_NAME)
+"""The delivery annotations of a message that is not locked."""
 LOCK_TOKEN = encode_symbol("x-opt-lock-token") + b"\x98"
 SEQUENCE_KEY = encode_symbol("x-opt-sequence-number") + b"\x81"
 ENQUEUED_KEY = encode_symbol("x-opt-enqueued-time") + b"\x83"
@@ -86,7 +88,11 @@ def broker_annotations(
     state: int | None = None,
     deadletter_source: str | None = None,
 ) -> EncodedEntries:
-    """Return the message annotations that a broker adds. An annotation whose argument is None is left out."""
+    """Return the message annotations that a broker adds. An annotation whose argument is None is left out.
+
+    A message that its receiver sent on has the annotations of its first delivery. The instant at which the first lock
+    ended never remains.
+    """
     raw = _FIRST_TWO(SEQUENCE_KEY, seq, ENQUEUED_KEY, enqueued_ms)
     given = 0
     if locked_until_ms is not None:
@@ -107,8 +113,7 @@ def broker_annotations(
     if deadletter_source is not None:
         raw += _DEADLETTER_SOURCE_KEY + encode_str(deadletter_source)
         given |= 32
-    names = _NAMES[given]
-    return EncodedEntries(2 * len(names), raw, names)
+    return EncodedEntries(4 + 2 * given.bit_count(), raw, _NAMES[given])
 
 
 _OPTIONAL_NAMES = (
@@ -121,7 +126,7 @@ _OPTIONAL_NAMES = (
 )
 # Names of the annotations. The index is a bit set: one bit for each optional annotation that is present.
 _NAMES = tuple(
-    frozenset((b"x-opt-sequence-number", b"x-opt-enqueued-time"))
+    frozenset((b"x-opt-sequence-number", b"x-opt-enqueued-time", b"x-opt-locked-until"))
     | {name for bit, name in enumerate(_OPTIONAL_NAMES) if given & 1 << bit}
     for given in range(64)
 )

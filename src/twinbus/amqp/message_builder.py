@@ -134,6 +134,11 @@ def with_sections(
     return b"".join((*parts, sections.raw[sections.body_start :]))
 
 
+def data_section_size(length: int) -> int:
+    """Return the size of a data section of a batch that holds an encoded message of `length` bytes."""
+    return length + (5 if length < 256 else 8)
+
+
 def batch_payload(messages: Iterable[bytes], before: bytes = b"") -> bytes:
     """Return the payload of a batch (message-format 0x80013700) of encoded messages.
 

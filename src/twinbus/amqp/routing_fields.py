@@ -11,6 +11,8 @@ from typing import Any
 from uuid import UUID
 
 from twinbus.amqp.decoding import WIDTHS, decode, skip
+from twinbus.amqp.delivery_splicing import drop_keys, encode_annotations
+from twinbus.amqp.encoding import encode_map_of
 from twinbus.amqp.errors import DecodeError
 from twinbus.amqp.message_sections import (
     APPLICATION_PROPERTIES,
@@ -25,7 +27,10 @@ from twinbus.amqp.message_sections import (
     read_map_header,
     section_at,
 )
+from twinbus.values import Timestamp
 
+_TIMESTAMP = 0x83
+_MAX_I64 = 2**63 - 1
 _I64 = Struct(">q").unpack_from
 _U32 = Struct(">I").unpack_from
 
@@ -36,6 +41,7 @@ _SYSTEM_PREFIX = b"x-opt-"
 
 _MESSAGE_ID, _TO, _CONTENT_TYPE, _EXPIRY, _CREATION, _GROUP = 0, 2, 6, 8, 9, 10
 _SHORT_TEXT = frozenset((0xA1, 0xA3))
+_STRINGS = frozenset((0xA1, 0xB1))
 _TIMES = frozenset((_EXPIRY, _CREATION))
 _WANTED = frozenset((_MESSAGE_ID, _TO, _CONTENT_TYPE, _EXPIRY, _CREATION, _GROUP))
 
@@ -77,7 +83,9 @@ class RoutingFields:
 def read_routing_fields(raw: bytes) -> RoutingFields:
     """Return the routing fields of an encoded message, and check the message. Raises DecodeError if it is not valid.
 
-    Some official clients write sections in a wrong order. These sections are moved to their place in the standard.
+    Some official clients write sections in a wrong order. These sections are moved to their place in the standard. The
+    clients also change the types of annotations when they send on a message that they received. The annotations that a
+    broker reads get their types again.
     """
     fields = RoutingFields(raw)
     pos, last, total = 0, 0, len(raw)
@@ -93,8 +101,8 @@ def read_routing_fields(raw: bytes) -> RoutingFields:
                 if (code == DELIVERY_ANNOTATIONS and last > code) or (last == FOOTER and code < FOOTER):
                     return read_routing_fields(_in_order(raw))
                 check_order(code, last)
-            if code <= APPLICATION_PROPERTIES:
-                _read_section(fields, code, start, end)
+            if code <= APPLICATION_PROPERTIES and _read_section(fields, code, start, end):
+                return read_routing_fields(_retyped(fields, pos, start, end))
             pos, last = end, code
     except (IndexError, struct_error):
         raise DecodeError("the message ends inside a section") from None
@@ -122,7 +130,24 @@ def _in_order(raw: bytes) -> bytes:
     return b"".join((*first, *annotations, *rest, *footer))
 
 
-def _read_section(fields: RoutingFields, code: int, start: int, end: int) -> None:
+def _retyped(fields: RoutingFields, pos: int, start: int, end: int) -> bytes:
+    """Return the message whose annotations, the section at `pos`, have the types of the service."""
+    raw = fields.raw
+    values: dict[str, object] = {}
+    if fields.scheduled_enqueue_time is not None:
+        values["x-opt-scheduled-enqueue-time"] = Timestamp(fields.scheduled_enqueue_time)
+    if fields.partition_key is not None:
+        values["x-opt-partition-key"] = fields.partition_key
+    if fields.via_partition_key is not None:
+        values["x-opt-via-partition-key"] = fields.via_partition_key
+    ours = encode_annotations(values)
+    kept, _ = drop_keys(raw, start, ours.names)
+    section = b"\x00\x53\x72" + encode_map_of(kept.count + ours.count, kept.raw + ours.raw)
+    return raw[:pos] + section + raw[end:]
+
+
+def _read_section(fields: RoutingFields, code: int, start: int, end: int) -> bool:
+    """Read one section. Returns whether an annotation has another type than the service writes."""
     if code == PROPERTIES:
         _read_properties(fields, start, end)
     elif code == APPLICATION_PROPERTIES:
@@ -130,12 +155,13 @@ def _read_section(fields: RoutingFields, code: int, start: int, end: int) -> Non
         _measure_properties(fields, start, end)
     elif code == MESSAGE_ANNOTATIONS:
         fields.properties_size += end - start
-        _read_annotations(fields, start, end)
+        return _read_annotations(fields, start, end)
     elif code == HEADER:
         _read_header(fields, start, end)
     elif code == DELIVERY_ANNOTATIONS:
         fields.properties_size += end - start
         _check_map(fields.raw, start, end)
+    return False
 
 
 def _read_header(fields: RoutingFields, start: int, end: int) -> None:
@@ -174,7 +200,7 @@ def _read_properties(fields: RoutingFields, start: int, end: int) -> None:
             after = pos + 2 + raw[pos + 1]
             _set_property(fields, index, raw[pos + 2 : after].decode())
             pos = after
-        elif form == 0x83 and index in _TIMES:
+        elif form == _TIMESTAMP and index in _TIMES:
             _set_property(fields, index, _I64(raw, pos + 1)[0])
             pos += 9
         else:
@@ -226,9 +252,10 @@ def _measure_properties(fields: RoutingFields, start: int, end: int) -> None:
     fields.largest_property = largest
 
 
-def _read_annotations(fields: RoutingFields, start: int, end: int) -> None:
+def _read_annotations(fields: RoutingFields, start: int, end: int) -> bool:
     raw = fields.raw
     count, pos = read_map_header(raw, start)
+    is_retyped = False
     for _ in range(count >> 1):
         form = raw[pos]
         after = pos + 2 + raw[pos + 1] if form == 0xA3 else skip(raw, pos)
@@ -237,23 +264,42 @@ def _read_annotations(fields: RoutingFields, start: int, end: int) -> None:
         value_end = after + 1 + width if width >= 0 else skip(raw, after)
         if key.startswith(_SYSTEM_PREFIX) and raw[after] != 0x40:
             if key == _SCHEDULED:
-                if raw[after] != 0x83:
-                    raise DecodeError("x-opt-scheduled-enqueue-time is not a timestamp")
-                fields.scheduled_enqueue_time = _I64(raw, after + 1)[0]
+                fields.scheduled_enqueue_time = _instant(raw, after)
+                is_retyped |= raw[after] != _TIMESTAMP and fields.scheduled_enqueue_time is not None
             elif key == _PARTITION:
                 fields.partition_key = _text(raw, after)
+                is_retyped |= raw[after] not in _STRINGS and fields.partition_key is not None
             elif key == _VIA:
                 fields.via_partition_key = _text(raw, after)
+                is_retyped |= raw[after] not in _STRINGS and fields.via_partition_key is not None
         pos = value_end
     if pos != end:
         raise DecodeError("the size of the message annotations does not match their entries")
+    return is_retyped
 
 
-def _text(raw: bytes, pos: int) -> str:
+# The Python client sends text on as binary and an instant as an int, the JavaScript client an instant as a long.
+
+
+def _instant(raw: bytes, pos: int) -> int | None:
+    """Return an annotation as milliseconds since the epoch; None if it is neither a timestamp nor an integer."""
+    if raw[pos] == _TIMESTAMP:
+        instant: int = _I64(raw, pos + 1)[0]
+        return instant
     value, _ = decode(raw, pos)
-    if not isinstance(value, str):
-        raise DecodeError("a partition key is not a string")
-    return value
+    is_instant = isinstance(value, int) and not isinstance(value, bool) and value <= _MAX_I64
+    return int(value) if is_instant else None
+
+
+def _text(raw: bytes, pos: int) -> str | None:
+    """Return an annotation as text; None if it is neither a string, a symbol, a char nor text as binary."""
+    value, _ = decode(raw, pos)
+    if type(value) is bytes:
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    return str(value) if isinstance(value, str) else None
 
 
 def _check_map(raw: bytes, start: int, end: int) -> None:

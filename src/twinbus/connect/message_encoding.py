@@ -20,6 +20,7 @@ from twinbus.amqp import (
     Properties,
     batch_payload,
     build_message,
+    data_section_size,
     encode,
     read_routing_fields,
     split_sections,
@@ -147,7 +148,6 @@ def with_scheduled_time(raw: bytes, millis: int) -> bytes:
 
 
 # A data section has 5 bytes before its content if the content is shorter than this number of bytes, otherwise 8 bytes.
-_SMALL: Final = 256
 _EMPTY_BODY: Final = len(b"\x00\x53\x77\x40")
 
 
@@ -174,7 +174,7 @@ def pack_transfers(messages: Sequence[bytes], limit: int) -> list[PackedTransfer
         length = len(raw)
         if length > limit:
             raise MessageSizeExceededError(f"a message of {length} bytes; the link accepts at most {limit}")
-        needed = length + (5 if length < _SMALL else 8)
+        needed = data_section_size(length)
         if index == first:
             size = len(_batch_sections(raw)) + needed
         elif size + needed > limit:

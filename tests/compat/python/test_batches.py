@@ -3,8 +3,10 @@
 The quota of a queue is not among them: the smallest that the service allows is 1 GB, too much to fill here.
 """
 
+import contextlib
+
 import pytest
-from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusReceiveMode
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusError
 
@@ -115,3 +117,23 @@ async def test_properties_beyond_their_limits_are_refused(bus: Bus) -> None:
     assert (await receive_one(receiver)).message_id == "x" * 128
     with pytest.raises(ValueError, match="128"):
         ServiceBusMessage("x", message_id="x" * 129)
+
+
+def fill(batch: ServiceBusMessageBatch, size: int) -> None:
+    """Add messages with bodies of this size until the SDK refuses one."""
+    with contextlib.suppress(MessageSizeExceededError):
+        while True:
+            batch.add_message(ServiceBusMessage(b"x" * size))
+
+
+@both_flavours
+async def test_n1_a_batch_that_the_sdk_filled_to_its_limit_is_accepted(bus: Bus) -> None:
+    # Once the first message is added, the SDK also writes its id, its session and its partition key before the batch.
+    sender, receiver = await bus.open_pair(await bus.make_queue())
+    batch = await sender.create_message_batch()
+    batch.add_message(ServiceBusMessage("1", message_id="i" * 128, session_id="s" * 128, partition_key="s" * 128))
+    for size in (20_000, 1_000, 10, 1):
+        fill(batch, size)
+    assert batch.max_size_in_bytes - batch.size_in_bytes < 60, "no room for another message"
+    await sender.send_messages(batch)
+    assert len(await receive_all(receiver, len(batch))) == len(batch)

@@ -42,6 +42,15 @@ async def test_a_transfer_larger_than_the_link_takes_is_rejected_by_itself(peer:
     assert sender.state is LinkState.ATTACHED
 
 
+async def test_n1_the_sections_before_a_batch_do_not_count(peer: Peer) -> None:
+    # The Python client fills a batch up to the limit, and then writes properties of the first message before it.
+    sender = await peer.sender("orders")
+    sender.send(b"1", PROPERTIES_ALONE + sized(LARGEST, batched=True), message_format=BATCH_FORMAT)
+    peer.flush()
+    (answer,) = await peer.answers(1)
+    assert isinstance(answer.state, Accepted)
+
+
 @pytest.mark.parametrize("payload", [b"", PROPERTIES_ALONE])
 async def test_a_batch_without_messages_stores_nothing_and_is_accepted(peer: Peer, payload: bytes) -> None:
     sender = await peer.sender("orders")

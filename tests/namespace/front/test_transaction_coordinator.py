@@ -16,14 +16,16 @@ from twinbus.amqp import (
     Disposed,
     LinkFlowed,
     Modified,
+    Properties,
     Rejected,
     build_message,
     read_transactional,
     split_sections,
+    transactional_state,
 )
 from twinbus.namespace.front import transaction_coordinator
 from twinbus.namespace.server import NamespaceServer
-from twinbus.values import Described, ULong
+from twinbus.values import Described, Int, Timestamp, ULong
 
 
 async def left(peer: Peer, entity: str) -> list[str]:
@@ -43,6 +45,33 @@ async def locked(peer: Peer, entity: str, *bodies: str) -> list[Delivered]:
 @pytest.fixture
 async def acting(peer: Peer) -> TransactionPeer:
     return await TransactionPeer.on(peer)
+
+
+async def test_n1_a_message_that_is_sent_on_in_a_transaction_may_have_annotations_of_any_type(
+    acting: TransactionPeer,
+) -> None:
+    # As the Python client writes a message that it received: text as binary, numbers and instants as ints.
+    peer = acting.peer
+    link, name = await peer.sender("orders"), await acting.begin()
+    annotations = {
+        "x-opt-partition-key": b"key",
+        "x-opt-scheduled-enqueue-time": Int(5),
+        "x-opt-sequence-number": Int(9),
+    }
+    payload = build_message(message_annotations=annotations, properties=Properties(message_id=b"id"), data=b"x")
+    link.send(b"1", payload, state=transactional_state(name))
+    peer.flush()
+    (answer,) = await peer.answers(1)
+    told = read_transactional(answer.state)
+    assert told is not None
+    assert type(told.outcome) is Accepted
+    assert await acting.commit(name) is None
+    reply = await peer.ask("orders/$management", "com.microsoft:peek-message", {"message-count": 10})
+    (entry,) = reply["body"]["messages"]
+    stored = split_sections(entry["message"]).message_annotations
+    assert stored["x-opt-partition-key"] == "key"
+    assert type(stored["x-opt-scheduled-enqueue-time"]) is Timestamp
+    assert stored["x-opt-sequence-number"] != 9
 
 
 async def test_a_commit_makes_messages_visible_in_all_entities(acting: TransactionPeer) -> None:

@@ -1,6 +1,9 @@
 """Links on which the peer sends messages.
 
 A transfer becomes a `MessagesSent` event for the engine. The answer of the engine becomes a disposition.
+
+The limit for a batch counts the messages in it, without the sections before them: the Python client fills a batch up to
+the limit of the link, and then writes the id, the session and the partition key of its first message before it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from twinbus.amqp import (
     Link,
     Rejected,
     batch_messages,
+    data_section_size,
     read_routing_fields,
     read_transactional,
     transactional_state,
@@ -66,14 +70,16 @@ class IncomingLink:
         """Do nothing: messages that were passed to the engine are stored without the link."""
 
     def _store(self, delivery: Delivered, answer: Callable[[Refusal | None], None]) -> None:
-        size = len(delivery.payload)
-        if size > limits.MAX_MESSAGE_BYTES:
-            text = f"The transfer of {size} bytes is larger than {limits.MAX_MESSAGE_BYTES} bytes."
-            answer(Refusal(Condition.MESSAGE_SIZE_EXCEEDED, text))
-            return
+        size = counted = len(delivery.payload)
         try:
-            batched = delivery.message_format == BATCH_FORMAT
-            messages = batch_messages(delivery.payload) if batched else [delivery.payload]
+            messages = [delivery.payload]
+            if delivery.message_format == BATCH_FORMAT:
+                messages = batch_messages(delivery.payload)
+                counted = sum(data_section_size(len(message)) for message in messages)
+            if counted > limits.MAX_MESSAGE_BYTES:
+                text = f"The transfer of {counted} bytes is larger than {limits.MAX_MESSAGE_BYTES} bytes."
+                answer(Refusal(Condition.MESSAGE_SIZE_EXCEEDED, text))
+                return
             envelopes = tuple(map(read_routing_fields, messages))
             transactional = None if delivery.state is None else read_transactional(delivery.state)
         except DecodeError as error:

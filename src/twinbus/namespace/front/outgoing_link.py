@@ -16,6 +16,7 @@ from uuid import UUID
 from twinbus.amqp import (
     KIB,
     MIB,
+    NO_LOCK_TOKEN,
     DeliveryState,
     Disposed,
     Link,
@@ -95,7 +96,8 @@ def encode_delivery(row: Row, *, token: bytes | None, locked_until: int | None) 
         row.raw,
         delivery_count=row.delivery_count,
         ttl=ttl,
-        delivery_annotations=None if token is None else lock_token_annotation(UUID(bytes_le=token)),
+        # Never None: without a lock, the service sends an empty map.
+        delivery_annotations=NO_LOCK_TOKEN if token is None else lock_token_annotation(UUID(bytes_le=token)),
         message_annotations=annotations,
         overlay=overlay_properties(row.overlay),
     )
