@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import struct
 from pathlib import Path
@@ -20,12 +22,14 @@ from twinbus.namespace.engine.storage_protocol import (
     QueueLane,
     RowsBySeq,
     StoredSessionState,
+    StoreRead,
 )
 from twinbus.namespace.store import SqliteStore, StoreDamagedError
 from twinbus.namespace.store.commit_counter import CommitCounter, CountedCommits, counter_path, read_counter
 from twinbus.namespace.store.log_scan import read_log
+from twinbus.namespace.store.open_store import PAGE_SIZE
 
-FRAME = 24 + 8192
+FRAME = 24 + PAGE_SIZE
 
 
 @pytest.fixture
@@ -104,6 +108,44 @@ class TestLog:
         change(log_of(copy), 17)
         counter_path(copy).unlink()
         assert "the header of the log is damaged, and up to 11 commits in the log are missing" in refusal(copy)
+
+    @pytest.mark.parametrize("zeroed", [32, 512, 4096])
+    def test_x2_a_log_whose_first_bytes_became_zero_is_refused(self, path: Path, zeroed: int) -> None:
+        copy = killed(path)
+        with log_of(copy).open("r+b") as log:
+            log.write(bytes(zeroed))
+        counter_path(copy).unlink()
+        assert "the header of the log is damaged, and up to 11 commits in the log are missing" in refusal(copy)
+
+    def test_n2_a_log_that_was_being_started_is_no_damage(self, path: Path) -> None:
+        closed(path)
+        for content in (b"", bytes(20), bytes(32), bytes(3 * FRAME)):
+            log_of(path).write_bytes(content)
+            store = SqliteStore(path)
+            store.open()
+            assert everything(store) == ROWS
+            store.close()
+
+    @pytest.mark.parametrize("most_bytes", [0, 1 << 40])
+    def test_x2_a_log_of_an_earlier_time_is_refused_and_nothing_of_the_file_is_lost(
+        self, path: Path, most_bytes: int
+    ) -> None:
+        store = SqliteStore(path)
+        store.open()
+        store.commit([entity(1), counters(1), *put(1, 2)])
+        earlier = log_of(path).read_bytes()
+        store.commit(put(3))
+        # This commit changes no counters. Its number is in the totals, which the earlier log does not have.
+        store.commit([PutSessionState(1, "s", b"state", 5)])
+        store.close()
+        log_of(path).write_bytes(earlier)
+        with pytest.raises(StoreDamagedError, match="the log is older than the file"):
+            SqliteStore(path, most_bytes=most_bytes).open()
+        again = SqliteStore(path, accept_damage=True)
+        again.open()
+        assert [found.seq for found in everything(again)] == [1, 2, 3]
+        assert again.load(StoredSessionState(1, "s")) == b"state"
+        again.close()
 
     def test_the_frames_of_a_log_are_read(self, path: Path) -> None:
         log = read_log(killed(path), 8192)
@@ -226,6 +268,23 @@ def mislead_index(path: Path) -> None:
     path.write_bytes(content)
 
 
+def edit_untyped(path: Path, table: str, sql: str) -> None:
+    """Change a table as damage does, which may give any column a value of any type."""
+    connection = apsw.Connection(str(path))
+    connection.pragma("writable_schema", "on")
+    definition = connection.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (table,)).get
+    untyped = re.sub(" (TEXT|INTEGER)", " BLOB", definition.replace("STRICT, ", "").replace(" STRICT", ""))
+    for text in (untyped, definition):
+        connection.execute("UPDATE sqlite_schema SET sql = ? WHERE name = ?", (text, table))
+        connection.pragma("schema_version", connection.pragma("schema_version") + 1)
+        connection.close()
+        connection = apsw.Connection(str(path))
+        connection.pragma("writable_schema", "on")
+        if text == untyped:
+            connection.execute(sql)
+    connection.close()
+
+
 COLUMNS = {
     "lane": "4",
     "seq": "77",
@@ -301,6 +360,62 @@ class TestRows:
             store.load(KnownIds(1, ("id",), 0))
         assert store.load(KnownIds(1, ("another",), 0)) == set()
         store.close()
+
+    @pytest.mark.parametrize(
+        ("table", "sql", "read"),
+        [
+            ("message", "UPDATE message SET session = 7 WHERE seq = 1", NextRows(1, 0, 0, 9, 1 << 20)),
+            ("message", "UPDATE message SET size = CAST(x'ff' AS TEXT)", NextRows(1, 0, 0, 9, 1 << 20)),
+            ("session_state", "UPDATE session_state SET state = CAST(x'ff' AS TEXT)", StoredSessionState(1, "s")),
+            ("seen", "UPDATE seen SET at = CAST(x'ff' AS TEXT)", KnownIds(1, ("id",), 0)),
+        ],
+    )
+    def test_x2_a_value_of_another_type_is_reported_as_damage(
+        self, path: Path, table: str, sql: str, read: StoreRead
+    ) -> None:
+        store = SqliteStore(closed(path))
+        store.open()
+        edit_untyped(path, table, sql)
+        with pytest.raises(StoreDamagedError, match=r"orders: .*message"):
+            store.load(read)
+        store.close()
+
+    @pytest.mark.parametrize("value", ["x'00'", "CAST(x'ff' AS TEXT)", "1.5"])
+    def test_x2_a_row_with_a_value_of_another_type_is_not_moved(self, path: Path, value: str) -> None:
+        store = SqliteStore(closed(path))
+        store.open()
+        edit_untyped(path, "message", f"UPDATE message SET size = {value} WHERE seq = 1")  # noqa: S608  # constants
+        with pytest.raises(StoreDamagedError):
+            store.commit([move(ROWS[0], QueueLane.DEFERRED)])
+        store.close()
+
+    def test_x2_a_state_that_is_gone_is_noticed_in_a_large_store(self, path: Path) -> None:
+        store = SqliteStore(closed(path))
+        store.open()
+        store.commit([PutSessionState(1, f"s{number}", b"state", 5) for number in range(5)])
+        store.close()
+        connection = apsw.Connection(str(path))
+        root = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'session_state'").get
+        connection.close()
+        with path.open("r+b") as file:
+            file.seek((root - 1) * PAGE_SIZE + 3)  # the number of entries in the page
+            assert file.read(2) == b"\0\6"
+            file.seek(-1, os.SEEK_CUR)
+            file.write(b"\5")
+        with pytest.raises(StoreDamagedError, match="the structure of the file"):
+            SqliteStore(path, most_bytes=0).open()
+
+    @pytest.mark.parametrize("gone", ["seq = 2", "seq IN (1, 2)"])
+    def test_x2_a_drop_of_a_message_that_is_gone_is_not_acknowledged_and_hides_nothing(
+        self, path: Path, gone: str
+    ) -> None:
+        store = SqliteStore(closed(path))
+        store.open()
+        edit(path, f"DELETE FROM message WHERE {gone}")  # noqa: S608  # constants
+        with pytest.raises(StoreDamagedError, match=r"[12] messages of orders are missing"):
+            store.commit([DropRow(1, 0, 2)])
+        store.close()
+        assert "of 4 messages of orders are missing" in refusal(path)
 
     def test_a_drop_of_a_row_that_is_not_there_leaves_the_inventory_right(self, path: Path) -> None:
         store = SqliteStore(closed(path))
@@ -380,7 +495,39 @@ class TestAcceptedDamage:
         assert "lost: the entity 'orders': its description is damaged; with 4 messages" in listed
 
 
-@pytest.mark.parametrize("left", [8192 * 20 + 100, 8192 * 20])
+ALL_LOST = "lost: everything: the tables cannot be found"
+
+
+@pytest.mark.parametrize("with_log", [False, True])
+@pytest.mark.parametrize(("head", "is_saved"), [(None, False), (b"", False), (b"no SQLite file!!", True)])
+def test_x2_damage_is_accepted_whatever_is_left_of_the_file(
+    path: Path, head: bytes | None, is_saved: bool, with_log: bool
+) -> None:
+    """`head` replaces the first bytes of the file. None: the file is gone. Empty: all bytes are gone."""
+    copy = killed(path)
+    if not with_log:
+        store = SqliteStore(copy)
+        store.open()
+        store.close()
+        log_of(copy).unlink(missing_ok=True)
+    content = copy.read_bytes()
+    if head is None:
+        copy.unlink()
+    else:
+        copy.write_bytes(head + content[len(head) :] if head else b"")
+    assert "The store is damaged" in refusal(copy)
+    again = SqliteStore(copy, accept_damage=True)
+    again.open()
+    kept = [found.seq for found in everything(again)]
+    again.close()
+    # The log has every page that was changed since the store was created.
+    assert kept == (list(range(1, 11)) if is_saved or with_log else [])
+    if head is not None:
+        assert copy.with_name("namespace.db.damaged-1").read_bytes()[: len(head)] == head
+        assert (ALL_LOST in copy.with_name("namespace.db.damaged-1.txt").read_text()) == (not kept)
+
+
+@pytest.mark.parametrize("left", [PAGE_SIZE * 20 + 100, PAGE_SIZE * 20])
 def test_x2_a_file_that_is_cut_short_is_refused_and_what_is_left_can_be_kept(path: Path, left: int) -> None:
     store = SqliteStore(path)
     store.open()
@@ -397,3 +544,21 @@ def test_x2_a_file_that_is_cut_short_is_refused_and_what_is_left_can_be_kept(pat
     assert {found.raw for found in kept} == {b"x" * 1_000}
     listed = path.with_name("namespace.db.damaged-1.txt").read_text()
     assert f"lost: orders: {300 - len(kept)} of 300 messages" in listed
+
+
+def test_x2_a_large_message_whose_last_page_is_cut_is_lost_alone(path: Path) -> None:
+    store = SqliteStore(path)
+    store.open()
+    store.commit([entity(1), counters(1, 4, active=3), *put(1, 2), *put(3, raw=b"x" * 100_000)])
+    store.close()
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - PAGE_SIZE // 2)
+    assert "it is cut short, in the middle of a page" in refusal(path)
+    with pytest.raises(StoreDamagedError):
+        SqliteStore(path, most_bytes=0).open()
+    again = SqliteStore(path, accept_damage=True)
+    again.open()
+    assert [found.seq for found in everything(again)] == [1, 2]
+    again.close()
+    listed = path.with_name("namespace.db.damaged-1.txt").read_text()
+    assert "lost: orders: 1 of 3 messages; sequence numbers 3" in listed

@@ -49,7 +49,7 @@ def test_an_error_names_the_file_and_says_what_to_do(error: apsw.Error | OSError
 def test_the_error_for_damage_says_how_to_recover_data() -> None:
     told = store_error(apsw.CorruptError("database disk image is malformed"), Path("/data/primary.db"), "reading")
     assert str(told) == (
-        "The store is damaged (database disk image is malformed): /data/primary.db. Keep a copy of all files "
+        "The store is damaged (SQLite: database disk image is malformed): /data/primary.db. Keep a copy of all files "
         "primary.db* first. Then put a backup of all of them in their place. Or go on without what is damaged: twinbus "
         "serve --accept-damage lists what is lost, and keeps the damaged files. Or save by hand what can be read: "
         'sqlite3 primary.db ".recover" | sqlite3 primary-recovered.db'

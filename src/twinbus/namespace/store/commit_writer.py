@@ -8,9 +8,8 @@ that the commit writes, so it needs no page of its own; a commit without counter
 from __future__ import annotations
 
 import json
-import struct
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -37,6 +36,7 @@ from twinbus.namespace.store.checksums import (
     row_key,
     values_crc,
 )
+from twinbus.namespace.store.errors import UNREADABLE
 from twinbus.namespace.store.open_store import StoredCounters, Totals
 from twinbus.namespace.store.row_reader import DamagedRowError
 from twinbus.namespace.store.write_batch import RowChanges, RowKey, WriteBatch, moved
@@ -120,14 +120,21 @@ DELETE FROM seen WHERE (queue, message_id) IN (
 """
 
 
+class RowsMissingError(Exception):
+    """Rows of these queues are gone: a commit was to drop one of them."""
+
+    def __init__(self, queues: Collection[int], number: int) -> None:
+        super().__init__(queues, number)
+        self.queues = queues
+        self.number = number
+
+
 @dataclass(slots=True)
 class _InventoryChanges:
     """How a commit changes the inventories of queues."""
 
     rows: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     keys: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    unsure: set[int] = field(default_factory=set)
-    """Queues of which a row was to be dropped that is not there. Their rows are counted again."""
 
     def add(self, queue: int, rows: int, keys: int) -> None:
         self.rows[queue] += rows
@@ -207,16 +214,12 @@ class CommitWriter:
     def _counters_after(self, batch: WriteBatch, changed: _InventoryChanges, commits: int) -> dict[int, StoredCounters]:
         """Return the counters that the commit writes: of the queues whose counters or rows it changes."""
         written: dict[int, StoredCounters] = {}
-        for queue in chain(batch.counters, changed.rows, changed.unsure, batch.entities):
+        for queue in chain(batch.counters, changed.rows, batch.entities):
             if queue in written or queue in batch.gone:
                 continue
             stored = self._counters.get(queue)
             counters = batch.counters.get(queue)
-            inventory = Inventory() if stored is None else stored.inventory
-            if queue in changed.unsure:
-                inventory = Inventory(*self._execute(_INVENTORY, (queue,)).get)
-            elif queue in changed.rows:
-                inventory = Inventory(inventory.rows + changed.rows[queue], inventory.keys + changed.keys[queue])
+            inventory = self._inventory_after(queue, changed)
             if counters is None and stored is not None:
                 counters = stored.counters
             elif counters is None:
@@ -224,6 +227,13 @@ class CommitWriter:
                 counters = PutCounters(queue, 1, 0, 0, 0, 0, 0, 0, created)
             written[queue] = StoredCounters(counters, inventory, commits)
         return written
+
+    def _inventory_after(self, queue: int, changed: _InventoryChanges) -> Inventory:
+        stored = self._counters.get(queue)
+        inventory = Inventory() if stored is None else stored.inventory
+        if queue not in changed.rows:
+            return inventory
+        return Inventory(inventory.rows + changed.rows[queue], inventory.keys + changed.keys[queue])
 
     def _totals_after(self, batch: WriteBatch, commits: int) -> Totals:
         old = self._totals
@@ -277,13 +287,31 @@ class CommitWriter:
             self._execute(_DROP_RANGE, ranges[0])
         else:
             self._execute(_DROP_RANGES, (json.dumps(ranges),))
-        if self._connection.changes() != len(keys):
-            changed.unsure.update(key[0] for key in keys)
+        deleted = self._connection.changes()
+        if deleted != len(keys):
+            self._count_again({key[0] for key in keys}, deleted, changed)
+            return
         for queue, lane, first, last in ranges:
             changed.add(queue, first - last - 1, -keys_of_range(lane, first, last))
 
+    def _count_again(self, queues: set[int], deleted: int, changed: _InventoryChanges) -> None:
+        """Count the rows of queues of which a row was to be dropped that is not there.
+
+        Raises RowsMissingError if the inventory has the row: then it was stored, and is gone without a commit.
+        """
+        missing = -deleted
+        for queue in queues:
+            before, counted = self._inventory_after(queue, changed), Inventory(*self._execute(_INVENTORY, (queue,)).get)
+            changed.add(queue, counted.rows - before.rows, counted.keys - before.keys)
+            missing += before.rows - counted.rows
+        if missing:
+            raise RowsMissingError(queues, missing)
+
     def _move(self, moves: Mapping[RowKey, MoveRow], changed: _InventoryChanges) -> None:
-        stored: list[list[Any]] = json.loads(self._execute(_TO_MOVE, (json.dumps(list(moves)),)).get)
+        try:
+            stored: list[list[Any]] = json.loads(self._execute(_TO_MOVE, (json.dumps(list(moves)),)).get)
+        except UnicodeDecodeError:  # a number became text
+            raise DamagedRowError(None) from None
         written: list[tuple[Any, ...]] = []
         for *values, crc in stored:
             old = Row._make(values)
@@ -293,7 +321,7 @@ class CommitWriter:
             overlay = None if write.overlay is None else write.overlay.hex()
             try:
                 written.append((*write[:-1], overlay, moved_crc(crc, old, new)))
-            except (TypeError, struct.error):  # a column has a value of another type
+            except UNREADABLE:
                 raise DamagedRowError(old.seq) from None
             changed.add(old.queue, 0, row_key(new.lane, new.seq) - row_key(old.lane, old.seq))
         if written:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import glob
 import logging
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,8 +14,9 @@ import apsw
 
 from twinbus.namespace.store import open_store
 from twinbus.namespace.store.checksums import values_crc
-from twinbus.namespace.store.commit_counter import CountedCommits, counter_path
-from twinbus.namespace.store.examine import DAMAGE_ERRORS, UNREADABLE, damage_text, examine
+from twinbus.namespace.store.commit_counter import CountedCommits
+from twinbus.namespace.store.errors import DAMAGE_ERRORS, UNREADABLE, damage_text, is_cut_short
+from twinbus.namespace.store.examine import examine
 from twinbus.namespace.store.files import sync_folder
 from twinbus.namespace.store.log_scan import read_log
 
@@ -24,13 +25,18 @@ _log = logging.getLogger(__name__)
 _LINES_LOGGED: Final = 50
 _CHARACTERS_LOGGED: Final = 1_000
 _CACHE_KIB: Final = 2 * 1024
+_KEPT: Final = ("", "-wal", ".commits")
+_BESIDE: Final = ("-wal", "-shm", ".commits", ".lock")
 _PAGE_COUNT: Final = slice(28, 32)
 """Where the header of an SQLite file has the number of its pages."""
 
 
 @contextmanager
-def connected_to_examine(path: Path, vfs: str | None) -> Iterator[apsw.Connection]:
-    """Connect to a store, and leave the files as they are, also when the connection is closed."""
+def connected_to_examine(path: Path, vfs: str | None, *, to_save: bool = False) -> Iterator[apsw.Connection]:
+    """Connect to a store, and leave the files as they are, also when the connection is closed.
+
+    With `to_save`, SQLite also reads a file that has fewer pages than its header says.
+    """
     connection = open_store.connect(path, vfs, _CACHE_KIB)
     try:
         # Otherwise the last connection to be closed copies the readable part of the log into the file and removes the
@@ -38,6 +44,8 @@ def connected_to_examine(path: Path, vfs: str | None) -> Iterator[apsw.Connectio
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         connection.pragma("query_only", "on")
         connection.pragma("cell_size_check", "on")
+        if to_save:
+            connection.pragma("writable_schema", "on")
         yield connection
     finally:
         connection.close()
@@ -49,17 +57,16 @@ def find_damage(path: Path, vfs: str | None, counted: CountedCommits | None, mos
     try:
         with connected_to_examine(path, vfs) as connection:
             return examine(connection, path, log, counted, most_bytes)
-    except DAMAGE_ERRORS as error:  # the definitions of the tables cannot be read
-        return [damage_text(error)]
-    except apsw.IOError:
-        # SQLite reports a page that ends in the middle as an error of the disk.
-        if path.stat().st_size % open_store.PAGE_SIZE == 0:
+    except (*DAMAGE_ERRORS, apsw.IOError) as error:  # the definitions of the tables cannot be read
+        if isinstance(error, apsw.IOError) and not is_cut_short(error):
             raise
-        return ["it is cut short, in the middle of a page"]
+        return [damage_text(error)]
 
 
 def is_older(path: Path, vfs: str | None) -> bool:
     """Whether the store has the layout of an earlier version, without checksums."""
+    if open_store.find_unusable(path) is not None:
+        return False
     try:
         with connected_to_examine(path, vfs) as connection:
             return open_store.checked_version(connection, path) < open_store.VERSION
@@ -69,8 +76,10 @@ def is_older(path: Path, vfs: str | None) -> bool:
 
 def is_layout_intact(path: Path, vfs: str | None) -> bool:
     """Whether the definitions of tables and indexes are those of a store."""
+    if open_store.find_unusable(path) is not None:
+        return False  # SQLite would remove the log of an empty file
     try:
-        with connected_to_examine(path, vfs) as connection:
+        with connected_to_examine(path, vfs, to_save=True) as connection:
             return open_store.layout(connection) == open_store.expected_layout()
     except (*DAMAGE_ERRORS, *UNREADABLE, apsw.IOError):
         return False
@@ -82,32 +91,37 @@ def has_totals(path: Path, vfs: str | None) -> bool:
         with connected_to_examine(path, vfs) as connection:
             totals = connection.execute(f"SELECT {', '.join(open_store.Totals._fields)}, crc FROM totals").get  # noqa: S608
             return totals is not None and bool(values_crc(totals[:-1]) == totals[-1])
-    except (*DAMAGE_ERRORS, *UNREADABLE):
+    except (*DAMAGE_ERRORS, *UNREADABLE, apsw.IOError):
         return False
 
 
-def copy_with_new_first_page(path: Path, vfs: str | None) -> Path:
-    """Copy file and log of a store, and replace the first page by that of an empty store. Returns the path of the copy.
+def copy_to_save(path: Path, *, with_log: bool) -> Path:
+    """Copy a store, with or without its log. Returns the path of the copy. It is empty if the file is missing."""
+    source = path.with_name(path.name + ".source")
+    remove_files(source)
+    for suffix in ("", "-wal") if with_log else ("",):
+        with suppress(FileNotFoundError):
+            _copy(path.with_name(path.name + suffix), source.with_name(source.name + suffix))
+    return source
+
+
+def replace_first_page(path: Path, vfs: str | None) -> None:
+    """Replace the first page by that of an empty store.
 
     The first page has the header of the file and the definitions of the tables, with the page at which each begins.
     These are the same in every store that was created in this version. In a store that was upgraded they may differ;
     `has_totals` then finds none.
     """
-    empty, source = path.with_name(path.name + ".empty"), path.with_name(path.name + ".source")
+    empty = path.with_name(path.name + ".empty")
     remove_files(empty)
     open_store.create(empty, vfs)
     page = bytearray(empty.read_bytes()[: open_store.PAGE_SIZE])
     remove_files(empty)
-    remove_files(source)
-    _copy(path, source)
-    pages = path.stat().st_size // open_store.PAGE_SIZE
-    page[_PAGE_COUNT] = pages.to_bytes(4, "big")
-    with source.open("r+b") as file:
+    page[_PAGE_COUNT] = bytes(4)  # not known: SQLite then takes it from the log, or from the size of the file
+    pages = max(1, path.stat().st_size // open_store.PAGE_SIZE)
+    with path.open("r+b") as file:
         file.write(page)
         file.truncate(pages * open_store.PAGE_SIZE)
-    with suppress(FileNotFoundError):
-        _copy(path.with_name(path.name + "-wal"), source.with_name(source.name + "-wal"))
-    return source
 
 
 def _copy(path: Path, copy: Path) -> None:
@@ -115,35 +129,44 @@ def _copy(path: Path, copy: Path) -> None:
     shutil.copyfile(path, copy)
 
 
-def remove_files(path: Path) -> None:
-    """Remove all files of a store that is not open."""
-    for suffix in ("", "-wal", "-shm", ".commits", ".lock"):
+def remove_files(path: Path, suffixes: Sequence[str] = ("", *_BESIDE)) -> None:
+    """Remove the files of a store that is not open: all, or those with the suffixes."""
+    for suffix in suffixes:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def put_in_place(path: Path, rebuilt: Path, lines: Iterable[str]) -> None:
     """Keep the files of a damaged store under another name, with the list of what is lost, and rename `rebuilt`.
 
-    If the process ends in between, the next start reports damage again: the commit counter is moved last.
+    The files of the damaged store belong together: without its log, a store lacks commits, and a log beside another
+    store would alter it. So the exchange is decided by one rename. If the process ends before it, the damaged files are
+    as they were. If it ends after it, the next start finishes the exchange.
     """
+    remove_files(rebuilt, _BESIDE)
     number = 1
-    while (kept := path.with_name(f"{path.name}.damaged-{number}")).exists():
+    while any(path.with_name(f"{path.name}.damaged-{number}{suffix}").exists() for suffix in _KEPT):
         number += 1
-    listed = kept.with_name(kept.name + ".txt")
+    listed = path.with_name(f"{path.name}.damaged-{number}.txt")
+    listed.touch(0o600)
     listed.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    listed.chmod(0o600)
-    try:
-        os.link(path, kept)
-    except OSError:  # a file system without links
-        _copy(path, kept)
-    with suppress(FileNotFoundError):
-        path.with_name(path.name + "-wal").rename(kept.with_name(kept.name + "-wal"))
-    path.with_name(path.name + "-shm").unlink(missing_ok=True)
-    rebuilt.rename(path)
-    with suppress(FileNotFoundError):
-        counter_path(path).rename(counter_path(kept))
+    rebuilt.rename(path.with_name(f"{path.name}.accepted-{number}"))
     sync_folder(path.parent)
-    _log.warning("store %s: the damaged files are kept as %s*, what is lost is listed in %s", path.name, kept, listed)
+    finish_exchange(path)
+
+
+def finish_exchange(path: Path) -> None:
+    """Put a rebuilt store in place, if that was decided. Otherwise do nothing."""
+    for accepted in path.parent.glob(f"{glob.escape(path.name)}.accepted-*"):
+        kept = path.with_name(f"{path.name}.damaged-{accepted.name.rpartition('-')[2]}")
+        for suffix in _KEPT:
+            with suppress(FileNotFoundError):
+                path.with_name(path.name + suffix).rename(kept.with_name(kept.name + suffix))
+        path.with_name(path.name + "-shm").unlink(missing_ok=True)
+        accepted.rename(path)
+        sync_folder(path.parent)
+        _log.warning(
+            "store %s: the damaged files are kept as %s*, what is lost is listed in %s.txt", path.name, kept, kept
+        )
 
 
 def log_loss(path: Path, findings: Sequence[str], lost: Sequence[str]) -> None:

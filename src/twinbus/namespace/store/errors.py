@@ -6,7 +6,9 @@ The cause is the disk or the file, which the operator can repair, and not a wron
 from __future__ import annotations
 
 import errno
+import struct
 from pathlib import Path
+from typing import Final
 
 import apsw
 
@@ -14,6 +16,12 @@ from twinbus.errors import OperatorError
 
 _SHOWN = 20
 """Findings in the text of an error."""
+
+DAMAGE_ERRORS: Final = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, apsw.SQLError, apsw.MismatchError)
+"""Errors of SQLite that only a damaged file causes: the statements are always the same."""
+
+UNREADABLE: Final = (TypeError, ValueError, AttributeError, OverflowError, struct.error)
+"""Errors of values that have another type, or text that is not UTF-8."""
 
 
 class StoreError(OperatorError):
@@ -68,11 +76,23 @@ def damaged_error(path: Path, *what: str) -> StoreDamagedError:
     )
 
 
+def is_cut_short(error: Exception) -> bool:
+    """Whether the file ends in the middle of a page. SQLite reports this as an error of the disk."""
+    return isinstance(error, apsw.IOError) and getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHORT_READ
+
+
+def damage_text(error: Exception) -> str:
+    """Return the text of an error of SQLite that damage caused, without the name of its kind."""
+    if is_cut_short(error):
+        return "it is cut short, in the middle of a page"
+    return f"SQLite: {str(error).partition(': ')[2] or error}"
+
+
 def store_error(error: apsw.Error | OSError, path: Path, doing: str) -> StoreError:
     """Return the StoreError for an error of SQLite or of the file system that occurred while `doing`."""
+    if isinstance(error, DAMAGE_ERRORS) or is_cut_short(error):
+        return damaged_error(path, damage_text(error))
     match error:
-        case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError():
-            return damaged_error(path, str(error).partition(": ")[2] or str(error))
         case apsw.FullError() | OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return StoreFullError(f"The disk is full while {doing}", path, "Make room, then start again.")
         case apsw.ConstraintError():

@@ -3,20 +3,22 @@
     always             commits that are missing in the log or against the commit counter; the layout; the checksums of
                        entities and counters, and that no entity is missing; the inventory of each queue against the
                        index of its messages. This reads the index, not the messages.
-    up to `MOST_BYTES` every page (SQLite's integrity check) and the checksum of every row. In a larger store, a message
-                       is checked when it is read.
+                       The log is not older than the file. The pages of all tables but messages, bodies and remembered
+                       ids (SQLite's integrity check).
+    up to `MOST_BYTES` every page and the checksum of every row. In a larger store, a message is checked when it is
+                       read.
 
 A store of an older version has no checksums. Only its log and its structure are examined.
 """
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import apsw
 
@@ -24,18 +26,16 @@ from twinbus.namespace.engine.storage_protocol import PutBody, PutCounters, PutE
 from twinbus.namespace.store import open_store
 from twinbus.namespace.store.checksums import KEY_SQL, Inventory, body_crc, counters_crc, row_crc, values_crc
 from twinbus.namespace.store.commit_counter import CountedCommits
+from twinbus.namespace.store.errors import DAMAGE_ERRORS, UNREADABLE, damage_text, is_cut_short
 from twinbus.namespace.store.log_scan import Log
+from twinbus.namespace.store.open_store import StoredCounters
 
 MOST_BYTES: Final = 64 * 1024 * 1024
 """The size of file and log up to which every row is checked when a store is opened."""
 
+OLDER_LOG: Final = "the log is older than the file, and later commits are missing"
+
 _NUMBERS_SHOWN: Final = 20
-
-DAMAGE_ERRORS: Final = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, apsw.SQLError, apsw.MismatchError)
-"""Errors of SQLite that only a damaged file causes: the statements are always the same."""
-
-UNREADABLE: Final = (TypeError, ValueError, AttributeError, OverflowError, struct.error)
-"""Errors of values that have another type, or text that is not UTF-8."""
 
 
 def examine(
@@ -55,25 +55,24 @@ def examine(
     is_small = path.stat().st_size + len(log.frames) * open_store.PAGE_SIZE <= most_bytes
     examined: list[Callable[[], Iterator[str]]] = [partial(_examine_structure, connection, path, log, version)]
     if is_current:
-        examined.append(partial(_examine_commits, connection, counted))
+        examined += [partial(_examine_commits, connection, counted), partial(_examine_age, connection, path)]
         examined += [partial(part, connection) for part in (_examine_entities, _examine_inventories)]
     if is_small:
         examined.append(partial(_examine_pages, connection))
+    elif is_current:
+        examined += [partial(_examine_pages, connection, table) for table in _SMALL_TABLES]
     if is_small and is_current:
         examined += [partial(part, connection) for part in (_examine_messages, _examine_other_rows)]
     for part in examined:
         try:
             found += part()
-        except DAMAGE_ERRORS as error:
+        except (*DAMAGE_ERRORS, apsw.IOError) as error:
+            if isinstance(error, apsw.IOError) and not is_cut_short(error):
+                raise
             found.append(damage_text(error))
         except UNREADABLE as error:
             found.append(f"a value cannot be read ({error})")
     return list(dict.fromkeys(found))
-
-
-def damage_text(error: Exception) -> str:
-    """Return the text of an error of SQLite, without the name of its kind."""
-    return f"SQLite: {str(error).partition(': ')[2] or error}"
 
 
 def _examine_structure(connection: apsw.Connection, path: Path, log: Log, version: int) -> Iterator[str]:
@@ -130,6 +129,38 @@ def _examine_commits(connection: apsw.Connection, counted: CountedCommits | None
         yield f"the last {behind} commits are missing"
 
 
+def _examine_age(connection: apsw.Connection, path: Path) -> Iterator[str]:
+    """Compare the counters with those in the file alone, without its log: a log is never older than its file.
+
+    A log of an earlier time hides later pages of the file. Its counters are older, and so is all that they count.
+    """
+    url = f"file:{quote(str(path.absolute()))}?immutable=1"
+    file = apsw.Connection(url, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    try:
+        in_file = dict(_commits_of_queues(file))
+    except (*DAMAGE_ERRORS, *UNREADABLE, apsw.IOError):
+        return  # a checkpoint was interrupted: pages of the file belong to different commits
+    finally:
+        file.close()
+    now = dict(_commits_of_queues(connection))
+    if any(commits > now.get(queue, commits) for queue, commits in in_file.items()):
+        yield OLDER_LOG
+
+
+def _commits_of_queues(connection: apsw.Connection) -> Iterator[tuple[int, int]]:
+    """Yield the storage id of each queue whose counters are intact, with the number of the commit that wrote them."""
+    return ((stored.counters.queue, stored.commits) for stored, is_intact in _counters(connection) if is_intact)
+
+
+def _counters(connection: apsw.Connection) -> Iterator[tuple[StoredCounters, bool]]:
+    """Yield all counters, and whether they have their checksum."""
+    columns = (*PutCounters._fields, *Inventory._fields, "commits", "crc")
+    width = len(PutCounters._fields)
+    for row in connection.execute(f"SELECT {', '.join(columns)} FROM counter"):  # noqa: S608
+        stored = StoredCounters(PutCounters(*row[:width]), Inventory(*row[width:-2]), row[-2])
+        yield stored, counters_crc(*stored) == row[-1]
+
+
 def _examine_entities(connection: apsw.Connection) -> Iterator[str]:
     number = crcs = 0
     queues = set()
@@ -154,15 +185,12 @@ _INVENTORIES = f"SELECT queue, count(*), sum({KEY_SQL}) FROM message INDEXED BY 
 
 def _examine_inventories(connection: apsw.Connection) -> Iterator[str]:
     paths = entity_paths(connection)
-    columns = (*PutCounters._fields, *Inventory._fields, "commits", "crc")
-    width = len(PutCounters._fields)
     expected: dict[int, Inventory] = {}
-    for row in connection.execute(f"SELECT {', '.join(columns)} FROM counter"):  # noqa: S608
-        counters, inventory = PutCounters(*row[:width]), Inventory(*row[width : width + 2])
-        if counters_crc(counters, inventory, row[-2]) != row[-1]:
-            yield f"the counters of {_named(paths, counters.queue)} are damaged"
-        else:
+    for (counters, inventory, _), is_intact in _counters(connection):
+        if is_intact:
             expected[counters.queue] = inventory
+        else:
+            yield f"the counters of {_named(paths, counters.queue)} are damaged"
     if lacking := [path for queue, path in paths.items() if queue not in expected]:
         yield f"the counters of {', '.join(lacking[:_NUMBERS_SHOWN])} are missing or damaged"
     dropped = open_store.read_dropped(connection)
@@ -177,8 +205,12 @@ def _examine_inventories(connection: apsw.Connection) -> Iterator[str]:
             yield f"the messages of {_named(paths, queue)} are not those that were stored"
 
 
-def _examine_pages(connection: apsw.Connection) -> Iterator[str]:
-    for (text,) in connection.execute("PRAGMA integrity_check(20)"):
+_SMALL_TABLES: Final = ("entity", "counter", "session_state", "dropped", "shared", "totals")
+
+
+def _examine_pages(connection: apsw.Connection, table: str = "20") -> Iterator[str]:
+    """Let SQLite check all pages, or those of one table. It reports up to 20 findings on all pages."""
+    for (text,) in connection.execute(f"PRAGMA integrity_check({table})"):
         if text != "ok":
             yield f"the structure of the file: {' '.join(str(text).split())}"
 

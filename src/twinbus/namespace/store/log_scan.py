@@ -60,7 +60,7 @@ def read_log(store: Path, page_size: int) -> Log:
         return Log(False, ())
     with file:
         header = file.read(_HEADER.size)
-        if len(header) < _HEADER.size or not any(header):
+        if len(header) < _HEADER.size:
             return Log(False, ())  # the log was being started
         salts = _HEADER.unpack(header)[4:6]
         frames = []
@@ -69,7 +69,8 @@ def read_log(store: Path, page_size: int) -> Log:
             page, size, *rest = _FRAME.unpack(found)
             frames.append(LogFrame(page, size > 0, tuple(rest[:2]) == salts))
             at += _FRAME.size + page_size
-        return Log(not _is_valid(header), tuple(frames))
+        # SQLite syncs the header before it writes the first frame. So a header without frames may be unfinished.
+        return Log(bool(frames) and not _is_valid(header), tuple(frames))
 
 
 def _is_valid(header: bytes) -> bool:

@@ -16,7 +16,7 @@ import apsw
 
 from twinbus.namespace.engine.storage_protocol import OpenedStore, PutBody, PutCounters, PutEntity, Row, StoredEntity
 from twinbus.namespace.store.checksums import KEY_SQL, Inventory, body_crc, counters_crc, row_crc, values_crc
-from twinbus.namespace.store.errors import StoreError, StoreVersionError, damaged_error
+from twinbus.namespace.store.errors import StoreError, StoreVersionError
 from twinbus.namespace.store.files import sync_folder
 
 _MAGIC = b"SQLite format 3\x00"
@@ -259,25 +259,20 @@ def create(path: Path, vfs: str | None) -> None:
     sync_folder(path.parent)
 
 
-def inspect(path: Path) -> bool:
-    """Return whether there is a store. Raises StoreDamagedError where SQLite would silently start an empty database.
+def find_unusable(path: Path) -> str | None:
+    """Return why SQLite cannot open the file, or would silently start an empty database. Returns None if neither holds.
 
     Call this before the first connection is opened: this function opens and closes the file, and closing a file drops
     all locks that the process has on the file.
     """
-    log = path.with_name(path.name + "-wal")
-    logged = log.exists() and log.stat().st_size > 0
     if not path.exists():
-        if logged:
-            raise damaged_error(path, "the file is missing, but its log is there")
-        return False
+        log = path.with_name(path.name + "-wal")
+        return "the file is missing, but its log is there" if log.exists() and log.stat().st_size > 0 else None
     with path.open("rb") as file:
         head = file.read(len(_MAGIC))
     if not head:
-        raise damaged_error(path, "the file is empty")
-    if head != _MAGIC:
-        raise damaged_error(path, "this is not an SQLite file")
-    return True
+        return "the file is empty"
+    return None if head == _MAGIC else "this is not an SQLite file"
 
 
 def connect(path: Path, vfs: str | None, cache_kib: int) -> apsw.Connection:

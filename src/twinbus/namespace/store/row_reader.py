@@ -23,7 +23,6 @@ compares row and index, and no message is delivered from such a read.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, assert_never
@@ -46,6 +45,7 @@ from twinbus.namespace.engine.storage_protocol import (
     WaitingSessions,
 )
 from twinbus.namespace.store.checksums import body_crc, row_crc, values_crc
+from twinbus.namespace.store.errors import UNREADABLE
 
 _RAW = "coalesce(b.raw, m.raw, x'')"
 
@@ -220,23 +220,23 @@ class RowReader:
                 assert_never(read)
 
     def _value(self, sql: str, arguments: Mapping[str, Any]) -> Any:
-        """Return what the statement selects: a value, a tuple of values, or None if it selects no row."""
+        """Return what the statement selects: a value, a tuple of values, or None if it selects no row.
+
+        Raises DamagedRowError for text that is not UTF-8.
+        """
         # `get` runs the statement to its end. A statement that is not at its end keeps its snapshot, and SQLite then
         # cannot start the log again from its beginning.
-        return self._execute(sql, arguments).get
-
-    def _rows(self, sql: str, arguments: Mapping[str, Any]) -> list[Row]:
         try:
-            heads, raws = self._value(sql, arguments)
+            return self._execute(sql, arguments).get
         except UnicodeDecodeError:
             raise DamagedRowError(None) from None
+
+    def _rows(self, sql: str, arguments: Mapping[str, Any]) -> list[Row]:
+        heads, raws = self._value(sql, arguments)
         return _unpacked(heads, raws)
 
     def _texts(self, sql: str, arguments: Mapping[str, Any]) -> list[str]:
-        try:
-            texts: list[str] = json.loads(self._value(sql, arguments))
-        except UnicodeDecodeError:
-            raise DamagedRowError(None) from None
+        texts: list[str] = json.loads(self._value(sql, arguments))
         return texts
 
     def _session_state(self, read: StoredSessionState) -> bytes | None:
@@ -337,14 +337,14 @@ def _unpacked(heads: str, raws: bytes | None) -> list[Row]:
             row = Row._make(values)
             if raws is not None and not _is_intact(row, crc, topic, crc_of_body):
                 raise DamagedRowError(row.seq)
-        except (TypeError, ValueError, struct.error):  # a column has a value of another type
+        except UNREADABLE:
             raise DamagedRowError(values[_SEQ]) from None
         found.append(row)
     return found
 
 
 def _is_intact(row: Row, crc: Any, topic: Any, crc_of_body: Any) -> bool:
-    """Whether a row, and the body that it shares, have their checksums. May raise struct.error or TypeError."""
+    """Whether a row, and the body that it shares, have their checksums. May raise one of `UNREADABLE`."""
     if row_crc(row) != crc:
         return False
     return row.body is None or body_crc(PutBody(row.body, row.raw, topic)) == crc_of_body

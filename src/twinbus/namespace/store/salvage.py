@@ -34,11 +34,13 @@ from twinbus.namespace.engine.storage_protocol import (
 )
 from twinbus.namespace.store import open_store
 from twinbus.namespace.store.checksums import Inventory, body_crc, counters_crc, values_crc
-from twinbus.namespace.store.examine import DAMAGE_ERRORS, OTHER_ROWS, ROW_COLUMNS, UNREADABLE, intact_row
+from twinbus.namespace.store.errors import DAMAGE_ERRORS, UNREADABLE, is_cut_short
+from twinbus.namespace.store.examine import OTHER_ROWS, ROW_COLUMNS, intact_row
 from twinbus.namespace.store.open_store import StoredCounters
 
 _ROWS_PER_COMMIT: Final = 1_000
 _BYTES_PER_COMMIT: Final = 8 * 1024 * 1024
+_READ_ERRORS: Final = (*DAMAGE_ERRORS, UnicodeDecodeError, apsw.IOError)
 
 
 class Salvage:
@@ -59,6 +61,8 @@ class Salvage:
         self._highest_seq: Counter[int] = Counter()
         self._kept: set[tuple[int, int]] = set()
         self._lost_seqs: defaultdict[int, set[int]] = defaultdict(set)
+        self._cut_short: set[str] = set()
+        """The SELECTs of which damage hides rows."""
 
     def writes(self) -> Iterator[Sequence[StoreWrite]]:
         """Yield the commits that make up the new store."""
@@ -207,7 +211,8 @@ class Salvage:
             make, name = kinds[table]
             batch: list[StoreWrite] = []
             lost: Counter[int] = Counter()
-            for *values, crc in self._from_both_ends(f"SELECT {', '.join(columns)}, crc FROM {table} ORDER BY 1, 2"):
+            sql = f"SELECT {', '.join(columns)}, crc FROM {table} ORDER BY 1, 2"
+            for *values, crc in self._from_both_ends(sql):
                 if not _has_crc(values, crc):
                     lost[values[0]] += 1
                 elif values[0] in self._entities:
@@ -216,6 +221,8 @@ class Salvage:
             for queue, number in lost.items():
                 if (entity := self._entities.get(queue)) is not None:
                     self.lost.append(f"{entity.path}: {number} {name}")
+            if sql in self._cut_short:
+                self.lost.append(f"{name} in pages that cannot be read; their number is not known")
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -223,7 +230,8 @@ class Salvage:
         """Yield the rows of a SELECT that ends in ORDER BY, up to damage; then those from the end, up to damage."""
         try:
             yield from self._connection.execute(sql)
-        except (*DAMAGE_ERRORS, UnicodeDecodeError):
+        except _READ_ERRORS as error:
+            _raise_if_not_damage(error)
             yield from self._from_the_end(sql)
 
     def _from_the_end(self, sql: str) -> Iterator[tuple[Any, ...]]:
@@ -231,15 +239,22 @@ class Salvage:
         backwards = ", ".join(f"{column} DESC" for column in order.split(", "))
         try:
             yield from self._connection.execute(f"{start}ORDER BY {backwards}")
-        except (*DAMAGE_ERRORS, UnicodeDecodeError):
-            return
+        except _READ_ERRORS as error:
+            _raise_if_not_damage(error)
+            self._cut_short.add(sql)
 
     def _one(self, sql: str, key: int) -> tuple[Any, ...] | None:
         try:
             found: tuple[Any, ...] | None = self._connection.execute(sql, (key,)).get
-        except (*DAMAGE_ERRORS, UnicodeDecodeError):
+        except _READ_ERRORS as error:
+            _raise_if_not_damage(error)
             return None
         return found
+
+
+def _raise_if_not_damage(error: Exception) -> None:
+    if isinstance(error, apsw.IOError) and not is_cut_short(error):
+        raise error
 
 
 def _has_crc(values: Sequence[Any], crc: Any) -> bool:

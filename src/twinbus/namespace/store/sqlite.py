@@ -32,20 +32,31 @@ import apsw
 from twinbus.namespace.engine.storage_protocol import OpenedStore, StoreRead, StoreWrite
 from twinbus.namespace.store import open_store
 from twinbus.namespace.store.commit_counter import CommitCounter, CountedCommits, read_counter
-from twinbus.namespace.store.commit_writer import CommitWriter
+from twinbus.namespace.store.commit_writer import CommitWriter, RowsMissingError
 from twinbus.namespace.store.damage import (
     connected_to_examine,
-    copy_with_new_first_page,
+    copy_to_save,
     find_damage,
+    finish_exchange,
     has_totals,
     is_layout_intact,
     is_older,
     log_loss,
     put_in_place,
     remove_files,
+    replace_first_page,
 )
-from twinbus.namespace.store.errors import StoreDamagedError, StoreError, StoreGoneError, damaged_error, store_error
-from twinbus.namespace.store.examine import DAMAGE_ERRORS, MOST_BYTES, UNREADABLE, damaged_rows, messages_text
+from twinbus.namespace.store.errors import (
+    DAMAGE_ERRORS,
+    UNREADABLE,
+    StoreDamagedError,
+    StoreError,
+    StoreGoneError,
+    damaged_error,
+    is_cut_short,
+    store_error,
+)
+from twinbus.namespace.store.examine import MOST_BYTES, OLDER_LOG, damaged_rows, messages_text
 from twinbus.namespace.store.files import StoreFiles, StoreLock, make_folder
 from twinbus.namespace.store.interface import empty_answer
 from twinbus.namespace.store.row_reader import DamagedRowError, RowReader
@@ -116,8 +127,11 @@ class SqliteStore:
             ) from error
         self._lock.take()
         try:
+            finish_exchange(self.path)
             counted = read_counter(self.path)
-            if not open_store.inspect(self.path):
+            if (unusable := open_store.find_unusable(self.path)) is not None:
+                self._accept([unusable])
+            elif not self.path.exists():
                 self._create(counted)
             elif findings := find_damage(self.path, self._vfs, counted, self._checked_bytes):
                 self._accept(findings)
@@ -165,36 +179,32 @@ class SqliteStore:
             # Without checksums, it is not known what is intact. What SQLite can read is used.
             log_loss(self.path, findings, [])
             return
-        if is_layout_intact(self.path, self._vfs):
-            lost, rebuilt = self._rebuild(self.path)
-        else:
-            source = copy_with_new_first_page(self.path, self._vfs)
-            try:
-                if not has_totals(source, self._vfs):
-                    raise damaged_error(self.path, *findings, "its tables cannot be found, so nothing can be saved")
-                lost, rebuilt = self._rebuild(source)
-            finally:
-                remove_files(source)
+        rebuilt = SqliteStore(self.path.with_name(self.path.name + ".rebuilt"), vfs=self._vfs)
+        remove_files(rebuilt.path)
+        rebuilt.open()
+        try:
+            lost = self._save_into(rebuilt, with_log=OLDER_LOG not in findings)
+        finally:
+            rebuilt.close()
         log_loss(self.path, findings, lost)
         lines = [*(f"damaged: {line}" for line in findings), *(f"lost: {line}" for line in lost)]
-        put_in_place(self.path, rebuilt, lines)
-        remove_files(rebuilt)
+        put_in_place(self.path, rebuilt.path, lines)
         if findings := find_damage(self.path, self._vfs, None, self._checked_bytes):
             raise damaged_error(self.path, *findings)
 
-    def _rebuild(self, source: Path) -> tuple[list[str], Path]:
-        """Write what is intact into a new store. Returns what is lost, and the path of the new store."""
-        rebuilt = SqliteStore(self.path.with_name(self.path.name + ".rebuilt"), vfs=self._vfs)
-        remove_files(rebuilt.path)
-        with connected_to_examine(source, self._vfs) as connection:
-            salvage = Salvage(connection)
-            rebuilt.open()
-            try:
-                for writes in salvage.writes():
-                    rebuilt.commit(writes)
-            finally:
-                rebuilt.close()
-        return salvage.lost, rebuilt.path
+    def _save_into(self, rebuilt: SqliteStore, *, with_log: bool) -> list[str]:
+        """Write what is intact into a new store. Returns what is lost."""
+        if with_log and is_layout_intact(self.path, self._vfs):
+            return _salvaged(self.path, self._vfs, rebuilt)
+        source = copy_to_save(self.path, with_log=with_log)
+        try:
+            if not is_layout_intact(source, self._vfs):
+                replace_first_page(source, self._vfs)
+            if has_totals(source, self._vfs):
+                return _salvaged(source, self._vfs, rebuilt)
+        finally:
+            remove_files(source)
+        return ["everything: the tables cannot be found"]
 
     def load(self, read: StoreRead) -> Any:
         if read.queue in self._gone:
@@ -206,14 +216,14 @@ class SqliteStore:
                 return self._reader.answer(read)
         except DamagedRowError as error:
             raise self._damaged_rows_error(read.queue, error.seq) from error
-        except DAMAGE_ERRORS as error:
-            raise self._damaged_rows_error(read.queue, None) from error
         except apsw.Error as error:
+            if isinstance(error, DAMAGE_ERRORS) or is_cut_short(error):
+                raise self._damaged_rows_error(read.queue, None) from error
             raise store_error(error, self.path, "reading") from error
 
     def _damaged_rows_error(self, queue: int, seq: int | None) -> StoreDamagedError:
         """Return the error for a read that met damage. The error names all damaged messages of the entity."""
-        path = self._paths.get(queue, f"the entity with storage id {queue}")
+        path = self._path_of(queue)
         seqs = set() if seq is None else {seq}
         try:
             with connected_to_examine(self.path, self._vfs) as connection:
@@ -223,6 +233,9 @@ class SqliteStore:
                 self.path, f"{path}: {messages_text(seqs)} damaged, and pages cannot be read ({error})"
             )
         return damaged_error(self.path, f"{path}: {messages_text(seqs)} damaged")
+
+    def _path_of(self, queue: int) -> str:
+        return self._paths.get(queue, f"the entity with storage id {queue}")
 
     def commit(self, writes: Sequence[StoreWrite]) -> None:
         batch = fold_writes(writes, self._gone)
@@ -238,7 +251,13 @@ class SqliteStore:
         except BaseException as error:
             _roll_back(connection)
             if isinstance(error, DamagedRowError):
-                raise damaged_error(self.path, f"message {error.seq} is damaged and cannot be moved") from error
+                which = "a message" if error.seq is None else f"message {error.seq}"
+                raise damaged_error(self.path, f"{which} is damaged and cannot be moved") from error
+            if isinstance(error, RowsMissingError):
+                paths = ", ".join(sorted(map(self._path_of, error.queues)))
+                missing = f"{error.number} messages of {paths} are missing"
+                other = f"the messages of {paths} are not those that were stored"
+                raise damaged_error(self.path, missing if error.number > 0 else other) from error
             if isinstance(error, apsw.Error):
                 raise store_error(error, self.path, "committing") from error
             raise
@@ -353,6 +372,15 @@ class SqliteStore:
         if self._commit_counter is not None:
             self._commit_counter.close()
         self._lock.give_back()
+
+
+def _salvaged(source: Path, vfs: str | None, rebuilt: SqliteStore) -> list[str]:
+    """Write what is intact in the file `source` into a new store. Returns what is lost."""
+    with connected_to_examine(source, vfs, to_save=True) as connection:
+        salvage = Salvage(connection)
+        for writes in salvage.writes():
+            rebuilt.commit(writes)
+    return salvage.lost
 
 
 def _roll_back(connection: apsw.Connection) -> None:
