@@ -98,6 +98,7 @@ FIRST_LIST = [
     (ours.ServiceBusInternalError("x"), K.INTERNAL),
     (ours.ServiceBusConnectionError("x"), K.CONNECTION_LOST),
     (ours.ServiceBusCommunicationError("x"), K.CONNECTION_LOST),
+    (ours.ServiceBusHandshakeError("x"), K.CONNECTION_LOST),
     (ours.ServiceBusProtocolError("x"), K.PROTOCOL),
 ]
 NEVER = [

@@ -244,6 +244,7 @@ NAMES_BEFORE_CONDITIONS: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("ServiceBusCertificateError", FailureKind.CERTIFICATE),
     ("SSLError", FailureKind.TLS),
     ("ServiceBusCommunicationError", FailureKind.CONNECTION_LOST),
+    ("ServiceBusHandshakeError", FailureKind.CONNECTION_LOST),
 )
 
 # A refused token has a status instead of a condition.

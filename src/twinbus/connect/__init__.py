@@ -1,4 +1,4 @@
-"""Asyncio client for Service Bus, with the codec of `twinbus.amqp`: sockets, TLS, SAS and other tokens, reconnecting.
+"""Asyncio client for Service Bus, with the codec of `twinbus.amqp`: sockets, TLS, WebSocket, proxies, tokens.
 
     async with connect(connection_string) as bus:
         sender = await bus.sender("orders")
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
         ServiceBusCommunicationError,
         ServiceBusConnectionError,
         ServiceBusError,
+        ServiceBusHandshakeError,
         SessionLockLostError,
     )
     from twinbus.connect.management import Management
     from twinbus.connect.message_encoding import encode_message, to_millis
+    from twinbus.connect.network import HttpProxy, NetworkOptionError, NetworkOptions, TransportType
     from twinbus.connect.received_message import MessageState, ReceivedMessage
     from twinbus.connect.receiver import NEXT_AVAILABLE, PEEK_LOCK, RECEIVE_AND_DELETE, ReceiveMode, Receiver
     from twinbus.connect.sender import Sender
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
         make_sas_token,
         sas_signature,
     )
+    from twinbus.connect.websocket import WEBSOCKET_PATH, WebSocketLayer, WebSocketRefusedError, accept_websocket
 
 _NAMES_BY_MODULE: Final = {
     "bisection": "bisect_refused",
@@ -58,16 +61,19 @@ _NAMES_BY_MODULE: Final = {
     "connection_string": "ConnectionString ConnectionStringError PLAIN_PORT TLS_PORT",
     "errors": (
         "MessageLockLostError MessageNotFoundError OperationTimeoutError ServiceBusArgumentError "
-        "ServiceBusCommunicationError ServiceBusConnectionError ServiceBusError SessionLockLostError"
+        "ServiceBusCommunicationError ServiceBusConnectionError ServiceBusError "
+        "ServiceBusHandshakeError SessionLockLostError"
     ),
     "management": "Management",
     "message_encoding": "encode_message to_millis",
+    "network": "HttpProxy NetworkOptionError NetworkOptions TransportType",
     "received_message": "MessageState ReceivedMessage",
     "receiver": "NEXT_AVAILABLE PEEK_LOCK RECEIVE_AND_DELETE ReceiveMode Receiver",
     "sender": "Sender",
     "settlement": "COMPLETE RELEASE SettlementOutcome abandon_outcome dead_letter_outcome defer_outcome",
     "timeouts": "deadline",
     "tokens": "JWT_TYPE SAS_SCHEME SAS_TYPE SasTokenSource Token TokenSource make_sas_token sas_signature",
+    "websocket": "WEBSOCKET_PATH WebSocketLayer WebSocketRefusedError accept_websocket",
 }
 _MODULES: Final = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
@@ -82,12 +88,16 @@ __all__ = [
     "SAS_SCHEME",
     "SAS_TYPE",
     "TLS_PORT",
+    "WEBSOCKET_PATH",
     "ConnectionString",
     "ConnectionStringError",
+    "HttpProxy",
     "Management",
     "MessageLockLostError",
     "MessageNotFoundError",
     "MessageState",
+    "NetworkOptionError",
+    "NetworkOptions",
     "OperationTimeoutError",
     "ReceiveMode",
     "ReceivedMessage",
@@ -99,11 +109,16 @@ __all__ = [
     "ServiceBusConnection",
     "ServiceBusConnectionError",
     "ServiceBusError",
+    "ServiceBusHandshakeError",
     "SessionLockLostError",
     "SettlementOutcome",
     "Token",
     "TokenSource",
+    "TransportType",
+    "WebSocketLayer",
+    "WebSocketRefusedError",
     "abandon_outcome",
+    "accept_websocket",
     "bisect_refused",
     "connect",
     "dead_letter_outcome",

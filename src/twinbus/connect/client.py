@@ -15,6 +15,7 @@ from twinbus.clock import Clock, SystemClock
 from twinbus.connect.connection_string import ConnectionString
 from twinbus.connect.errors import ServiceBusArgumentError
 from twinbus.connect.management import Management
+from twinbus.connect.network import NetworkOptions
 from twinbus.connect.receiver import ReceiveMode, Receiver, SessionChoice
 from twinbus.connect.reconnection import Reconnector
 from twinbus.connect.sender import Sender
@@ -31,6 +32,7 @@ def connect(
     *,
     tls: ssl.SSLContext | None = None,
     credential: TokenSource | None = None,
+    network: NetworkOptions | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     idle_timeout: float = 30.0,
     max_frame_size: int = MIB,
@@ -38,7 +40,8 @@ def connect(
 ) -> ServiceBusConnection:
     """Return a connection whose socket opens with the first operation: `async with connect(text) as bus`.
 
-    The connection uses TLS, except that UseDevelopmentEmulator=true without `tls` means plain TCP. `timeout`, in
+    The connection uses TLS, except that UseDevelopmentEmulator=true without `tls` means plain TCP. `network` selects a
+    WebSocket, a proxy or another address. `timeout`, in
     seconds, is for every operation that is called without a timeout. The connection fails if the peer is silent for
     twice `idle_timeout` seconds.
     """
@@ -51,6 +54,7 @@ def connect(
         endpoint,
         tls=tls,
         credential=credential,
+        network=network or NetworkOptions(),
         timeout=timeout,
         idle_timeout=idle_timeout,
         max_frame_size=max_frame_size,
@@ -67,6 +71,7 @@ class ServiceBusConnection:
         *,
         tls: ssl.SSLContext | None,
         credential: TokenSource | None,
+        network: NetworkOptions,
         timeout: float,
         idle_timeout: float,
         max_frame_size: int,
@@ -77,6 +82,7 @@ class ServiceBusConnection:
         self._reconnector = Reconnector(
             endpoint,
             tls=tls,
+            network=network,
             source=credential or SasTokenSource(endpoint, clock),
             idle_timeout=idle_timeout,
             max_frame_size=max_frame_size,

@@ -143,7 +143,16 @@ class ServiceBusAuthorizationError(ServiceBusError, OperatorError):
 
 
 class ServiceBusCertificateError(ServiceBusError, OperatorError):
-    default_hint = "Trust the authority that signed it: load its certificate into the SSLContext for `connect(tls=…)`."
+    default_hint = (
+        "Trust the authority that signed it: load its certificate into the SSLContext for `connect(tls=…)`, or give "
+        "its file as connection_verify."
+    )
+
+
+class ServiceBusHandshakeError(ServiceBusError, OperatorError):
+    """A proxy or a gateway refused the connection, or the other end is no proxy or takes no WebSocket."""
+
+    default_hint = "Check the addresses of proxy and namespace, and the proxy's credentials."
 
 
 class ServiceBusProtocolError(ServiceBusError, OperatorError):

@@ -11,7 +11,7 @@ import ssl
 import uuid
 from contextlib import suppress
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from twinbus.amqp import MIB, Connection
 from twinbus.clock import Clock
@@ -24,6 +24,7 @@ from twinbus.connect.errors import (
     ServiceBusError,
 )
 from twinbus.connect.link_session import LinkSession
+from twinbus.connect.network import NetworkOptions, authority, open_tunnel
 from twinbus.connect.tokens import TokenSource
 from twinbus.connect.transport import AmqpTransport
 
@@ -39,6 +40,7 @@ class Reconnector:
         endpoint: ConnectionString,
         *,
         tls: ssl.SSLContext | None,
+        network: NetworkOptions,
         source: TokenSource,
         idle_timeout: float,
         max_frame_size: int,
@@ -46,7 +48,8 @@ class Reconnector:
     ) -> None:
         self.endpoint = endpoint
         self.clock = clock
-        self._tls = tls
+        self._tls = tls or network.tls_context()
+        self._network = network
         self._source = source
         self._idle_timeout = idle_timeout
         self._max_frame_size = max_frame_size
@@ -112,15 +115,17 @@ class Reconnector:
             max_frame_size=self._max_frame_size,
             idle_timeout=self._idle_timeout,
         )
-        transport = AmqpTransport(core, endpoint.authority)
+        network = self._network
+        host, port = network.address(endpoint)
+        websocket_host = authority(host, port) if network.uses_websocket else None
+        transport = AmqpTransport(core, endpoint.authority, websocket_host=websocket_host)
         context = self._tls or (ssl.create_default_context() if endpoint.tls else None)
+        where: dict[str, Any] = {"host": host, "port": port}
         try:
+            if network.http_proxy is not None:
+                where = {"sock": await open_tunnel(network.http_proxy, host, port)}
             socket, _ = await transport.loop.create_connection(
-                lambda: transport,
-                endpoint.host,
-                endpoint.port,
-                ssl=context,
-                server_hostname=endpoint.host if context is not None else None,
+                lambda: transport, **where, ssl=context, server_hostname=host if context is not None else None
             )
             socket.set_write_buffer_limits(high=_WRITE_BUFFER)
             await transport.opened

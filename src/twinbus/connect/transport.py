@@ -1,7 +1,8 @@
 """A socket with an AMQP connection. Passes bytes of the socket to the AMQP core, and the core's events to handlers.
 
 `AmqpTransport` is the asyncio protocol of the socket. The AMQP core (`twinbus.amqp.Connection`) does no I/O: it takes
-the received bytes and the time, and returns events, bytes to send and the time of its next timer. Each event belongs to
+the received bytes and the time, and returns events, bytes to send and the time of its next timer. Over a WebSocket, the
+bytes are wrapped in messages (`websocket`) between core and socket. Each event belongs to
 an AMQP session; the session's `context` is the `SessionHandler` that receives the event. Entities, tokens and
 reconnecting are not handled in this module.
 
@@ -34,7 +35,15 @@ from twinbus.amqp import (
     SessionBegun,
     SessionEnded,
 )
-from twinbus.connect.errors import ConnectionClosedError, ServiceBusConnectionError, ServiceBusError, error_for
+from twinbus.connect.errors import (
+    ConnectionClosedError,
+    ServiceBusCommunicationError,
+    ServiceBusConnectionError,
+    ServiceBusError,
+    ServiceBusHandshakeError,
+    error_for,
+)
+from twinbus.connect.websocket import WebSocketLayer, WebSocketRefusedError
 from twinbus.values import Condition
 
 # With more unsent bytes than this, `flush_soon` writes immediately instead of at the end of the event loop's iteration.
@@ -49,6 +58,13 @@ def peer_error(error: Error | None, default_text: str, entity: str | None = None
     if error is None:
         return ServiceBusConnectionError(default_text, entity=entity)
     return error_for(error.condition, error.description or default_text, entity=entity)
+
+
+def _handshake_error(peer: str, refused: WebSocketRefusedError) -> ServiceBusError:
+    answer = f"{refused.status} {refused.text}".strip() if refused.status else refused.text
+    text = f"{peer} did not accept a WebSocket: {answer}"
+    # A server that is overloaded or starting may accept it later; any other answer needs a change by a person.
+    return ServiceBusCommunicationError(text) if refused.status >= 500 else ServiceBusHandshakeError(text)
 
 
 class SessionHandler(Protocol):
@@ -69,8 +85,11 @@ class AmqpTransport(asyncio.Protocol):
     `is_writable` is false while the socket's write buffer is full, because the peer reads more slowly than we write.
     """
 
-    def __init__(self, core: Connection, peer: str) -> None:
+    def __init__(self, core: Connection, peer: str, *, websocket_host: str | None = None) -> None:
+        """With `websocket_host`, the Host header of the handshake, AMQP travels in a WebSocket."""
         self.core = core
+        self._websocket_host = websocket_host
+        self._websocket = None if websocket_host is None else WebSocketLayer.client()
         self.loop = asyncio.get_running_loop()
         self.peer = peer
         self.error: ServiceBusError | None = None
@@ -95,14 +114,40 @@ class AmqpTransport(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = cast(asyncio.Transport, transport)
+        if self._websocket is not None and self._websocket_host is not None:
+            self._socket.write(self._websocket.request(self._websocket_host))
         self._flush()
         self._schedule_timer()
 
     def data_received(self, data: bytes) -> None:
+        if self._websocket is not None:
+            data = self._unwrap_messages(self._websocket, data)
         for event in self.core.receive(data, self.loop.time()):
             self._handle(event)
         self._flush()
         self._schedule_timer()
+
+    def _unwrap_messages(self, websocket: WebSocketLayer, data: bytes) -> bytes:
+        """Return the content of WebSocket messages. If the WebSocket has ended, ends the transport."""
+        assert self._socket is not None
+        try:
+            content = websocket.receive(data)
+        except WebSocketRefusedError as refused:
+            self.abort(_handshake_error(self.peer, refused))
+            return b""
+        if output := websocket.take_output():
+            self._socket.write(output)
+        if websocket.end is not None:
+            for event in self.core.receive(content, self.loop.time()):
+                self._handle(event)
+            self.abort(ServiceBusConnectionError(f"{self.peer}: {websocket.end}"))
+            return b""
+        return content
+
+    def eof_received(self) -> None:
+        """Report a refused handshake whose response ends with the connection. asyncio then closes the socket."""
+        if self._websocket is not None and not self._websocket.is_open:
+            self._unwrap_messages(self._websocket, b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
         cause = f": {exc}" if exc is not None else ""
@@ -196,13 +241,15 @@ class AmqpTransport(asyncio.Protocol):
     def _flush(self) -> None:
         self._flush_scheduled = False
         self._unflushed_bytes = 0
-        socket = self._socket
-        if socket is None:
+        socket, websocket = self._socket, self._websocket
+        if socket is None or (websocket is not None and not websocket.is_open):
             return
         parts = self.core.data_to_send()
         if parts and not socket.is_closing():
-            socket.writelines(parts)
+            socket.writelines(parts if websocket is None else websocket.send(parts))
         if self.core.is_closed and self._abort_timer is None:
+            if websocket is not None and not socket.is_closing():
+                socket.write(websocket.close())
             socket.close()
             self._abort_timer = self.loop.call_later(CLOSE_SECONDS, socket.abort)
 

@@ -1,0 +1,227 @@
+"""How a client reaches a namespace: AMQP or WebSocket, through a proxy or not, at which address, with which CA.
+
+The options have the names and the defaults of azure-servicebus. A proxy always means a WebSocket: proxies let CONNECT
+through to port 443, and seldom to the port of AMQP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+import h11
+
+from twinbus.connect.connection_string import TLS_PORT, ConnectionString
+from twinbus.connect.errors import ServiceBusCommunicationError, ServiceBusHandshakeError
+from twinbus.errors import CallerError
+
+WEBSOCKET_PORT: Final = 443
+_MAX_RESPONSE_BYTES: Final = 16 * 1024
+_PIECE: Final = 4096
+# Statuses of a proxy that cannot reach the namespace now. All others need a change by a person.
+_UNREACHABLE: Final = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class NetworkOptionError(CallerError, ValueError):
+    """An option is not valid. The text never contains a password."""
+
+
+class TransportType(StrEnum):
+    """How AMQP travels. Names and values are those of azure-servicebus."""
+
+    Amqp = "Amqp"
+    AmqpOverWebsocket = "AmqpOverWebsocket"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpProxy:
+    """An HTTP proxy that takes CONNECT. The proxy itself is reached over plain HTTP."""
+
+    proxy_hostname: str
+    proxy_port: int
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Return the proxy of a dict with the keys that azure-servicebus takes. Raises NetworkOptionError."""
+        try:
+            # As for azure-servicebus, the host of the asyncio client may begin with http://.
+            host = str(given["proxy_hostname"]).removeprefix("http://")
+            port = int(given["proxy_port"])
+        except (KeyError, TypeError, ValueError):
+            raise NetworkOptionError("http_proxy needs proxy_hostname and proxy_port") from None
+        return cls(host, port, given.get("username") or None, given.get("password") or None)
+
+    @classmethod
+    def parse(cls, url: str, credentials: str | None = None) -> Self:
+        """Return the proxy of `http://host:port`. `credentials` is `user:password`. Raises NetworkOptionError."""
+        try:
+            parts = urlsplit(url if "//" in url else f"//{url}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+            parts = urlsplit("")
+        if parts.username is not None or parts.password is not None:
+            raise NetworkOptionError("the address of a proxy must not contain a user name or a password")
+        if parts.scheme not in ("", "http") or not host or port is None or parts.path.strip("/") or parts.query:
+            raise NetworkOptionError(f"{url!r} is not the address of a proxy: write http://HOST:PORT")
+        user, colon, password = (credentials or "").partition(":")
+        if credentials and not (user and colon):
+            raise NetworkOptionError("the credentials of a proxy have the form user:password")
+        return cls(host, port, user or None, password or None)
+
+    @property
+    def authority(self) -> str:
+        return authority(self.proxy_hostname, self.proxy_port)
+
+    def authorization(self) -> str | None:
+        """Return the value of Proxy-Authorization, or None if there are no credentials."""
+        if self.username is None and self.password is None:
+            return None
+        text = f"{self.username or ''}:{self.password or ''}"
+        return "Basic " + base64.b64encode(text.encode()).decode("ascii")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkOptions:
+    """How a client reaches a namespace.
+
+    `custom_endpoint_address` is where to connect instead of the namespace's own host, such as an application gateway:
+    `sb://host:port`, `host:port` or `host`. Tokens are still for the namespace. `connection_verify` is a file with the
+    certificates to trust. With a proxy or a custom endpoint, the default of `transport_type` is AmqpOverWebsocket.
+    """
+
+    transport_type: TransportType | None = None
+    http_proxy: HttpProxy | None = None
+    custom_endpoint_address: str | None = None
+    connection_verify: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.custom_endpoint_address is not None:
+            _custom_endpoint(self.custom_endpoint_address)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the namespace is reached at its own address, over AMQP, with the system's certificates."""
+        return self == NetworkOptions()
+
+    @property
+    def uses_websocket(self) -> bool:
+        if self.transport_type is None:
+            return self.http_proxy is not None or self.custom_endpoint_address is not None
+        return self.transport_type is TransportType.AmqpOverWebsocket or self.http_proxy is not None
+
+    def address(self, endpoint: ConnectionString) -> tuple[str, int]:
+        """Return host and port to which the client connects, or to which the proxy connects for it.
+
+        A WebSocket goes to port 443 unless the connection string or the custom endpoint has another port.
+        """
+        port = WEBSOCKET_PORT if self.uses_websocket and endpoint.port == TLS_PORT else endpoint.port
+        if self.custom_endpoint_address is None:
+            return endpoint.host, port
+        host, given = _custom_endpoint(self.custom_endpoint_address)
+        default = WEBSOCKET_PORT if self.uses_websocket and endpoint.tls else port
+        return host, default if given is None else given
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Return the context that trusts `connection_verify`, or None if that is not set. Reads the file."""
+        if self.connection_verify is None:
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.connection_verify)
+        except (OSError, ssl.SSLError) as error:
+            raise NetworkOptionError(f"{self.connection_verify} cannot be used as a CA: {error}") from None
+
+
+def _custom_endpoint(text: str) -> tuple[str, int | None]:
+    try:
+        parts = urlsplit(text if "//" in text else f"//{text}")
+        if parts.hostname:
+            return parts.hostname, parts.port
+    except ValueError:
+        pass
+    raise NetworkOptionError(f"custom_endpoint_address {text!r} is not an address: write sb://HOST or sb://HOST:PORT")
+
+
+async def open_tunnel(proxy: HttpProxy, host: str, port: int) -> socket.socket:
+    """Return a socket that the proxy has connected to `host` and `port`. The caller sets a timeout.
+
+    Raises ServiceBusCommunicationError, or ServiceBusHandshakeError if the proxy refuses.
+    """
+    try:
+        made = await _connect(proxy)
+    except OSError as error:
+        raise ServiceBusCommunicationError(f"cannot connect to the proxy {proxy.authority}: {error}") from error
+    try:
+        await _request_tunnel(made, proxy, authority(host, port))
+    except OSError as error:
+        made.close()
+        raise ServiceBusCommunicationError(f"the connection to the proxy {proxy.authority} broke: {error}") from error
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+async def _connect(proxy: HttpProxy) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(proxy.proxy_hostname, proxy.proxy_port, type=socket.SOCK_STREAM)
+    failure: OSError = OSError("the name has no address")
+    for family, kind, protocol, _, address in found:
+        made = socket.socket(family, kind, protocol)
+        made.setblocking(False)
+        try:
+            await loop.sock_connect(made, address)
+        except OSError as error:
+            failure = error
+            made.close()
+            continue
+        except BaseException:
+            made.close()
+            raise
+        return made
+    raise failure
+
+
+async def _request_tunnel(made: socket.socket, proxy: HttpProxy, target: str) -> None:
+    loop = asyncio.get_running_loop()
+    http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_RESPONSE_BYTES)
+    headers = [("Host", target)]
+    if (authorization := proxy.authorization()) is not None:
+        headers.append(("Proxy-Authorization", authorization))
+    request = http.send(h11.Request(method="CONNECT", target=target, headers=headers))
+    await loop.sock_sendall(made, (request or b"") + (http.send(h11.EndOfMessage()) or b""))
+    try:
+        while not isinstance(event := http.next_event(), h11.Response):
+            data = await loop.sock_recv(made, _PIECE)
+            if not data and http.trailing_data[0]:
+                raise ServiceBusHandshakeError(f"{proxy.authority} is no HTTP proxy: its answer is not complete")
+            if not data:
+                raise ServiceBusCommunicationError(
+                    f"the proxy {proxy.authority} closed the connection without an answer"
+                )
+            http.receive_data(data)
+    except h11.RemoteProtocolError as error:
+        raise ServiceBusHandshakeError(f"{proxy.authority} is no HTTP proxy: {error}") from error
+    if 200 <= event.status_code < 300:
+        if http.trailing_data[0]:  # nothing may come before this side has spoken
+            raise ServiceBusHandshakeError(f"{proxy.authority} is no HTTP proxy: it sent bytes of its own")
+        return
+    answer = f"{event.status_code} {bytes(event.reason).decode('latin-1')}".rstrip()
+    text = f"the proxy {proxy.authority} does not connect to {target}: {answer}"
+    if event.status_code in _UNREACHABLE:
+        raise ServiceBusCommunicationError(text)
+    raise ServiceBusHandshakeError(text)
+
+
+def authority(host: str, port: int) -> str:
+    """Return `host:port` as in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
