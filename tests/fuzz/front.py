@@ -24,7 +24,7 @@ from pathlib import Path
 
 from prometheus_client import Metric
 
-from tests.fuzz import cpu_cost, hostile_maps, random_frames
+from tests.fuzz import cpu_cost, hostile_maps, random_frames, websocket_frames
 from tests.fuzz.harness import FindingError
 from tests.fuzz.memory import peak_mib
 from tests.fuzz.recording import QUEUE, SESSIONS, SUBSCRIPTION, TOPIC, Recording, recordings
@@ -42,6 +42,7 @@ from twinbus.namespace import (
 
 INPUTS_PER_WORLD = 1000
 _AT_ONCE = 10
+_WEBSOCKET_SHARE = 0.1  # of all inputs
 _SECONDS = 20.0
 _HOSTILE_EVERY = 10  # rounds
 _HOSTILE_KEYS = 3000
@@ -111,7 +112,8 @@ def mutate(chance: random.Random, recorded: Sequence[Recording]) -> list[bytes]:
                 frames.insert(place, random_frames.hostile_frame(chance, chance.choice((10, 64, 200))))
             case _:
                 frames[place] = _resized(chance, frames[place])
-    return _in_pieces(chance, [frame for frame in frames if frame] or [b"\x00"])
+    pieces = _in_pieces(chance, [frame for frame in frames if frame] or [b"\x00"])
+    return websocket_frames.in_websocket(chance, pieces) if chance.random() < _WEBSOCKET_SHARE else pieces
 
 
 def _in_pieces(chance: random.Random, frames: Sequence[bytes]) -> list[bytes]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.fuzz import random_frames
+from tests.fuzz import random_frames, websocket_frames
 from tests.fuzz.front import ENTITIES, Errors, Steady
 from tests.fuzz.harness import FindingError, inputs_and_seed
 from tests.fuzz.memory import BoundedMemory, peak_mib
@@ -98,7 +98,12 @@ def _begun(chance: random.Random) -> list[bytes]:
 
 def hostile_peer(chance: random.Random) -> list[bytes]:
     """The bytes of one peer, in pieces."""
-    match chance.randrange(8):
+    match chance.randrange(9):
+        case 8:
+            hostile = [websocket_frames.hostile_frame(chance) for _ in range(chance.choice((1, 3, 40)))]
+            return chance.choice(
+                ([websocket_frames.handshake(), *hostile], websocket_frames.in_websocket(chance, _begun(chance)))
+            )
         case 0:
             return [chance.choice((b"", AMQP_HEADER, SASL_HEADER, b"AM", b"\x16\x03\x01\x40\x00"))]
         case 1:

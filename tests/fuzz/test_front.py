@@ -14,7 +14,7 @@ async def test_mutated_traffic_harms_neither_the_namespace_nor_another_client() 
     assert tally.inputs == inputs
     assert tally.answered > inputs // 2, "the mutations leave enough of a conversation to be answered"
     # A slow disk lowers the number: a connection may end before the namespace has carried out its last operations.
-    assert tally.operations > inputs // 2, "and to be understood"
+    assert tally.operations > inputs // 3, "and to be understood"
     assert tally.rounds == inputs // 10
     assert 0 < tally.slowest <= cpu_cost.MOST
 

@@ -106,15 +106,17 @@ class ConnectionAccount:
             )
             self.evict(LimitExceededError("connection-memory", text))
 
-    def raise_limit(self, limit: int) -> None:
+    def set_limit(self, limit: int) -> None:
         self._limit = limit
 
     def authenticate(self, *, keep_limit: bool = False) -> None:
         """Count the connection as authenticated from now on. Raises its memory limit, unless `keep_limit` is True."""
-        if self.is_open and not self.is_authenticated:
+        if not self.is_open:
+            return
+        if not self.is_authenticated:
             self._resources.authenticated(self)
-            if not keep_limit:
-                self._limit = self._resources.limits.connection_memory
+        if not keep_limit:
+            self._limit = self._resources.limits.connection_memory
 
     def close(self) -> None:
         """Remove all bytes of the connection from the sums. A second call does nothing."""

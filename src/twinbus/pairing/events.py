@@ -20,8 +20,8 @@ from twinbus.backlog import FailureKind
 from twinbus.errors import CallerError
 from twinbus.ledger import Ledger
 from twinbus.pairing.decide.backlog_watch import QueueStatus
-from twinbus.pairing.decide.failover import Entity
-from twinbus.pairing.decide.failover_events import (
+from twinbus.pairing.decide.failover import (
+    Entity,
     FailoverEngaged,
     FailoverHeld,
     FailoverNotice,

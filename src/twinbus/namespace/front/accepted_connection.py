@@ -1,6 +1,8 @@
 """One accepted connection: recognises AMQP, HTTP and TLS (with AMQP or HTTP inside) by the first bytes.
 
 The connection reads bytes from the socket, decrypts them if the peer uses TLS, and passes them to a `ProtocolHandler`.
+An HTTP request for the path of WebSockets turns the connection into an AMQP connection, whose bytes are in messages of
+the WebSocket. From then on the limits and faults of AMQP connections apply.
 The connection also does what is the same for every protocol: the limit of the time until the first bytes, faults on
 connecting, refusal of peers when there are too many connections, and eviction when the process holds too much memory.
 """
@@ -15,6 +17,7 @@ from http import HTTPStatus
 from typing import Protocol, cast
 
 from twinbus.amqp import KIB, Connection, LimitExceededError, Limits, Opened
+from twinbus.connect import WebSocketLayer, WebSocketRefusedError, accept_websocket
 from twinbus.namespace.front.amqp_connection import AmqpConnection
 from twinbus.namespace.front.byte_stream import ByteStream, HandshakeTooLargeError, TlsLayer
 from twinbus.namespace.front.connection_faults import ConnectionFaults, FaultyHttpHandler
@@ -33,6 +36,11 @@ _REFUSED_SECONDS = 5.0
 _CONNECT_FAULT_SECONDS = 0.2
 _TLS_HANDSHAKE = 0x16
 _AMQP = b"AMQP"
+# What a peer may send on a WebSocket until a token was accepted: bytes, framing included, and frames. The limit on the
+# bytes inside the messages (`amqp_connection`) does not count pings and empty messages. A frame of 6 bytes takes as
+# much time as hundreds of bytes of AMQP.
+_WEBSOCKET_BYTES, _WEBSOCKET_FRAMES = 256 * KIB, 2_000
+_POLICY_VIOLATION = 1008
 _REFUSAL_LIMITS = Limits(max_frame_size=64 * KIB, max_sessions=1, attach_bytes=64 * KIB, partial_bytes=0)
 
 
@@ -56,6 +64,8 @@ class AcceptedConnection(asyncio.Protocol):
         self._first_bytes = b""
         self._has_received = False
         self._is_amqp = False
+        self._websocket_bytes = 0
+        self._waits_for_amqp = False  # a WebSocket is open, and no AMQP has come
         self._handler: ProtocolHandler | None = None
         self._protocol = ""
         self._held: list[bytes] = []  # received while a fault holds the connection
@@ -163,6 +173,8 @@ class AcceptedConnection(asyncio.Protocol):
             data = self.stream.tls.receive(data)
             self.stream.write_raw(self.stream.tls.outgoing())
             self._account.hold("a TLS handshake", self.stream.tls.handshake_bytes)
+        if self.stream.websocket is not None:
+            data = self._unwrap_messages(self.stream.websocket, data)
         if self._handler is not None:
             if data:
                 self._handler.data_received(data)
@@ -185,21 +197,23 @@ class AcceptedConnection(asyncio.Protocol):
         elif not self._is_amqp:
             namespace = self._namespace
             handler = FaultyHttpHandler(namespace.http, namespace.faults, self._faults, self._transport.abort)
-            self._account.raise_limit(namespace.resources.limits.http_connection_memory)
+            self._account.set_limit(namespace.resources.limits.http_connection_memory)
             self._start("http", self._http_connection(handler))
         elif not self._faults.may_connect():
             self._transport.abort()
         elif self._faults.is_held:
             self.stream.pause_reading("fault")
         else:
-            amqp = AmqpConnection(
-                self._namespace,
-                self.stream,
-                self._account,
-                peer_is_loopback=self._peer_is_loopback,
-                arrived_at=self._arrived_at,
-            )
-            self._start("amqp", amqp)
+            self._start("amqp", self._amqp_connection())
+
+    def _amqp_connection(self) -> AmqpConnection:
+        return AmqpConnection(
+            self._namespace,
+            self.stream,
+            self._account,
+            peer_is_loopback=self._peer_is_loopback,
+            arrived_at=self._arrived_at,
+        )
 
     def _http_connection(self, handler: HttpRequestHandler) -> HttpConnection:
         return HttpConnection(
@@ -209,7 +223,67 @@ class AcceptedConnection(asyncio.Protocol):
             self._account,
             peer_is_loopback=self._peer_is_loopback,
             arrived_at=self._arrived_at,
+            upgrade=self._upgrade if self._refusal is None else None,
         )
+
+    # --- WebSocket -----------------------------------------------------------------------------------------------
+
+    def _upgrade(self, headers: list[tuple[bytes, bytes]], target: bytes, following: bytes) -> HttpResponse | None:
+        """Continue an HTTP connection as AMQP in a WebSocket. Returns the response if the handshake is refused."""
+        try:
+            websocket, response = accept_websocket(headers, target)
+        except WebSocketRefusedError as refused:
+            return error_response(refused.status, refused.text, dict(refused.headers))
+        self._is_amqp = True  # the faults of AMQP connections apply, to the response already
+        if not self._faults.may_connect():
+            self._transport.abort()
+            return None
+        self.stream.write_outside_messages([response])
+        self.stream.websocket = websocket
+        self._account.set_limit(self._namespace.resources.limits.unauthenticated_connection_memory)
+        self._namespace.meter.connections.labels(self._protocol).dec()
+        amqp = self._amqp_connection()
+        self._start("amqp+websocket", amqp)
+        self._waits_for_amqp = True
+        self._timer = self._loop.call_later(_FIRST_BYTES_SECONDS, self._first_bytes_overdue)
+        if self._faults.is_held:
+            self.stream.pause_reading("fault")
+        if following and (content := self._unwrap_messages(websocket, following)):
+            amqp.data_received(content)
+        return None
+
+    def _unwrap_messages(self, websocket: WebSocketLayer, data: bytes) -> bytes:
+        """Return the content of WebSocket messages. Closes the stream if the WebSocket has ended."""
+        if not self.is_authenticated:
+            self._websocket_bytes += len(data)
+            if (exceeded := self._exceeded_by(websocket)) is not None:
+                self._namespace.limit_exceeded(exceeded)
+                self.stream.write_outside_messages([websocket.close(_POLICY_VIOLATION, exceeded.description)])
+                self.stream.close_after_error()
+                return b""
+        content = websocket.receive(data)
+        if content and self._waits_for_amqp:
+            self._waits_for_amqp = False
+            self._timer.cancel()
+        if output := websocket.take_output():
+            self.stream.write_outside_messages([output])
+        if websocket.end is not None:
+            if content and self._handler is not None:
+                self._handler.data_received(content)
+            _log.info("WebSocket ended: %s", websocket.end)
+            self.stream.close_after_error()
+            return b""
+        return content
+
+    def _exceeded_by(self, websocket: WebSocketLayer) -> LimitExceededError | None:
+        """Return an error if the peer has sent more than a WebSocket without a token may, otherwise None."""
+        if self._websocket_bytes > _WEBSOCKET_BYTES:
+            limit, most = "websocket-bytes", f"{_WEBSOCKET_BYTES} bytes"
+        elif websocket.frames > _WEBSOCKET_FRAMES:
+            limit, most = "websocket-frames", f"{_WEBSOCKET_FRAMES} frames"
+        else:
+            return None
+        return LimitExceededError(limit, f"A WebSocket sends at most {most} until a token was accepted.")
 
     def _start(self, protocol: str, handler: ProtocolHandler) -> None:
         if self._refusal is None:
@@ -256,8 +330,9 @@ class AcceptedConnection(asyncio.Protocol):
     def _first_bytes_overdue(self) -> None:
         if self._is_held() and not self._faults.is_lost:
             self._timer = self._loop.call_later(_FIRST_BYTES_SECONDS, self._first_bytes_overdue)
-        elif self._handler is None:
-            text = f"A peer did not begin AMQP or HTTP within {_FIRST_BYTES_SECONDS:g} s of connecting."
+        elif self._handler is None or self._waits_for_amqp:
+            begin = "begin AMQP or HTTP" if self._handler is None else "begin AMQP in its WebSocket"
+            text = f"A peer did not {begin} within {_FIRST_BYTES_SECONDS:g} s of connecting."
             self._namespace.limit_exceeded(LimitExceededError("first-bytes-seconds", text))
             self._transport.abort()
 

@@ -275,7 +275,7 @@ class AmqpConnection:
 
     def _authenticated(self) -> None:
         """Raise the limits: a token or key was accepted."""
-        if not self._account.is_authenticated:
+        if not self._core.is_authenticated:  # the account may be: before a WebSocket, by an HTTP request
             self._core.authenticate()
             self._account.authenticate()
             self._stream.authenticated()

@@ -1,5 +1,7 @@
 """The byte stream of one connection, plain or in TLS, and the TLS layer between the stream and the socket.
 
+A stream may carry AMQP in WebSocket messages. The messages are made before the bytes are encrypted.
+
 A stream limits the bytes that wait until the peer reads. It charges unsent bytes to the connection's account, stops
 reading from a peer that leaves too many bytes unread, and aborts the connection if the peer does not read the remaining
 bytes after the close.
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from twinbus.amqp import KIB, MIB, LimitExceededError
+from twinbus.connect import WebSocketLayer
 from twinbus.namespace.resources import ConnectionAccount
 
 # Bytes held by a fault. With more bytes than this, `is_full` is True.
@@ -130,6 +133,7 @@ class ByteStream:
         self.wait_for_turn: Callable[[Callable[[], None]], None] | None = None
         """Calls its argument when it is the turn of this connection (see `listener`). None if there are no turns."""
         self.tls: TlsLayer | None = None
+        self.websocket: WebSocketLayer | None = None
 
     def authenticated(self) -> None:
         """Raise the limits of unsent bytes, because a token or key of the peer was accepted."""
@@ -139,7 +143,13 @@ class ByteStream:
     # --- writing -------------------------------------------------------------------------------------------------
 
     def write(self, parts: list[bytes]) -> None:
-        """Send bytes, in order."""
+        """Send bytes, in order. On a WebSocket, send them in messages."""
+        if self.websocket is not None:
+            parts = self.websocket.send(parts)
+        self.write_outside_messages(parts)
+
+    def write_outside_messages(self, parts: list[bytes]) -> None:
+        """Send bytes, in order, that are no content of a WebSocket message, such as a frame of the WebSocket itself."""
         if self.tls is not None:
             try:
                 parts = self.tls.send(b"".join(parts))
@@ -184,7 +194,7 @@ class ByteStream:
             self._close_when_released = self.close
             return
         if not self._transport.is_closing():
-            self._end_tls()
+            self._end_layers()
             self._abort_after(_CLOSE_SECONDS)
             self._transport.close()
 
@@ -198,8 +208,8 @@ class ByteStream:
             return
         if self.is_discarding or self._transport.is_closing():
             return
+        self._end_layers()
         self.is_discarding = True
-        self._end_tls()
         self._abort_after(_CLOSE_AFTER_ERROR_SECONDS)
         if self._transport.can_write_eof():
             try:
@@ -232,9 +242,12 @@ class ByteStream:
         self._close_when_released = None
         self._is_held = _never
         self.wait_for_turn = None
-        self.tls = None
+        self.tls = self.websocket = None
 
-    def _end_tls(self) -> None:
+    def _end_layers(self) -> None:
+        """Send the close of the WebSocket and the end of TLS, as far as the connection uses them."""
+        if self.websocket is not None and (closing := self.websocket.close()):
+            self.write_outside_messages([closing])
         if self.tls is not None:
             self.tls.end()
             self.write_raw(self.tls.outgoing())

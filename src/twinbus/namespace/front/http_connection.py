@@ -18,12 +18,14 @@ from typing import Final, Protocol
 import h11
 
 from twinbus.amqp import LimitExceededError
+from twinbus.connect import WEBSOCKET_PATH
 from twinbus.namespace.front.http_messages import (
     AbandonedError,
     BadTargetError,
     HttpRequest,
     HttpResponse,
     error_response,
+    is_websocket,
     parse_target,
     refuse_foreign,
 )
@@ -72,6 +74,13 @@ class HttpStream(Protocol):
     def resume_reading(self, reason: str) -> None: ...
 
 
+Upgrade = Callable[[list[tuple[bytes, bytes]], bytes, bytes], HttpResponse | None]
+"""Takes headers and target of a request, and the bytes after it. Returns the response if the WebSocket is refused.
+
+If it returns None, it has sent a response and taken over the stream.
+"""
+
+
 class HttpRequestHandler(Protocol):
     """Answers requests. Raises AbandonedError if the peer must get no response."""
 
@@ -90,13 +99,18 @@ class HttpConnection:
         *,
         peer_is_loopback: bool,
         arrived_at: str | None = None,
+        upgrade: Upgrade | None = None,
     ) -> None:
-        """`account` is charged for waiting bytes. `arrived_at` is the local address of the connection."""
+        """`account` is charged for waiting bytes. `arrived_at` is the local address of the connection.
+
+        `upgrade` gets the requests for the path of WebSockets. If it is None, `handler` gets these requests, too.
+        """
         self._handler = handler
         self._stream = stream
         self._names = names
         self._account = account
         self._arrived_at = arrived_at
+        self._upgrade = upgrade
         self._peer_is_loopback = peer_is_loopback
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self._request: h11.Request | None = None
@@ -266,6 +280,9 @@ class HttpConnection:
         except BadTargetError as wrong:
             self._refuse(error_response(HTTPStatus.BAD_REQUEST, str(wrong)))
             return
+        if self._upgrade is not None and is_websocket(segments):
+            self._hand_over(self._upgrade, self._request)
+            return
         request = HttpRequest(
             method="GET" if method == "HEAD" else method,
             path=path,
@@ -279,6 +296,23 @@ class HttpConnection:
         )
         self._body.clear()
         self._answering = asyncio.get_running_loop().create_task(self._answer(request, method))
+
+    def _hand_over(self, upgrade: Upgrade, request: h11.Request) -> None:
+        """Let `upgrade` continue the connection as a WebSocket, with the bytes that arrived after the request."""
+        following = self._h11.trailing_data[0] + bytes(self._waiting)
+        if request.method != b"GET" or self._body or request.http_version != b"1.1":
+            self._refuse(
+                error_response(HTTPStatus.BAD_REQUEST, "a WebSocket begins with GET in HTTP/1.1, without a body")
+            )
+            return
+        self._waiting.clear()
+        self._unparsed = 0
+        refused = upgrade(list(request.headers), request.target, following)
+        if refused is not None:
+            self._refuse(refused)
+            return
+        self._closed = True
+        self._log_access("GET", WEBSOCKET_PATH, HttpResponse(HTTPStatus.SWITCHING_PROTOCOLS), 0.0)
 
     def _token_accepted(self) -> None:
         """Mark the connection as authenticated. Its memory limit stays the same."""

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from twinbus.connect import WEBSOCKET_PATH
 from twinbus.namespace.front.atom_xml import render_error
 from twinbus.namespace.own_names import Authority, OwnNames, is_same_origin, parse_authority, shortened
 
@@ -77,6 +78,11 @@ def parse_target(target: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
     except ValueError:
         raise BadTargetError("the target of the request is not a path that can be decoded") from None
     return parts.path or "/", segments, query
+
+
+def is_websocket(segments: tuple[str, ...]) -> bool:
+    """Return whether these are the segments of the path at which clients open a WebSocket."""
+    return "/" + "/".join(segments).lower() == WEBSOCKET_PATH
 
 
 def error_response(status: int, detail: str, headers: Mapping[str, str] | None = None) -> HttpResponse:
