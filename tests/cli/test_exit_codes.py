@@ -19,6 +19,17 @@ PAIR = {"TWINBUS_PRIMARY_CONNECTION_STRING": AWAY, "TWINBUS_SECONDARY_CONNECTION
 ONE = {"TWINBUS_CONNECTION_STRING": AWAY}
 NOT_A_STRING = {**PAIR, "TWINBUS_SECONDARY_CONNECTION_STRING": "x", "TWINBUS_CONNECTION_STRING": "x"}
 
+# Arguments of each verb of `entity` with which it asks nothing.
+ENTITY: dict[str, tuple[str, ...]] = {
+    "list": (),
+    "show": ("orders",),
+    "create": ("orders",),
+    "delete": ("orders", "--yes"),
+    "peek": ("orders",),
+    "send": ("orders", "body"),
+    "purge": ("orders", "--yes"),
+}
+
 # What each verb does without any namespace: the arguments, the environment, the exit code.
 WITHOUT_NAMESPACES: list[tuple[str, tuple[str, ...], dict[str, str], int]] = [
     ("serve", ("--log-level", "loud"), {}, 2),
@@ -32,6 +43,8 @@ WITHOUT_NAMESPACES: list[tuple[str, tuple[str, ...], dict[str, str], int]] = [
     ("fault list", (), ONE, 1),
     ("export", (), NOT_A_STRING, 2),
     ("export", (), ONE, 1),
+    *((f"entity {verb}", path, NOT_A_STRING, 2) for verb, path in ENTITY.items()),
+    *((f"entity {verb}", path, ONE, 1) for verb, path in ENTITY.items()),
     ("provision", (), NOT_A_STRING, 2),
     ("provision", ("--count", "1", "--primary-name", "-"), PAIR, 2),
     ("doctor", (), NOT_A_STRING, 2),
@@ -70,6 +83,14 @@ ELSEWHERE = {
     ("fault list", 0): "cli/test_fault.py::test_a_fault_is_set_listed_and_cleared",
     ("fault clear", 0): "cli/test_fault.py::test_a_fault_is_set_listed_and_cleared",
     ("export", 0): "cli/test_export.py::test_an_export_is_served_again_and_exports_the_same",
+    ("entity list", 0): "cli/test_entity.py::test_n1_a_topic_with_subscriptions_takes_and_filters_messages",
+    ("entity show", 0): "cli/test_entity.py::test_n1_a_queue_is_created_with_its_properties_and_shown",
+    ("entity create", 0): "cli/test_entity.py::test_n1_a_queue_is_created_with_its_properties_and_shown",
+    ("entity delete", 0): "cli/test_entity.py::test_n1_nothing_is_deleted_or_purged_without_a_yes",
+    ("entity peek", 0): "cli/test_entity.py::test_n1_peek_shows_messages_page_by_page_and_changes_nothing",
+    ("entity send", 0): "cli/test_entity.py::test_n1_a_message_is_sent_with_its_properties",
+    ("entity purge", 0): "cli/test_entity.py::test_n1_a_purge_removes_waiting_deferred_and_scheduled_messages",
+    ("entity purge", 3): "cli/test_entity.py::test_n1_a_purge_leaves_what_a_receiver_has_locked_and_ends_with_3",
     ("provision", 0): "cli/test_pairing.py::test_p8_provision_creates_what_is_missing_and_says_what_was_there",
     ("provision", 1): "cli/test_pairing.py::test_p7_provision_with_a_key_that_may_not_says_what_right_is_missing",
     ("provision", 3): "cli/test_doctor.py::test_p6_doctor_reports_what_is_wrong_with_the_queues",

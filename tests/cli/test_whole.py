@@ -93,7 +93,7 @@ def test_the_table_of_contents_fits_a_terminal_and_says_each_verb_in_a_line() ->
     for name in root().commands:
         assert re.search(rf"^│ {name} +\S", shown, re.MULTILINE), name
     # The second line of a description starts with spaces in the column of the verb.
-    contents = shown[shown.index("A namespace of your own") :]
+    contents = shown[shown.index("Namespaces and their entities") :]
     assert not re.search(r"^│ {4,}\S", contents, re.MULTILINE), contents
 
 

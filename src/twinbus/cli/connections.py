@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from twinbus.cli.errors import WrongUsageError
-from twinbus.errors import OperatorError, TwinbusError
+from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient
 
-    from twinbus.backlog import Endpoint
+    from twinbus.backlog import Endpoint, FailureKind
     from twinbus.ledger import Ledger
     from twinbus.pairing import Administration, AioAdministration, SharedState
     from twinbus.syphon import Discovery, Transport
@@ -165,30 +165,63 @@ def no_backlog_error(secondary: str, name: str) -> OperatorError:
 def is_refused(error: Exception) -> bool:
     """Return whether the error will occur again until somebody changes the credential or the certificate."""
     from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind  # noqa: PLC0415
-    from twinbus.pairing import management_failure  # noqa: PLC0415 - slow
 
-    kind = getattr(error, "kind", None) or management_failure(error).kind
-    return kind in {*CREDENTIAL_REFUSED, FailureKind.CERTIFICATE}
+    return access_failure(error)[0] in {*CREDENTIAL_REFUSED, FailureKind.CERTIFICATE}
+
+
+def namespace_name(option: str, text: str) -> str:
+    """Return the name of a namespace in messages: its host, and its port if that is not the usual port of Azure."""
+    from twinbus.connect import TLS_PORT  # noqa: PLC0415
+
+    found = endpoint(option, text)
+    return found.host if found.port == TLS_PORT else str(found)
+
+
+def missing_entity(kind: str, path: str, where: str, near: str | None = None) -> OperatorError:
+    """Return the error for an entity that is not on a namespace. `near` is an entity there with a similar path."""
+    hint = "`twinbus entity list` shows what is there." if near is None else f"Is it {near!r}?"
+    return OperatorError(f"{kind} {path!r} is not on {where}", f"{hint} `twinbus entity create` makes a new one.")
+
+
+def access_error(what: str, error: Exception) -> OperatorError:
+    """Return the error for a namespace that refuses the key or cannot be reached. `what` names the namespace."""
+    from twinbus.backlog import FailureKind  # noqa: PLC0415
+
+    kind, detail = access_failure(error)
+    if kind is FailureKind.CERTIFICATE:
+        return OperatorError(
+            f"the certificate of {what} is not trusted: {detail}",
+            "Set REQUESTS_CA_BUNDLE and SSL_CERT_FILE to its certificate authority.",
+        )
+    if is_refused(error):
+        return OperatorError(
+            f"the key was refused by {what}: {detail}",
+            "Check the key's name, the key, its rights on this namespace, and this machine's clock.",
+        )
+    return OperatorError(
+        f"{what} cannot be reached: {detail}", "Check the host name, and that the namespace is running."
+    )
 
 
 def connection_error(side: str, error: Exception) -> OperatorError:
     """Return an OperatorError that explains an error of a client or of the administration client."""
-    from twinbus.backlog import FailureKind  # noqa: PLC0415
+    return access_error(f"the {side}", error)
+
+
+def access_failure(error: Exception) -> tuple[FailureKind, str]:
+    """Return the kind of a failure, and the text of its first cause: without hint, entity and class."""
+    from twinbus.backlog import failure_kind  # noqa: PLC0415
+    from twinbus.connect import ServiceBusError  # noqa: PLC0415
     from twinbus.pairing import management_failure  # noqa: PLC0415 - slow
 
-    if isinstance(error, TwinbusError) and is_refused(error):
-        return OperatorError(
-            f"the {side} refuses the key: {error}", "Check the key's name, the key and its rights on this namespace."
-        )
-    if isinstance(error, TwinbusError):
-        return OperatorError(
-            f"the {side} cannot be reached: {error}", "Check the host name, and that the namespace is running."
-        )
+    first: BaseException = error
+    while isinstance(cause := getattr(first, "inner_exception", None) or first.__cause__, Exception):
+        if isinstance(first, ServiceBusError):
+            break
+        first = cause
+    known: FailureKind | None = getattr(error, "kind", None)
+    if isinstance(first, ServiceBusError):
+        return known or failure_kind(error), first.description
     failure = management_failure(error)
-    hints = {
-        FailureKind.UNAUTHORIZED: "The key or identity needs the Manage right on this namespace.",
-        FailureKind.AUTHENTICATION: "The credential was refused: check the key's name and the key.",
-        FailureKind.CERTIFICATE: "Set REQUESTS_CA_BUNDLE to its certificate authority.",
-    }
-    hint = hints.get(failure.kind, "Check that the namespace is running and that its management endpoint answers.")
-    return OperatorError(f"the {side} cannot be inspected ({failure.kind}): {failure.detail}", hint)
+    text = " ".join(str(first).split()) or type(first).__name__
+    return known or failure.kind, management_failure(first).detail or text

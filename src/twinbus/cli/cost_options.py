@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from datetime import timedelta
@@ -15,40 +14,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from twinbus.cli.errors import WrongUsageError
+from twinbus.cli.option_values import as_option_text, parse_duration, parse_size
 from twinbus.money import OutageKind, PingKind, Scenario, SyphonRuns
-
-_SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d|)")
-_SECONDS: Final = {"ms": 0.001, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(b|kb|mb|)")
-_BYTES: Final = {"b": 1, "": 1, "kb": 1024, "mb": 1024 * 1024}
-
-
-def parse_duration(text: str | timedelta) -> timedelta:
-    """Parse a duration: `90`, `90s`, `15m`, `8h` or `30d`. Raises ValueError."""
-    if isinstance(text, timedelta):
-        return text
-    found = _SPAN.fullmatch(text.strip().lower())
-    if found is None:
-        raise ValueError
-    return timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
-
-
-def parse_size(text: str | int) -> int:
-    """Parse a size in bytes: `1024`, `64KB` or `1MB`. Raises ValueError."""
-    found = _SIZE.fullmatch(str(text).strip().lower())
-    if found is None:
-        raise ValueError
-    return int(float(found[1]) * _BYTES[found[2]])
-
-
-def as_option_text(value: object) -> str:
-    """Return a value as the text that a user writes on the command line."""
-    if isinstance(value, timedelta):
-        seconds = value.total_seconds()
-        unit = next((unit for unit in ("d", "h", "m") if seconds and not seconds % _SECONDS[unit]), "s")
-        return f"{seconds / _SECONDS[unit]:g}{unit}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
 
 _HELP: Final[Mapping[str, str]] = {
     "tier": "Tier in the price table: basic, standard, premium.",
@@ -102,7 +69,7 @@ def read(field: str, text: str) -> Any:
     reader = parse_size if field == "message_size" else _READERS[_KINDS[field]]
     try:
         return reader(text.strip())
-    except ValueError:
+    except (ValueError, typer.BadParameter):
         raise WrongUsageError(f"{field.replace('_', '-')}={text} cannot be read", _HELP[field]) from None
 
 

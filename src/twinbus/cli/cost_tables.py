@@ -8,7 +8,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from twinbus.cli.cost_options import as_option_text
+from twinbus.cli.option_values import as_option_text
 from twinbus.cli.terminal import console
 from twinbus.money import (
     ActualBill,

@@ -14,6 +14,8 @@ from twinbus.cli import (
     demo,
     doctor,
     drill,
+    entity,
+    entity_messages,
     export,
     fault,
     ledger,
@@ -48,8 +50,12 @@ app = _Twinbus(
 _START = "Start here"
 app.command(rich_help_panel=_START)(demo.demo)
 
-_NAMESPACE = "A namespace of your own"
+_NAMESPACE = "Namespaces and their entities"
 app.command(rich_help_panel=_NAMESPACE)(serve.serve)
+entity.app.command()(entity_messages.peek)
+entity.app.command()(entity_messages.send)
+entity.app.command()(entity_messages.purge)
+app.add_typer(entity.app, name="entity", rich_help_panel=_NAMESPACE)
 app.add_typer(fault.app, name="fault", rich_help_panel=_NAMESPACE)
 app.command(rich_help_panel=_NAMESPACE)(export.export)
 

@@ -21,11 +21,11 @@ import typer
 
 from twinbus.cli import connections
 from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds, State
-from twinbus.cli.cost_options import parse_duration
 from twinbus.cli.engine import Engine
 from twinbus.cli.errors import ATTENTION, FAILED, SIGNALLED, Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import refuse_unwritable
 from twinbus.cli.ledger_audit import announce, audited, drain_audit, show_lost
+from twinbus.cli.option_values import span_option
 from twinbus.cli.progress import LINE_SECONDS, Display, display
 from twinbus.errors import TwinbusError
 from twinbus.printable import printable
@@ -76,10 +76,8 @@ _Lanes = Annotated[
 ]
 _Wait = Annotated[
     timedelta,
-    typer.Option(
-        parser=parse_duration,
-        metavar="SPAN",
-        help="With --drain: wait this long for destinations that are away, once nothing else can move (10m, 1h).",
+    span_option(
+        "With --drain: wait this long for destinations that are away, once nothing else can move (10m, 1h).",
         show_default="try each once more",
     ),
 ]

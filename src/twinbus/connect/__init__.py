@@ -29,10 +29,17 @@ if TYPE_CHECKING:
         SessionLockLostError,
     )
     from twinbus.connect.management import Management
-    from twinbus.connect.message_encoding import encode_message, to_millis
+    from twinbus.connect.message_encoding import encode_message, to_datetime, to_millis
     from twinbus.connect.network import HttpProxy, NetworkOptionError, NetworkOptions, TransportType
     from twinbus.connect.received_message import MessageState, ReceivedMessage
-    from twinbus.connect.receiver import NEXT_AVAILABLE, PEEK_LOCK, RECEIVE_AND_DELETE, ReceiveMode, Receiver
+    from twinbus.connect.receiver import (
+        NEXT_AVAILABLE,
+        PEEK_LOCK,
+        RECEIVE_AND_DELETE,
+        ReceiveMode,
+        Receiver,
+        SessionChoice,
+    )
     from twinbus.connect.sender import Sender
     from twinbus.connect.settlement import (
         COMPLETE,
@@ -65,10 +72,10 @@ _NAMES_BY_MODULE: Final = {
         "ServiceBusHandshakeError SessionLockLostError"
     ),
     "management": "Management",
-    "message_encoding": "encode_message to_millis",
+    "message_encoding": "encode_message to_datetime to_millis",
     "network": "HttpProxy NetworkOptionError NetworkOptions TransportType",
     "received_message": "MessageState ReceivedMessage",
-    "receiver": "NEXT_AVAILABLE PEEK_LOCK RECEIVE_AND_DELETE ReceiveMode Receiver",
+    "receiver": "NEXT_AVAILABLE PEEK_LOCK RECEIVE_AND_DELETE ReceiveMode Receiver SessionChoice",
     "sender": "Sender",
     "settlement": "COMPLETE RELEASE SettlementOutcome abandon_outcome dead_letter_outcome defer_outcome",
     "timeouts": "deadline",
@@ -110,6 +117,7 @@ __all__ = [
     "ServiceBusConnectionError",
     "ServiceBusError",
     "ServiceBusHandshakeError",
+    "SessionChoice",
     "SessionLockLostError",
     "SettlementOutcome",
     "Token",
@@ -127,6 +135,7 @@ __all__ = [
     "encode_message",
     "make_sas_token",
     "sas_signature",
+    "to_datetime",
     "to_millis",
 ]
 

@@ -11,8 +11,10 @@ always verified.
 from __future__ import annotations
 
 import asyncio
+import html
 import http.client
 import ipaddress
+import re
 import ssl
 import tempfile
 import threading
@@ -60,6 +62,7 @@ T = TypeVar("T")
 # Requests for several queues run at the same time, so that ten queues without an answer take the time of one timeout.
 _AT_ONCE: Final = 32
 _LONGEST_DETAIL: Final = 200
+_DETAIL: Final = re.compile(r"<Detail>(.*?)</Detail>", re.DOTALL)
 ALL_ENTITIES: Final = "$Resources"
 """The name of the entity that the ledger shows for a request that lists all entities."""
 
@@ -455,7 +458,12 @@ _NAMES: Final = (
 
 def management_failure(error: BaseException) -> QueueFailure:
     """Classify an error of an administration client by its status, or by how reaching the service failed."""
-    return QueueFailure(_kind_of(error), " ".join(str(error).split())[:_LONGEST_DETAIL])
+    # The service answers with XML, and azure-core puts a sentence of its own before it.
+    text = str(error)
+    found = _DETAIL.search(text)
+    return QueueFailure(
+        _kind_of(error), " ".join((text if found is None else html.unescape(found[1])).split())[:_LONGEST_DETAIL]
+    )
 
 
 def _kind_of(error: BaseException) -> FailureKind:
