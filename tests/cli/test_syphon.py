@@ -106,7 +106,7 @@ def test_y2_a_key_that_may_not_list_finds_the_queues_one_by_one(backlog: Backlog
     [
         ({"TWINBUS_PRIMARY_NAME": "nobody"}, "no backlog queue of 'nobody'", "--primary-name"),
         ({"TWINBUS_SECONDARY_CONNECTION_STRING": "not one"}, "--secondary: part 1", "connection strings"),
-        ({"key-of-all": "key-of-none"}, "the secondary refuses the key", "key"),
+        ({"key-of-all": "key-of-none"}, "the key was refused by the secondary", "key"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line_with_a_hint(
