@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.pipeline.servicebus.offsets import Offset, OffsetError, SequenceNumbers
+from twinbus.pipeline.servicebus.session_offsets import SessionOffset, from_distances, to_distances
+from twinbus.pipeline.servicebus.task_reader import split_sessions
 
 # Small numbers, so that runs touch; and numbers of a partition other than the first, which have 64 bits.
 _plain = st.frozensets(st.integers(0, 40) | st.integers(2**62, 2**62 + 5), max_size=40)
@@ -89,3 +91,45 @@ def test_d1_an_offset_of_an_earlier_version_names_no_message() -> None:
 def test_d1_an_offset_that_no_version_has_written_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(OffsetError):
         Offset.of_json(values)
+
+
+# --- offsets of sessions ---------------------------------------------------------------------------------------------
+
+
+@given(_plain)
+def test_d1_the_numbers_of_a_session_survive_their_text_form(plain: frozenset[int]) -> None:
+    numbers = SequenceNumbers.of(plain)
+    assert from_distances(to_distances(numbers)) == numbers
+
+
+def test_d1_the_offset_of_sessions_in_json() -> None:
+    read = {"a": SequenceNumbers([(100, 103), (110, 110), (118, 118)]), "b": SequenceNumbers([(104, 104)])}
+    offset = SessionOffset(read=read, uncompleted={"c": SequenceNumbers([(7, 8)])}, newest=5)
+    written = {"sessions": {"a": "100+3,7,8", "b": "104"}, "uncompleted": {"c": "7+1"}, "newest": 5}
+    assert offset.to_json() == written
+    assert SessionOffset.of_json(written) == offset
+    assert SessionOffset.of_json(SessionOffset().to_json()) == SessionOffset()
+
+
+@pytest.mark.parametrize("text", ["x", "5,0", "5,", "5+", "-5", "5+1,00+2", "5 ,3"])
+def test_d1_a_text_that_is_no_list_of_distances_is_refused(text: str) -> None:
+    with pytest.raises(OffsetError, match="no distance"):
+        from_distances(text)
+
+
+@pytest.mark.parametrize(
+    "values", [{"sessions": []}, {"sessions": {}, "uncompleted": 3}, {"sessions": {}, "newest": "x"}]
+)
+def test_d1_an_offset_that_no_stream_of_sessions_wrote_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(OffsetError, match="has no offset of a servicebus stream"):
+        SessionOffset.of_json(values)
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 50), min_size=1), st.integers(1, 10))
+def test_d1_sessions_are_divided_whole_and_about_evenly(sizes: dict[str, int], count: int) -> None:
+    sessions = {name: SequenceNumbers([(1, size)]) for name, size in sizes.items()}
+    parts = split_sessions(sessions, count)
+    assert len(parts) == min(count, len(sessions))
+    assert sorted(name for part in parts for name, _ in part.sessions) == sorted(sizes)
+    loads = [sum(len(numbers) for _, numbers in part.sessions) for part in parts]
+    assert max(loads) - min(loads) <= max(sizes.values())

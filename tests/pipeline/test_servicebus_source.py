@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import spark_partition_id
 from pyspark.sql.types import StructType
 
 from tests.pipeline.queues import new_queue
@@ -200,6 +201,39 @@ def test_d1_an_entity_that_requires_sessions_is_read_but_not_streamed(
     _run_available(_stream(spark, namespace, queue, completeCommitted=False).select("message_id"), tmp_path)
     assert sorted(row.message_id for row in spark.read.parquet(str(tmp_path / "out")).collect()) == ["a", "b"]
     assert sorted(row.session_id for row in _read(spark, namespace, queue).collect()) == ["a", "b"]
+
+
+@pytest.mark.thorough
+def test_d1_sessions_are_read_and_streamed_each_by_one_task_in_order(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, tmp_path: Path
+) -> None:
+    queue = new_queue(namespace, next(_names), requires_session=True)
+    sessions = [f"s{number}" for number in range(5)]
+    sent = [(session, number) for number in range(40) for session in sessions]
+    _send(client, queue, *(ServiceBusMessage("", message_id=str(number), session_id=one) for one, number in sent))
+
+    def read(frame: DataFrame) -> tuple[int, list[tuple[str, int]]]:
+        """Return the number of tasks with messages, and the messages as the tasks have read them."""
+        rows = frame.select(spark_partition_id(), "session_id", "message_id").collect()
+        tasks = {row.session_id: row[0] for row in rows}
+        assert {(row.session_id, row[0]) for row in rows} == set(tasks.items()), "a session was divided"
+        return len(set(tasks.values())), [(row.session_id, int(row.message_id)) for row in rows]
+
+    def in_order(found: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+        return sorted(found, key=lambda one: one[0])  # stable: the messages of a session stay as they are
+
+    expected = in_order(sent)
+    for partitions in (3, 8):
+        tasks, found = read(_read(spark, namespace, queue, sessions=True, partitions=partitions))
+        assert (tasks, in_order(found)) == (min(partitions, 5), expected)
+    batches: list[tuple[int, list[tuple[str, int]]]] = []
+    stream = _stream(spark, namespace, queue, sessions=True, maxMessagesPerTrigger=80)
+    writer = stream.writeStream.foreachBatch(lambda frame, _: batches.append(read(frame)))
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert [tasks for tasks, _ in batches] == [5, 5, 5]
+    assert in_order(one for _, found in batches for one in found) == expected
+    assert _read(spark, namespace, queue).count() == 0
 
 
 @pytest.mark.thorough

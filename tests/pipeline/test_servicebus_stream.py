@@ -1,7 +1,7 @@
 """D1: the stream reader against a real namespace, called in Spark's order by this process: what each step removes.
 
-What is in a queue is counted with the official client. `Query` does what Spark does with a stream reader and its
-checkpoint, so that a process can end between any two steps; `test_servicebus_kills.py` ends real ones.
+What is in a queue is counted with the official client. `stream_steps.Query` does what Spark does with a stream reader
+and its checkpoint, so that a process can end between any two steps; `test_spark_kills.py` ends real ones.
 """
 
 from __future__ import annotations
@@ -9,111 +9,33 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
-from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-from azure.servicebus import (
-    ServiceBusClient,
-    ServiceBusMessage,
-    ServiceBusReceivedMessage,
-    ServiceBusReceiver,
-    ServiceBusSender,
-)
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.management import ServiceBusAdministrationClient
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from tests.pipeline.queues import new_queue
+from tests.pipeline.stream_steps import Entity, Killed, Query, close_opened, ids_of, keep_open, next_names, numbered
 from twinbus.pipeline.servicebus import broker as broker_module
 from twinbus.pipeline.servicebus import stream_reader as stream_module
 from twinbus.pipeline.servicebus.broker import Broker
 from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
-from twinbus.pipeline.servicebus.rows import READ_SCHEMA
-from twinbus.pipeline.servicebus.source import ServiceBusDataSource
 from twinbus.pipeline.servicebus.stream_reader import CompletionError, CreatedAgainError
 from twinbus.testing import LocalNamespace
 
-_names = (f"streamed-{number}" for number in count())
-H = TypeVar("H", ServiceBusSender, ServiceBusReceiver)
-
 pytestmark = pytest.mark.timeout(120)
-
-
-_opened: list[ServiceBusSender | ServiceBusReceiver] = []
 
 
 @pytest.fixture(scope="module")
 def client(namespace: LocalNamespace) -> Iterator[ServiceBusClient]:
     with ServiceBusClient.from_connection_string(namespace.connection_string) as made:
         yield made
-        with ThreadPoolExecutor(len(_opened)) as pool:  # closing one takes a second
-            list(pool.map(lambda one: one.close(), _opened))
-
-
-class Entity:
-    """A queue, used with the official client. It has one sender and one receiver, because opening takes a second.
-
-    Its `peek_messages` goes on where the last call ended, unless a sequence number is given.
-    """
-
-    def __init__(self, namespace: LocalNamespace, client: ServiceBusClient, **settings: Any) -> None:
-        self.name = new_queue(namespace, next(_names), **settings)
-        self.namespace = namespace
-        self.client = client
-
-    def send(self, *ids: str, **properties: Any) -> None:
-        if ids:
-            self._sender.send_messages([ServiceBusMessage(one, message_id=one, **properties) for one in ids])
-
-    @cached_property
-    def _sender(self) -> ServiceBusSender:
-        return _keep(self.client.get_queue_sender(self.name))
-
-    @cached_property
-    def receiver(self) -> ServiceBusReceiver:
-        """A receiver that is not the stream's."""
-        return _keep(self.client.get_queue_receiver(self.name))
-
-    @cached_property
-    def dead_letters(self) -> ServiceBusReceiver:
-        return _keep(self.client.get_queue_receiver(self.name, sub_queue="deadletter"))
-
-    def received(self, count: int) -> list[ServiceBusReceivedMessage]:
-        """Receive this number of messages with the other receiver, and keep them locked."""
-        got: list[ServiceBusReceivedMessage] = []
-        while len(got) < count and (more := self.receiver.receive_messages(count - len(got), 5)):
-            got += more
-        return got
-
-    def left(self) -> list[str]:
-        return _ids(self.receiver.peek_messages(1000, sequence_number=1))
-
-    def delivery_counts(self) -> set[int]:
-        return {one.delivery_count or 0 for one in self.receiver.peek_messages(1000, sequence_number=1)}
-
-    def numbers(self) -> list[int]:
-        return [one.sequence_number or 0 for one in self.receiver.peek_messages(1000, sequence_number=1)]
-
-    def query(self, **options: object) -> Query:
-        # So short that each trigger peeks at the queue.
-        told = {"connectionString": self.namespace.connection_string, "entity": self.name, "pollInterval": 0.001}
-        told.update(options)
-        return Query({name: str(value) for name, value in told.items()})
-
-
-def _keep(opened: H) -> H:
-    _opened.append(opened)
-    return opened
-
-
-def _ids(messages: Iterable[ServiceBusReceivedMessage]) -> list[str]:
-    return [str(one.message_id) for one in messages]
+        close_opened()
 
 
 @pytest.fixture
@@ -121,96 +43,35 @@ def queue(namespace: LocalNamespace, client: ServiceBusClient) -> Entity:
     return Entity(namespace, client)
 
 
-class Killed(BaseException):
-    """The process is killed at this step."""
-
-
-class Query:
-    """One streaming query with its checkpoint, step by step as Spark's MicroBatchExecution runs it."""
-
-    def __init__(self, options: dict[str, str]) -> None:
-        self.options = options
-        self.offsets: list[str] = []
-        self.committed = -1
-        self.read: list[list[str]] = []
-        self.start = ""
-        self.restart()
-
-    def restart(self) -> None:
-        """Start a new process, which has only the checkpoint of the old one."""
-        self.reader = ServiceBusDataSource(self.options).streamReader(READ_SCHEMA)
-
-    def trigger(self, step: Callable[[str], None] = lambda _: None, limit: ReadLimit | None = None) -> bool:
-        """Run one batch, or repeat one. Returns False if there is nothing to read."""
-        if len(self.offsets) == self.committed + 1:
-            self.start = self.start or json.dumps(self.reader.initialOffset())
-            start = self.offsets[-1] if self.offsets else self.start
-            end = json.dumps(self.reader.latestOffset(json.loads(start), limit or self.reader.getDefaultReadLimit()))
-            if end == start:
-                return False
-            step("planned")
-            self.offsets.append(end)
-            step("offset logged")
-            if self.committed >= 0:
-                self.reader.commit(json.loads(self.offsets[self.committed]))
-            step("committed to the source")
-        self._run(step)
-        return True
-
-    def _run(self, step: Callable[[str], None]) -> None:
-        batch = len(self.offsets) - 1
-        start = json.loads(self.offsets[batch - 1] if batch else self.start)
-        parts = self.reader.partitions(start, json.loads(self.offsets[batch]))
-        batches = [batch for part in parts for batch in self.reader.read(part)]
-        ids = [id_ for batch in batches for id_ in batch["message_id"].to_pylist()]
-        step("read")
-        self.read[batch:] = [ids]
-        self.committed = batch
-        step("batch committed")
-
-    def run(self, step: Callable[[str], None] = lambda _: None) -> None:
-        """Run batches until there is nothing more to read."""
-        while self.trigger(step):
-            pass
-
-    @property
-    def ids(self) -> list[str]:
-        return [one for batch in self.read for one in batch]
-
-
-def _names_of(prefix: str, number: int) -> list[str]:
-    return [f"{prefix}{one}" for one in range(number)]
-
-
 # --- exactly what was read -------------------------------------------------------------------------------------------
 
 
 def test_d1_a_stream_from_latest_never_removes_what_it_has_not_read(queue: Entity) -> None:
-    queue.send(*_names_of("old", 5))
+    queue.send(*numbered("old", 5))
     query = queue.query(startingPosition="latest")
     assert not query.trigger()
     for one in ("new1", "new2", "new3", "new4"):
         queue.send(one)
         query.run()
     assert query.read == [["new1"], ["new2"], ["new3"], ["new4"]]
-    assert queue.left() == _names_of("old", 5)
+    assert queue.left() == numbered("old", 5)
     assert queue.delivery_counts() == {0}
-    assert _ids(queue.received(5)) == _names_of("old", 5), "one of them is locked"
+    assert ids_of(queue.received(5)) == numbered("old", 5), "one of them is locked"
 
 
 @pytest.mark.thorough
 def test_d1_a_stream_from_a_number_never_removes_what_stands_before(queue: Entity) -> None:
-    queue.send(*_names_of("", 10))
+    queue.send(*numbered("", 10))
     query = queue.query(startingPosition=queue.numbers()[6], maxMessagesPerTrigger=2)
     query.run()
     assert query.read == [["6", "7"], ["8", "9"]]
-    assert queue.left() == _names_of("", 6)
+    assert queue.left() == numbered("", 6)
     assert queue.delivery_counts() == {0}
 
 
 @pytest.mark.thorough
 def test_d1_of_two_streams_on_one_queue_each_removes_only_what_it_read(queue: Entity) -> None:
-    queue.send(*_names_of("old", 4))
+    queue.send(*numbered("old", 4))
     late = queue.query(startingPosition="latest")
     late.trigger()
     early = queue.query(maxMessagesPerTrigger=2)
@@ -242,7 +103,7 @@ def test_d1_what_was_not_active_when_its_batch_was_planned_is_not_removed(queue:
     query.run()
     assert query.ids == ["active", "scheduled"]
     assert queue.left() == ["deferred"]
-    assert _ids(queue.receiver.receive_deferred_messages([deferred.sequence_number or 0])) == ["deferred"]
+    assert ids_of(queue.receiver.receive_deferred_messages([deferred.sequence_number or 0])) == ["deferred"]
 
 
 @pytest.mark.thorough
@@ -302,9 +163,9 @@ def test_d1_an_idle_stream_tries_to_complete_once_per_lock_duration(
     peeks, tries = list[int](), list[float]()
     peek, complete = Broker._peek, Broker.complete
 
-    async def counted_peek(broker: Broker, number: int, most: int) -> Any:
+    async def counted_peek(broker: Broker, number: int, *others: Any) -> Any:
         peeks.append(number)
-        return await peek(broker, number, most)
+        return await peek(broker, number, *others)
 
     def counted_complete(broker: Broker, *arguments: Any) -> Any:
         tries.append(clock.now)
@@ -345,13 +206,13 @@ def test_d1_a_message_that_another_receiver_defers_after_it_was_read_is_left_to_
     assert queue.left() == ["one"]
     number = taken.sequence_number
     assert number is not None
-    assert _ids(queue.receiver.receive_deferred_messages([number])) == ["one"]
+    assert ids_of(queue.receiver.receive_deferred_messages([number])) == ["one"]
     assert all("uncompleted" not in json.loads(offset) for offset in query.offsets)
 
 
 @pytest.mark.thorough
 def test_d1_a_dead_letter_with_a_low_number_is_read_and_not_removed_before(queue: Entity) -> None:
-    queue.send(*_names_of("", 6))
+    queue.send(*numbered("", 6))
     held = queue.received(6)
     query = queue.query(deadLetter=True)
     read: list[str] = []
@@ -365,14 +226,17 @@ def test_d1_a_dead_letter_with_a_low_number_is_read_and_not_removed_before(queue
 
 
 def test_d1_a_subscription_is_streamed_like_a_queue(namespace: LocalNamespace, client: ServiceBusClient) -> None:
-    topic = next(_names)
+    topic = next(next_names)
     with ServiceBusAdministrationClient.from_connection_string(
         namespace.connection_string, connection_verify=str(namespace.ca)
     ) as admin:
         admin.create_topic(topic)
         admin.create_subscription(topic, "all")
 
-    sender, receiver = _keep(client.get_topic_sender(topic)), _keep(client.get_subscription_receiver(topic, "all"))
+    sender, receiver = (
+        keep_open(client.get_topic_sender(topic)),
+        keep_open(client.get_subscription_receiver(topic, "all")),
+    )
     sender.send_messages(ServiceBusMessage("", message_id="old"))
     told = {"connectionString": namespace.connection_string, "entity": topic, "subscription": "all"}
     query = Query({**told, "startingPosition": "latest", "pollInterval": "0.001"})
@@ -381,7 +245,7 @@ def test_d1_a_subscription_is_streamed_like_a_queue(namespace: LocalNamespace, c
         sender.send_messages(ServiceBusMessage("", message_id=one))
         query.run()
     assert query.ids == ["a", "b", "c"]
-    assert _ids(receiver.peek_messages(10)) == ["old"]
+    assert ids_of(receiver.peek_messages(10)) == ["old"]
 
 
 def _create_again(queue: Entity, *ids: str) -> None:
@@ -404,13 +268,13 @@ def test_d1_a_queue_that_was_created_again_keeps_its_messages(queue: Entity, cli
     query.run()
     assert query.ids == ["a", "b", "e"], "c and d have the numbers that a and b had"
     with client.get_queue_receiver(queue.name) as receiver:
-        assert _ids(receiver.peek_messages(10)) == ["c", "d"]
+        assert ids_of(receiver.peek_messages(10)) == ["c", "d"]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("complete", ["true", "false"])
 def test_d1_a_stream_of_a_queue_that_was_created_again_stops_with_an_error(queue: Entity, complete: str) -> None:
-    queue.send(*_names_of("", 5))
+    queue.send(*numbered("", 5))
     query = queue.query(completeCommitted=complete)
     query.run()
     offset = json.loads(query.offsets[-1])
@@ -423,7 +287,7 @@ def test_d1_a_stream_of_a_queue_that_was_created_again_stops_with_an_error(queue
         query.trigger()
     assert "Start it with a new checkpoint" in str(e.value)
     with queue.client.get_queue_receiver(queue.name) as receiver:
-        assert _ids(receiver.peek_messages(10)) == ["new1", "new2"]
+        assert ids_of(receiver.peek_messages(10)) == ["new1", "new2"]
     fresh = queue.query(completeCommitted=complete)
     fresh.run()
     assert fresh.ids == ["new1", "new2"]
@@ -435,7 +299,7 @@ def test_d1_a_running_stream_finds_that_its_queue_was_created_again(
 ) -> None:
     clock = Clock(monkeypatch)
     monkeypatch.setattr(stream_module, "_CLOCKS_DIFFER", 0)
-    queue.send(*_names_of("", 5))
+    queue.send(*numbered("", 5))
     query = queue.query(completeCommitted="false")
     query.run()
     _create_again(queue, "new1", "new2")
@@ -486,7 +350,7 @@ def test_d1_a_queue_that_is_the_same_is_never_taken_for_one_created_again(
 
 @pytest.mark.thorough
 def test_d1_a_batch_has_so_many_messages_however_their_numbers_lie(queue: Entity) -> None:
-    queue.send(*_names_of("", 30))
+    queue.send(*numbered("", 30))
     for one in queue.received(30):
         settle = queue.receiver.complete_message if int(str(one.message_id)) % 3 else queue.receiver.abandon_message
         settle(one)
@@ -500,7 +364,7 @@ def test_d1_a_batch_has_so_many_messages_however_their_numbers_lie(queue: Entity
 @pytest.mark.thorough
 def test_d1_a_batch_ends_where_its_offset_would_grow_too_long(queue: Entity, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "_MOST_RUNS", 2)
-    queue.send(*_names_of("", 9))
+    queue.send(*numbered("", 9))
     for one in queue.received(9):
         if str(one.message_id) in {"2", "5"}:
             queue.receiver.complete_message(one)
@@ -513,7 +377,7 @@ def test_d1_a_batch_ends_where_its_offset_would_grow_too_long(queue: Entity, mon
 
 
 def test_d1_the_progress_shows_how_far_the_stream_is_behind_and_what_it_completed(queue: Entity) -> None:
-    queue.send(*_names_of("", 10))
+    queue.send(*numbered("", 10))
     query = queue.query(maxMessagesPerTrigger=4)
     assert query.trigger()
     assert query.reader.reportLatestOffset() == {"through": 10, "behind": 6, "completed": 0, "uncompleted": 0}
@@ -534,7 +398,7 @@ def test_d1_a_stream_that_could_not_complete_what_it_reads_is_refused_at_its_sta
     queue: Entity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker_module, "MOST_HELD", 4)
-    queue.send(*_names_of("old", 5))
+    queue.send(*numbered("old", 5))
     query = queue.query(startingPosition="latest")
     with pytest.raises(SourceOptionError, match=r"stand before those that it reads\..*completeCommitted=false"):
         query.trigger()
@@ -556,7 +420,7 @@ def test_d1_more_messages_in_front_than_may_be_held_are_neither_locked_nor_remov
     queue: Entity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker_module, "MOST_HELD", 20)
-    queue.send(*_names_of("", 30))
+    queue.send(*numbered("", 30))
     numbers = queue.numbers()
     with _broker(queue) as broker:
         done = broker.complete(SequenceNumbers.of(numbers[25:]), None)
@@ -572,7 +436,7 @@ def test_d1_messages_of_others_between_those_meant_are_held_only_up_to_the_limit
 ) -> None:
     monkeypatch.setattr(broker_module, "MOST_HELD", 20)
     monkeypatch.setattr(broker_module, "_TAKE", 10)
-    queue.send(*_names_of("", 60))
+    queue.send(*numbered("", 60))
     numbers = queue.numbers()
     with _broker(queue) as broker:
         done = broker.complete(SequenceNumbers.of([numbers[0], numbers[59]]), None)
@@ -590,13 +454,13 @@ def test_d1_messages_of_others_are_given_back_before_their_locks_end(
 ) -> None:
     monkeypatch.setattr(broker_module, "_lock_seconds", lambda _: 0.0)
     monkeypatch.setattr(broker_module, "_TAKE", 3)
-    queue.send(*_names_of("", 9))
+    queue.send(*numbered("", 9))
     numbers = queue.numbers()
     with _broker(queue) as broker:
         done = broker.complete(SequenceNumbers.of(numbers[8:]), None)
     assert done.stopped is not None
     assert "half of the lock time" in done.stopped
-    assert queue.left() == _names_of("", 9)
+    assert queue.left() == numbered("", 9)
     assert len(queue.received(9)) == 9
 
 
@@ -604,23 +468,23 @@ def test_d1_messages_of_others_are_given_back_before_their_locks_end(
 def test_d1_a_stream_that_cannot_complete_stops_before_it_has_read_too_much(
     queue: Entity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue.send(*_names_of("old", 3))
+    queue.send(*numbered("old", 3))
     query = queue.query(startingPosition="latest", maxMessagesPerTrigger=2)
     query.trigger()
     monkeypatch.setattr(broker_module, "MOST_HELD", 2)
     monkeypatch.setattr(stream_module, "_MOST_UNCOMPLETED", 3)
-    queue.send(*_names_of("new", 10))
+    queue.send(*numbered("new", 10))
     with pytest.raises(CompletionError, match="cannot complete, the first with sequence number 4"):
         query.run()
-    assert query.ids == _names_of("new", 4)
-    assert queue.left() == [*_names_of("old", 3), *_names_of("new", 10)]
+    assert query.ids == numbered("new", 4)
+    assert queue.left() == [*numbered("old", 3), *numbered("new", 10)]
     query.restart()
     with pytest.raises(CompletionError):
         query.run()
-    assert query.ids == _names_of("new", 4)
+    assert query.ids == numbered("new", 4)
     queue.receiver.complete_message(queue.received(1)[0])
     query.run()
-    assert query.ids == _names_of("new", 10)
+    assert query.ids == numbered("new", 10)
     assert queue.left() == ["old1", "old2"]
 
 
@@ -628,7 +492,7 @@ def test_d1_a_stream_that_cannot_complete_stops_before_it_has_read_too_much(
 
 
 def test_d1_a_checkpoint_of_an_earlier_version_opens_and_removes_nothing_it_did_not_record(queue: Entity) -> None:
-    queue.send(*_names_of("", 6))
+    queue.send(*numbered("", 6))
     numbers = queue.numbers()
     query = queue.query()
     # Batch 0 is committed; the end of batch 1 is written and nothing else of it.
@@ -671,14 +535,14 @@ def test_d1_a_process_that_ends_at_any_step_neither_loses_nor_forgets_a_message(
     queue: Entity, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker_module, "_TAKE", 2)
-    queue.send(*_names_of("old", 3))
+    queue.send(*numbered("old", 3))
     query = queue.query(startingPosition="latest", maxMessagesPerTrigger=4)
     query.trigger()
-    queue.send(*_names_of("", 12))
-    kept = set(_names_of("old", 3))
+    queue.send(*numbered("", 12))
+    kept = set(numbered("old", 3))
 
     def gone() -> set[str]:
-        return {*kept, *_names_of("", 12)} - set(queue.left())
+        return {*kept, *numbered("", 12)} - set(queue.left())
 
     completed = broker_module._completed
 
@@ -701,7 +565,7 @@ def test_d1_a_process_that_ends_at_any_step_neither_loses_nor_forgets_a_message(
     assert gone() <= committed
     query.restart()
     query.run()
-    assert Counter(query.ids) == Counter(_names_of("", 12))
+    assert Counter(query.ids) == Counter(numbered("", 12))
     assert set(queue.left()) == kept
     assert queue.delivery_counts() == {0}
 
@@ -711,11 +575,11 @@ def test_d1_a_process_that_ends_at_any_step_neither_loses_nor_forgets_a_message(
 def test_d1_whatever_ends_and_whoever_else_receives_nothing_unread_is_removed(queue: Entity, seed: int) -> None:
     """Two streams on one queue are killed at random steps, while another receiver settles messages in every way."""
     dice = random.Random(seed)
-    queue.send(*_names_of("old", 3))
+    queue.send(*numbered("old", 3))
     queries = [queue.query(startingPosition="latest", maxMessagesPerTrigger=3, partitions=2) for _ in range(2)]
     for query in queries:
         query.trigger()
-    sent, taken = set(_names_of("old", 3)), set[str]()
+    sent, taken = set(numbered("old", 3)), set[str]()
 
     def step(_: str) -> None:
         if dice.random() < 0.15:
@@ -746,7 +610,7 @@ def test_d1_whatever_ends_and_whoever_else_receives_nothing_unread_is_removed(qu
     read = {one for query in queries for one in query.ids}
     states = {str(one.message_id): one.state.name for one in queue.receiver.peek_messages(1000, sequence_number=1)}
     assert sent - set(states) <= read | taken
-    assert {one for one, state in states.items() if state == "ACTIVE"} <= set(_names_of("old", 3))
+    assert {one for one, state in states.items() if state == "ACTIVE"} <= set(numbered("old", 3))
 
 
 # --- sessions --------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ServiceBusConnectionError,
         ServiceBusError,
         ServiceBusHandshakeError,
+        SessionCannotBeLockedError,
         SessionLockLostError,
     )
     from twinbus.connect.management import Management
@@ -69,7 +70,7 @@ _NAMES_BY_MODULE: Final = {
     "errors": (
         "MessageLockLostError MessageNotFoundError OperationTimeoutError ServiceBusArgumentError "
         "ServiceBusCommunicationError ServiceBusConnectionError ServiceBusError "
-        "ServiceBusHandshakeError SessionLockLostError"
+        "ServiceBusHandshakeError SessionCannotBeLockedError SessionLockLostError"
     ),
     "management": "Management",
     "message_encoding": "encode_message to_datetime to_millis",
@@ -117,6 +118,7 @@ __all__ = [
     "ServiceBusConnectionError",
     "ServiceBusError",
     "ServiceBusHandshakeError",
+    "SessionCannotBeLockedError",
     "SessionChoice",
     "SessionLockLostError",
     "SettlementOutcome",

@@ -387,6 +387,11 @@ class Receiver:
     # --- the session -------------------------------------------------------------------------------------------
 
     @property
+    def is_attached(self) -> bool:
+        """Whether the link is open. A session receiver holds its session no longer than its link."""
+        return self._link is not None and self._link.is_open and not self._is_closed
+
+    @property
     def session_id(self) -> str | None:
         """Id of the session that this receiver holds."""
         return self._link.session_id if self._link is not None else None

@@ -89,10 +89,10 @@ class RecordingBroker(Broker):
         self._place = (job.namespace, queue)
         self.peeks = 0
 
-    async def _peek(self, number: int, count: int) -> list[ReceivedMessage]:
+    async def _peek(self, number: int, count: int, session: str | None = None) -> list[ReceivedMessage]:
         began = time.monotonic()
         try:
-            page = await super()._peek(number, count)
+            page = await super()._peek(number, count, session)
         except ServiceBusError as error:
             kind = failure_kind(error)
             if kind is FailureKind.ENTITY_NOT_FOUND:  # the link was refused, so nothing was requested

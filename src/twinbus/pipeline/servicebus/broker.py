@@ -21,6 +21,7 @@ from array import array
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self, TypeVar
+from uuid import uuid4
 
 from twinbus.connect import (
     Management,
@@ -45,7 +46,7 @@ MOST_HELD: Final = 10_000
 _TAKE: Final = 1000
 _EMPTY_SECONDS: Final = 2.0
 # The shortest and the longest lock that the service grants, in seconds.
-_SHORTEST_LOCK, _LONGEST_LOCK = 5.0, 300.0
+SHORTEST_LOCK, LONGEST_LOCK = 5.0, 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +110,14 @@ class Broker:
             low, high = (low, middle) if found is None else (found, high)
         return low
 
-    def from_number(self, first: int, page_size: int = PAGE) -> Iterator[tuple[int | None, ReceivedMessage]]:
+    def from_number(
+        self, first: int, page_size: int = PAGE, *, session: str | None = None
+    ) -> Iterator[tuple[int | None, ReceivedMessage]]:
         """Yields the messages from this sequence number on, each with its number, without locking them.
 
-        The number is None if it cannot be decoded.
+        The number is None if it cannot be decoded. With `session`, only messages of this session are peeked at.
         """
-        while page := self._run(self._peek(first, page_size)):
+        while page := self._run(self._peek(first, page_size, session)):
             # The last message of a page of n messages has at least the number first + n - 1, also if it is unreadable.
             following = first + len(page)
             for message in page:
@@ -134,11 +137,14 @@ class Broker:
                 return
             yield message
 
-    def these(self, numbers: SequenceNumbers) -> Iterator[tuple[int, ReceivedMessage]]:
-        """Yields the messages with these numbers, as far as they exist, in any state, without locking them."""
+    def these(self, numbers: SequenceNumbers, *, session: str | None = None) -> Iterator[tuple[int, ReceivedMessage]]:
+        """Yields the messages with these numbers, as far as they exist, in any state, without locking them.
+
+        With `session`, only messages of this session are peeked at.
+        """
         wanted, page_size = numbers.at_or_after(0), min(PAGE, len(numbers))
         while wanted is not None:
-            page = self._run(self._peek(wanted, page_size))
+            page = self._run(self._peek(wanted, page_size, session))
             if not page:
                 return
             following = wanted + 1
@@ -168,10 +174,10 @@ class Broker:
                 return True
         return False
 
-    async def _peek(self, number: int, count: int) -> list[ReceivedMessage]:
+    async def _peek(self, number: int, count: int, session: str | None = None) -> list[ReceivedMessage]:
         if self._management is None:
             self._management = self._connected().management(self._options.path, address=self._options.address)
-        return await self._management.peek(number, count)
+        return await self._management.peek(number, count, session=session)
 
     # --- completing and sending --------------------------------------------------------------------------------
 
@@ -184,18 +190,38 @@ class Broker:
                 raise
             raise SourceOptionError(
                 f"servicebus cannot stream {self._options.address}: to complete what it has read, a stream receives "
-                f"without a session, and the namespace refuses that ({error.description}). An entity that requires "
-                "sessions can be read with spark.read, or as a stream with completeCommitted=false, which removes "
-                "nothing."
+                f"without a session, and the namespace refuses that ({error.description}). If the entity requires "
+                "sessions, set the option sessions=true. Without it, the entity can be read with spark.read, or as a "
+                "stream with completeCommitted=false, which removes nothing."
             ) from error
+
+    def check_sessions(self) -> None:
+        """Raises SourceOptionError if the entity has no sessions. Accepts a session that no message belongs to."""
+        try:
+            self._run(self._check_sessions())
+        except ServiceBusArgumentError as error:
+            if error.condition != Condition.NOT_ALLOWED:
+                raise
+            raise SourceOptionError(
+                f"servicebus cannot read the sessions of {self._options.address}: the namespace refuses it "
+                f"({error.description}). Remove the option sessions, or set it to false."
+            ) from error
+
+    async def _check_sessions(self) -> None:
+        session = f"twinbus-check-{uuid4()}"
+        async with await self._connected().receiver(self._options.path, session=session, prefetch=0):
+            pass
 
     async def _check_receiving(self) -> None:
         async with await self._receiver():
             pass
 
-    def still_there(self, numbers: SequenceNumbers, newest: int | None) -> SequenceNumbers:
+    def still_there(
+        self, numbers: SequenceNumbers, newest: int | None, *, session: str | None = None
+    ) -> SequenceNumbers:
         """Returns the subset of `numbers` whose messages are active and were not enqueued after `newest` (ms)."""
-        return SequenceNumbers.of(number for number, message in self.these(numbers) if _is_meant(message, newest))
+        found = self.these(numbers, session=session)
+        return SequenceNumbers.of(number for number, message in found if _is_meant(message, newest))
 
     def complete(self, numbers: SequenceNumbers, newest: int | None) -> Completion:
         """Completes the active messages with these numbers, and no other message.
@@ -214,41 +240,8 @@ class Broker:
         return done
 
     async def _complete(self, numbers: SequenceNumbers, newest: int | None) -> Completion:
-        others, link, ends, stopped = array("I"), None, float("inf"), None
-        held, missing, completed = 0, len(numbers), set[int]()
-        lock_seconds: float | None = None
         async with await self._receiver() as receiver:
-            try:
-                while missing > 0 and stopped is None:
-                    # Request as many messages as are missing, and as many more as other messages were received so far.
-                    messages = await receiver.receive(min(_TAKE, missing + held), _EMPTY_SECONDS)
-                    if not messages:
-                        break
-                    lock_seconds = _granted_seconds(messages[0])
-                    if messages[0].link is not link:  # a new link: the locks of the old link have ended
-                        others, link = array("I"), messages[0].link
-                    ours, is_beyond = list[ReceivedMessage](), False
-                    for message in messages:
-                        number = marks_of(message).number or 0
-                        if number in numbers and _is_meant(message, newest):
-                            ours.append(message)
-                        else:
-                            others.append(message.delivery_id)
-                            is_beyond = is_beyond or number > numbers.last
-                    held += len(messages) - len(ours)
-                    if held and ends == float("inf"):
-                        ends = time.monotonic() + _lock_seconds(messages[0]) / 2
-                    completed |= await _completed(receiver, ours)
-                    missing -= len(ours)
-                    if is_beyond:
-                        break
-                    if held > MOST_HELD:
-                        stopped = _too_many()
-                    elif time.monotonic() > ends:
-                        stopped = f"half of the lock time was over after {held} messages that this stream has not read"
-            finally:
-                receiver.give_back(others)
-        return Completion(numbers - SequenceNumbers.of(completed), held, stopped, lock_seconds)
+            return await complete_received(receiver, numbers, newest)
 
     async def _receiver(self) -> Receiver:
         options = self._options
@@ -272,10 +265,55 @@ class Broker:
 
     def _connected(self) -> ServiceBusConnection:
         if self._bus is None:
-            ca_file = self._options.ca_file
-            tls = ssl.create_default_context(cafile=ca_file) if ca_file is not None else None
-            self._bus = connect(self._options.endpoint(), tls=tls, timeout=self._options.timeout)
+            self._bus = connection(self._options)
         return self._bus
+
+
+def connection(options: SourceOptions) -> ServiceBusConnection:
+    """Returns a connection to the namespace of the options, which is not open yet."""
+    tls = ssl.create_default_context(cafile=options.ca_file) if options.ca_file is not None else None
+    return connect(options.endpoint(), tls=tls, timeout=options.timeout)
+
+
+async def complete_received(receiver: Receiver, numbers: SequenceNumbers, newest: int | None) -> Completion:
+    """Receives messages, and completes those with these numbers that were not enqueued after `newest` (ms).
+
+    Releases all other messages that it receives.
+    """
+    others, link, ends, stopped = array("I"), None, float("inf"), None
+    held, missing, completed = 0, len(numbers), set[int]()
+    lock_seconds: float | None = None
+    try:
+        while missing > 0 and stopped is None:
+            # Request as many messages as are missing, and as many more as other messages were received so far.
+            messages = await receiver.receive(min(_TAKE, missing + held), _EMPTY_SECONDS)
+            if not messages:
+                break
+            lock_seconds = _granted_seconds(messages[0])
+            if messages[0].link is not link:  # a new link: the locks of the old link have ended
+                others, link = array("I"), messages[0].link
+            ours, is_beyond = list[ReceivedMessage](), False
+            for message in messages:
+                number = marks_of(message).number or 0
+                if number in numbers and _is_meant(message, newest):
+                    ours.append(message)
+                else:
+                    others.append(message.delivery_id)
+                    is_beyond = is_beyond or number > numbers.last
+            held += len(messages) - len(ours)
+            if held and ends == float("inf"):
+                ends = time.monotonic() + _lock_seconds(messages[0]) / 2
+            completed |= await _completed(receiver, ours)
+            missing -= len(ours)
+            if is_beyond:
+                break
+            if held > MOST_HELD:
+                stopped = _too_many()
+            elif time.monotonic() > ends:
+                stopped = f"half of the lock time was over after {held} messages that this stream has not read"
+    finally:
+        receiver.give_back(others)
+    return Completion(numbers - SequenceNumbers.of(completed), held, stopped, lock_seconds)
 
 
 def _too_many() -> str:
@@ -289,7 +327,7 @@ def _is_meant(message: ReceivedMessage, newest: int | None) -> bool:
 
 def _lock_seconds(message: ReceivedMessage) -> float:
     """Returns the lock duration of the message; the shortest possible duration if the clocks differ too much."""
-    return _granted_seconds(message) or _SHORTEST_LOCK
+    return _granted_seconds(message) or SHORTEST_LOCK
 
 
 def _granted_seconds(message: ReceivedMessage) -> float | None:
@@ -303,7 +341,7 @@ def _granted_seconds(message: ReceivedMessage) -> float | None:
     seconds = 0.0 if until is None else until / 1000 - time.time()
     if until is not None and marks.enqueued is not None:
         seconds = min(seconds, (until - marks.enqueued) / 1000)
-    return seconds if _SHORTEST_LOCK <= seconds <= _LONGEST_LOCK else None
+    return seconds if SHORTEST_LOCK <= seconds <= LONGEST_LOCK else None
 
 
 async def _completed(receiver: Receiver, messages: Sequence[ReceivedMessage]) -> set[int]:

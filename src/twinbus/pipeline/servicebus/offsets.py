@@ -150,6 +150,7 @@ class SequenceNumbers:
 NONE: Final = SequenceNumbers()
 
 _THROUGH, _FROM, _READ, _UNCOMPLETED, _NEWEST, _KEEP = "through", "from", "read", "uncompleted", "newest", "keep"
+_SESSIONS: Final = "sessions"  # only in a SessionOffset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +179,11 @@ class Offset:
     def of_json(cls, values: Mapping[str, Any]) -> Self:
         """Returns an offset of the checkpoint. Raises OffsetError if no version of Twinbus has written it."""
         through, start, newest = values.get(_THROUGH), values.get(_FROM), values.get(_NEWEST)
+        if _SESSIONS in values:
+            raise OffsetError(
+                "the checkpoint belongs to a servicebus stream that was started with sessions=true",
+                "Set this option, or start the stream with a new checkpoint.",
+            )
         if not isinstance(through, int) or not isinstance(start, int | None) or not isinstance(newest, int | None):
             raise OffsetError(f"the checkpoint has no offset of a servicebus stream, but {dict(values)!r}")
         return cls(
@@ -202,3 +208,8 @@ class Offset:
         if self.keep:
             values[_KEEP] = True
         return values
+
+
+def latest(*instants: int | None) -> int | None:
+    """Returns the latest of these times; None if there is none."""
+    return max((instant for instant in instants if instant is not None), default=None)

@@ -11,6 +11,7 @@ from twinbus.connect import ConnectionString
 from twinbus.errors import CallerError
 
 STREAM_BATCH: Final = 10_000
+_MAX_SESSIONS: Final = 8
 CONNECTION_OPTIONS: Final = frozenset({"connectionstring", "connectionstringenv"})
 """Names in lower case of the options that name the namespace."""
 _FIRST, _LATEST = "earliest", "latest"
@@ -32,6 +33,8 @@ class SourceOptions:
     `partitions`: the number of tasks that read. `includeRaw`: fill the column `raw` of every row.
     For a stream read: `maxMessagesPerTrigger`, `startingPosition` (earliest, latest or a sequence number),
     `pollInterval` (seconds), `completeCommitted` (whether the messages of committed batches are completed).
+    For an entity that requires sessions: `sessions` (each session is read by one task, in order; a stream holds the
+    lock of each session that it reads), `maxSessions` (the most sessions that a stream holds at a time).
     """
 
     connection_string: str | None = field(default=None, repr=False)
@@ -50,6 +53,8 @@ class SourceOptions:
     """The first sequence number to read; None for only the messages that arrive after the start of the stream."""
     poll_interval: float = 5.0
     complete_committed: bool = True
+    sessions: bool = False
+    max_sessions: int = _MAX_SESSIONS
 
     @classmethod
     def parse(cls, texts: Mapping[str, str]) -> Self:
@@ -66,7 +71,10 @@ class SourceOptions:
                 values[attribute] = read(text)
             except ValueError as error:
                 raise SourceOptionError(f"option {spelled} {error}") from None
+        if values.get("sessions"):
+            values.setdefault("partitions", values.get("max_sessions", _MAX_SESSIONS))
         options = cls(**values)
+        _check_sessions(options, values)
         if (options.connection_string is None) == (options.connection_string_env is None):
             raise SourceOptionError(
                 "give either connectionString or connectionStringEnv. A table keeps its options only if it was created "
@@ -98,6 +106,28 @@ class SourceOptions:
     def address(self) -> str:
         """The address that is read: the path of the entity, or of its dead-letter queue."""
         return f"{self.path}/$DeadLetterQueue" if self.dead_letter else self.path
+
+
+def _check_sessions(options: SourceOptions, given: Mapping[str, Any]) -> None:
+    """Raises SourceOptionError if an option does not fit the option `sessions`."""
+    if not options.sessions:
+        if "max_sessions" in given:
+            raise SourceOptionError("option maxSessions is only for sessions=true")
+        return
+    if options.dead_letter:
+        raise SourceOptionError(
+            "options sessions and deadLetter do not fit together: a dead-letter queue has no sessions. Remove sessions."
+        )
+    if not options.complete_committed:
+        raise SourceOptionError(
+            "options sessions=true and completeCommitted=false do not fit together: a stream locks sessions in order "
+            "to complete what it has read. Without sessions, completeCommitted=false streams this entity, too."
+        )
+    if options.starting_position != 0:
+        raise SourceOptionError(
+            "with sessions=true, startingPosition has to be earliest: a receiver gets the messages of a session from "
+            "the first on"
+        )
 
 
 def options_of_table(texts: Mapping[str, str]) -> dict[str, str] | None:
@@ -173,6 +203,8 @@ _OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "startingPosition": ("starting_position", _position),
     "pollInterval": ("poll_interval", _seconds),
     "completeCommitted": ("complete_committed", _flag),
+    "sessions": ("sessions", _flag),
+    "maxSessions": ("max_sessions", _whole(1)),
 }
 # Options of Spark itself, which Spark also passes to a writer.
 _SPARK_OPTIONS: Final = frozenset({"checkpointlocation"})

@@ -31,7 +31,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from twinbus.amqp import MESSAGE_ANNOTATIONS, AmqpError, decode, read_map_header, section_at, skip
+from twinbus.amqp import (
+    MESSAGE_ANNOTATIONS,
+    AmqpError,
+    decode,
+    read_map_header,
+    read_routing_fields,
+    section_at,
+    skip,
+)
 from twinbus.connect import MessageState, ReceivedMessage
 from twinbus.errors import CallerError
 from twinbus.message import BodyType, Message
@@ -143,6 +151,14 @@ def marks_of(message: ReceivedMessage) -> MessageMarks:
         _state(found),
         locked_until if isinstance(locked_until, int) else None,
     )
+
+
+def session_of(message: ReceivedMessage) -> str | None:
+    """Returns the session of a message; None if it has none, or if it cannot be decoded."""
+    try:
+        return read_routing_fields(message.raw).group_id
+    except AmqpError:
+        return None
 
 
 def _state(annotations: Mapping[str, Any]) -> MessageState | None:

@@ -6,7 +6,8 @@ A batch read only peeks, so it changes nothing in the queue.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+import logging
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -30,9 +31,18 @@ from twinbus.pipeline.servicebus.broker import Broker
 from twinbus.pipeline.servicebus.filters import MessageFilter, is_applicable
 from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.options import CONNECTION_OPTIONS, SourceOptionError, SourceOptions, options_of_table
-from twinbus.pipeline.servicebus.rows import READ_SCHEMA, RowMessages, check_written_schema
+from twinbus.pipeline.servicebus.rows import READ_SCHEMA, RowMessages, check_written_schema, session_of
+from twinbus.pipeline.servicebus.session_stream_reader import SessionStreamReader
 from twinbus.pipeline.servicebus.stream_reader import StreamReader
-from twinbus.pipeline.servicebus.task_reader import NumbersPartition, RangePartition, TaskReader, split_range
+from twinbus.pipeline.servicebus.task_reader import (
+    NumbersPartition,
+    RangePartition,
+    TaskReader,
+    split_range,
+    split_sessions,
+)
+
+_log = logging.getLogger(__name__)
 
 _SEND_TOGETHER: Final = 500
 _OPTIONS: Final = "servicebus.options"
@@ -58,9 +68,15 @@ class ServiceBusDataSource(DataSource):
     def reader(self, schema: StructType) -> BatchReader:
         return BatchReader(self._parsed(schema), schema)
 
-    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's names, here and below
+    def streamReader(  # noqa: N802  # Spark's names, here and below
+        self, schema: StructType
+    ) -> StreamReader | SessionStreamReader:
         options = self._parsed(schema)
         reader = TaskReader(options, schema)
+        if options.sessions:
+            with Broker(options) as broker:
+                broker.check_sessions()
+            return SessionStreamReader(options, reader)
         if options.complete_committed:
             with Broker(options) as broker:
                 broker.check_receiving()
@@ -125,6 +141,8 @@ class BatchReader(DataSourceReader):
         lowest = max(options.from_sequence_number, wanted.lowest)
         limits = (options.to_sequence_number, wanted.highest)
         last = min((limit for limit in limits if limit is not None), default=None)
+        if options.sessions:
+            return self._partitions_of_sessions(lowest, last)
         if wanted.numbers is not None:
             within = (number for number in wanted.numbers if lowest <= number and (last is None or number <= last))
             parts = SequenceNumbers.of(within).parts(options.partitions)
@@ -136,6 +154,29 @@ class BatchReader(DataSourceReader):
         if first is None or last is None or first > last:
             return [_NOTHING]
         return split_range(first, last, options.partitions)
+
+    def _partitions_of_sessions(self, lowest: int, highest: int | None) -> Sequence[InputPartition]:
+        """Returns partitions with whole sessions. Peeks at all messages in order to find the sessions."""
+        ends: dict[str, tuple[int, int]] = {}
+        sizes: Counter[str] = Counter()
+        unknown: list[int] = []
+        with Broker(self._options) as broker:
+            broker.check_sessions()
+            for number, message in broker.from_number(lowest):
+                if number is None:
+                    _log.warning("%s: a message without a readable sequence number is left out", self._options.address)
+                elif highest is not None and number > highest:
+                    break
+                elif (session := session_of(message)) is None:
+                    unknown.append(number)
+                else:
+                    ends[session] = (ends.get(session, (number, number))[0], number)
+                    sizes[session] += 1
+        ranges = {session: SequenceNumbers([first_and_last]) for session, first_and_last in ends.items()}
+        parts: list[InputPartition] = [*split_sessions(ranges, self._options.partitions, sizes)]
+        if unknown:
+            parts.append(NumbersPartition(SequenceNumbers.of(unknown)))
+        return parts or [_NOTHING]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._reader.read(partition, self._filter.matches if self._filter.conditions else None)

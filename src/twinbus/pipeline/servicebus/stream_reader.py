@@ -47,7 +47,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from twinbus.errors import OperatorError
 from twinbus.pipeline.servicebus.broker import MOST_HELD, PAGE, Broker
-from twinbus.pipeline.servicebus.offsets import NONE, Offset, SequenceNumbers
+from twinbus.pipeline.servicebus.offsets import NONE, Offset, SequenceNumbers, latest
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
 from twinbus.pipeline.servicebus.rows import marks_of
 from twinbus.pipeline.servicebus.task_reader import NumbersPartition, RangePartition, TaskReader, split_range
@@ -162,7 +162,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             start=self._start(previous),
             read=read,
             uncompleted=self._uncompleted_after(previous),
-            newest=_latest(newest, self._newest, previous.newest),
+            newest=latest(newest, self._newest, previous.newest),
             keep=not self._options.complete_committed,
         )
         return planned.to_json()
@@ -212,7 +212,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 else:
                     runs.append((number, number))
                 count += 1
-                newest = _latest(newest, marks.enqueued)
+                newest = latest(newest, marks.enqueued)
                 if count == most:
                     break
             elif not runs:
@@ -315,7 +315,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         self._uncompleted = self._uncompleted_after(batch)
         self._taken_over = batch.read
-        self._newest = _latest(self._newest, batch.newest)
+        self._newest = latest(self._newest, batch.newest)
 
     def _uncompleted_after(self, batch: Offset) -> SequenceNumbers:
         """Returns the messages that have to be completed after the commit of this batch, also those of the batch."""
@@ -378,7 +378,3 @@ _REACH: Final = (
     "Service Bus completes messages only for a receiver that holds them, and a receiver gets the oldest first. "
     f"At most {MOST_HELD} messages that the stream does not read may stand before those that it reads."
 )
-
-
-def _latest(*instants: int | None) -> int | None:
-    return max((instant for instant in instants if instant is not None), default=None)

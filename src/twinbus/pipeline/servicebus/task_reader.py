@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from heapq import heapreplace
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from twinbus.pipeline.servicebus.broker import Broker
 from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.options import SourceOptions
 from twinbus.pipeline.servicebus.rows import MessageMarks, check_read_schema, marks_of, record_batches, row_of
+from twinbus.pipeline.servicebus.session_offsets import BySession
 
 
 @dataclass
@@ -31,6 +33,28 @@ class NumbersPartition(InputPartition):
     """The sequence numbers of the messages that one task reads."""
 
     numbers: SequenceNumbers
+
+
+@dataclass
+class SessionsPartition(InputPartition):
+    """The sessions that one task reads, one after the other, with the sequence numbers of their messages."""
+
+    sessions: list[tuple[str, SequenceNumbers]]
+
+
+def split_sessions(sessions: BySession, count: int, sizes: Mapping[str, int] | None = None) -> list[SessionsPartition]:
+    """Returns the sessions divided among at most `count` partitions with about the same number of messages.
+
+    `sizes` says how many messages each session has, if the numbers of a session are not all numbers of its messages.
+    """
+    known = {session: len(numbers) for session, numbers in sessions.items()} if sizes is None else sizes
+    parts = [SessionsPartition([]) for _ in range(min(count, len(sessions)))]
+    filled = [(0, place) for place in range(len(parts))]
+    for session in sorted(sessions, key=lambda one: -known[one]):
+        size, place = filled[0]
+        parts[place].sessions.append((session, sessions[session]))
+        heapreplace(filled, (size + known[session], place))
+    return parts
 
 
 def split_range(first: int, last: int, count: int) -> list[RangePartition]:
@@ -64,6 +88,12 @@ class TaskReader:
             messages: Iterator[ReceivedMessage]
             if isinstance(partition, NumbersPartition):
                 messages = (message for _, message in broker.these(partition.numbers))
+            elif isinstance(partition, SessionsPartition):
+                messages = (
+                    message
+                    for session, numbers in partition.sessions
+                    for _, message in broker.these(numbers, session=session)
+                )
             else:
                 assert isinstance(partition, RangePartition)
                 messages = broker.between(partition.first, partition.last)

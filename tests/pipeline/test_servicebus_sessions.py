@@ -1,0 +1,514 @@
+"""D1: streams of an entity that requires sessions, called in Spark's order by this process.
+
+The messages in a queue are counted by plain peeks, which need no session. Other receivers are those of the official
+client. `test_spark_kills.py` kills real drivers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiver
+from azure.servicebus.management import EntityStatus, ServiceBusAdministrationClient
+
+from tests.pipeline.stream_steps import Entity, Killed, Query, close_opened
+from tests.tiers import budget
+from twinbus.connect import MessageState, ReceivedMessage, Receiver, SessionCannotBeLockedError, connect
+from twinbus.pipeline.servicebus import broker as broker_module
+from twinbus.pipeline.servicebus import session_stream_reader as reader_module
+from twinbus.pipeline.servicebus.offsets import OffsetError
+from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
+from twinbus.pipeline.servicebus.session_stream_reader import SessionHeldError
+from twinbus.testing import LocalNamespace
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class SessionQueue(Entity):
+    """A queue that requires sessions. The id of a message is SESSION/NUMBER."""
+
+    def __init__(self, namespace: LocalNamespace, client: ServiceBusClient, **settings: Any) -> None:
+        super().__init__(namespace, client, requires_session=True, **settings)
+        self._sent: Counter[str] = Counter()
+        self.queries: list[Query] = []
+
+    def put(self, sessions: Iterable[str], count: int = 1, **properties: Any) -> list[str]:
+        """Send messages to each session in turn. Returns their ids."""
+        ids: list[str] = []
+        for _ in range(count):
+            for session in sessions:
+                ids.append(f"{session}/{self._sent[session]}")
+                self._sent[session] += 1
+                self.send(ids[-1], session_id=session, **properties)
+        return ids
+
+    def messages(self) -> list[ReceivedMessage]:
+        async def peeked() -> list[ReceivedMessage]:
+            async with connect(self.namespace.connection_string) as bus:
+                return await bus.management(self.name).peek(0, 1000)
+
+        return asyncio.run(peeked())
+
+    def left(self) -> list[str]:
+        return [str(one.message_id) for one in self.messages()]
+
+    def delivery_counts(self) -> set[int]:
+        return {one.delivery_count or 0 for one in self.messages()}
+
+    def stream(self, **options: object) -> Query:
+        self.queries.append(self.query(sessions="true", **options))
+        return self.queries[-1]
+
+    def holder(self, session: str) -> ServiceBusReceiver:
+        """Another receiver, which holds a session."""
+        return self.client.get_queue_receiver(self.name, session_id=session)
+
+    def is_free(self, session: str) -> bool:
+        async def accept() -> bool:
+            async with connect(self.namespace.connection_string) as bus:
+                try:
+                    await bus.receiver(self.name, session=session, session_timeout=1.0)
+                except SessionCannotBeLockedError:
+                    return False
+                return True
+
+        return asyncio.run(accept())
+
+    def cut_off(self) -> None:
+        """End the links of all receivers, and so the locks of all sessions."""
+        with ServiceBusAdministrationClient.from_connection_string(
+            self.namespace.connection_string, connection_verify=str(self.namespace.ca)
+        ) as admin:
+            described = admin.get_queue(self.name)
+            for status in (EntityStatus.RECEIVE_DISABLED, EntityStatus.ACTIVE):
+                admin.update_queue(described, status=status)
+
+
+@pytest.fixture(scope="module")
+def client(namespace: LocalNamespace) -> Iterator[ServiceBusClient]:
+    with ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0) as made:
+        yield made
+        close_opened()
+
+
+@contextmanager
+def _queue(namespace: LocalNamespace, client: ServiceBusClient, **settings: Any) -> Iterator[SessionQueue]:
+    made = SessionQueue(namespace, client, **settings)
+    yield made
+    for query in made.queries:
+        query.reader.stop()
+
+
+@pytest.fixture
+def queue(namespace: LocalNamespace, client: ServiceBusClient) -> Iterator[SessionQueue]:
+    with _queue(namespace, client) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "_WAIT_IDLE", 0.2)
+    monkeypatch.setattr(reader_module, "_WAIT_BUSY", 0.1)
+
+
+def _by_session(ids: Iterable[str]) -> dict[str, list[int]]:
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for one in ids:
+        session, number = one.split("/")
+        found[session].append(int(number))
+    return dict(found)
+
+
+def _is_in_order(ids: Iterable[str]) -> bool:
+    return all(numbers == sorted(numbers) for numbers in _by_session(ids).values())
+
+
+# --- sessions, tasks and order ---------------------------------------------------------------------------------------
+
+
+def test_d1_each_session_is_read_by_one_task_in_order_and_completed(queue: SessionQueue) -> None:
+    sent = queue.put("abc", 6)
+    query = queue.stream(maxMessagesPerTrigger=9)
+    assert query.trigger()
+    assert sorted(query.tasks) == [[f"{session}/{number}" for number in range(3)] for session in "abc"]
+    assert not queue.is_free("a")
+    assert queue.left() == sent, "the batch is not committed for the source yet"
+    assert query.trigger()
+    assert queue.left() == sent[9:]
+    query.run()
+    assert Counter(query.ids) == Counter(sent)
+    assert _is_in_order(query.ids)
+    assert queue.left() == []
+    assert all(map(queue.is_free, "abc")), "sessions without messages are not held"
+
+
+@pytest.mark.thorough
+def test_d1_more_sessions_than_may_be_held_get_their_turns(queue: SessionQueue) -> None:
+    sessions = [f"s{number}" for number in range(7)]
+    sent = queue.put(sessions, 4)
+    query = queue.stream(maxSessions=2, maxMessagesPerTrigger=4)
+    held = []
+    for _ in range(4):
+        assert query.trigger()
+        held.append(set(_by_session(query.read[-1])))
+    assert set.union(*held) == set(sessions), "each session had its turn before the first one was read to its end"
+    assert max(map(len, held)) == 2
+    query.run()
+    assert Counter(query.ids) == Counter(sent)
+    assert _is_in_order(query.ids)
+    assert queue.left() == []
+
+
+@pytest.mark.thorough
+def test_d1_a_long_session_does_not_keep_others_from_being_read(queue: SessionQueue) -> None:
+    queue.put("a", 20)
+    query = queue.stream(maxMessagesPerTrigger=4)
+    assert query.trigger()
+    queue.put("b", 2)
+    assert query.trigger()
+    assert sorted(query.read[-1]) == ["a/4", "a/5", "b/0", "b/1"]
+
+
+@pytest.mark.thorough
+def test_d1_partitions_limit_the_tasks_and_a_session_is_never_divided(queue: SessionQueue) -> None:
+    queue.put("abcde", 3)
+    query = queue.stream(partitions=2)
+    assert query.trigger()
+    assert len(query.tasks) == 2
+    assert [set(_by_session(task)) & {"a", "b", "c", "d", "e"} for task in query.tasks] != [set(), set()]
+    assert sum(len(_by_session(task)) for task in query.tasks) == 5
+    assert all(_is_in_order(task) for task in query.tasks)
+
+
+@pytest.mark.thorough
+def test_d1_of_a_session_only_active_messages_are_read_and_removed(queue: SessionQueue) -> None:
+    queue.put("a", 3)
+    with queue.holder("a") as other:
+        other.defer_message(other.receive_messages(1, 5)[0])
+    queue.put("a", scheduled_enqueue_time_utc=datetime.now(UTC) + timedelta(hours=1))
+    query = queue.stream()
+    query.run()
+    assert query.ids == ["a/1", "a/2"]
+    assert {one.state for one in queue.messages()} == {MessageState.DEFERRED, MessageState.SCHEDULED}
+    assert queue.left() == ["a/0", "a/3"]
+
+
+@pytest.mark.thorough
+def test_d1_available_now_reads_the_sessions_that_are_there_and_ends(queue: SessionQueue) -> None:
+    sessions = [f"s{number}" for number in range(5)]
+    sent = queue.put(sessions, 3)
+    query = queue.stream(maxSessions=2, maxMessagesPerTrigger=3)
+    with queue.holder("s1"):
+        query.reader.prepareForTriggerAvailableNow()
+        later = queue.put(["s0", "new"], 2)
+        query.run()
+        others = [one for one in sent if one.startswith("s1/")]
+        assert Counter(query.ids) == Counter(sent) - Counter(others)
+        assert _is_in_order(query.ids)
+        assert Counter(queue.left()) == Counter([*others, *later])
+
+
+@pytest.mark.thorough
+def test_d1_a_subscription_with_sessions_is_streamed(namespace: LocalNamespace, client: ServiceBusClient) -> None:
+    with ServiceBusAdministrationClient.from_connection_string(
+        namespace.connection_string, connection_verify=str(namespace.ca)
+    ) as admin:
+        admin.create_topic("sessions")
+        admin.create_subscription("sessions", "all", requires_session=True)
+        with client.get_topic_sender("sessions") as sender:
+            sent = [(str(number % 2), str(number)) for number in range(6)]
+            sender.send_messages(
+                [ServiceBusMessage("", message_id=f"{one}/{two}", session_id=one) for one, two in sent]
+            )
+        told = {"entity": "sessions", "subscription": "all", "sessions": "true", "pollInterval": "0.001"}
+        query = Query({"connectionString": namespace.connection_string, **told})
+        query.run()
+        query.reader.stop()
+        assert sorted(query.ids) == ["0/0", "0/2", "0/4", "1/1", "1/3", "1/5"]
+        assert _is_in_order(query.ids)
+        assert admin.get_subscription_runtime_properties("sessions", "all").active_message_count == 0
+
+
+# --- locks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_d1_the_locks_of_a_batch_are_renewed_for_as_long_as_it_takes(
+    namespace: LocalNamespace, client: ServiceBusClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed: list[datetime] = []
+    renew = Receiver.renew_session_lock
+
+    async def counted(receiver: Receiver, **options: Any) -> datetime:
+        renewed.append(await renew(receiver, **options))
+        return renewed[-1]
+
+    monkeypatch.setattr(Receiver, "renew_session_lock", counted)
+    with _queue(namespace, client, lock_duration=timedelta(seconds=5)) as queue:
+        sent = queue.put("a", 4)
+        query = queue.stream(maxMessagesPerTrigger=2)
+
+        def step(name: str) -> None:
+            while name == "read" and len(renewed) < 3:  # more than the lock duration
+                assert not queue.is_free("a")
+
+        assert query.trigger(step)
+        query.run()
+        assert query.ids == sent
+        assert queue.left() == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("at", ["planned", "read", "batch committed"])
+def test_d1_a_lock_that_is_lost_at_any_step_is_accepted_again(queue: SessionQueue, at: str) -> None:
+    sent = queue.put("ab", 4)
+    query = queue.stream(maxMessagesPerTrigger=4)
+
+    def step(name: str) -> None:
+        if name == at:
+            queue.cut_off()
+
+    query.run(step)
+    assert Counter(query.ids) == Counter(sent)
+    assert _is_in_order(query.ids)
+    assert queue.left() == []
+
+
+@pytest.mark.thorough
+def test_d1_what_another_receiver_holds_after_a_lost_lock_is_completed_when_it_is_free(
+    queue: SessionQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "_TRY_AGAIN", 0.0)
+    queue.put("ab", 2)
+    query = queue.stream()
+    assert query.trigger()
+    queue.cut_off()
+    with queue.holder("a") as other:
+        taken = other.receive_messages(2, 5)
+        queue.put("ab")
+        assert query.trigger()
+        assert query.read[-1] == ["b/2"], "the other receiver has session a"
+        assert "a/0" in queue.left()
+        other.complete_message(taken[0])
+        assert not query.trigger()
+        assert queue.left() == ["a/1", "a/2"]
+    query.restart()
+    query.run()
+    assert query.ids == ["a/0", "a/1", "b/0", "b/1", "b/2", "a/2"]
+    assert queue.left() == []
+
+
+@pytest.mark.thorough
+def test_d1_a_batch_waits_for_a_session_that_another_receiver_took(
+    queue: SessionQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = queue.put("ab", 3)
+    query = queue.stream()
+
+    def killed(name: str) -> None:
+        if name == "offset logged":
+            raise Killed
+
+    with pytest.raises(Killed):
+        query.trigger(killed)
+    query.restart()
+    other = queue.holder("a")
+    with other:
+        taken = other.receive_messages(3, 5)
+        monkeypatch.setattr(reader_module, "_MOST_WAIT", 0.0)
+        with pytest.raises(SessionHeldError, match=r"holds session 'a' of .*3 messages.*Start the stream again when"):
+            query.trigger()
+        assert queue.left() == sent
+        other.complete_message(taken[0])
+        other.complete_message(taken[1])
+        query.restart()
+        with pytest.raises(SessionHeldError, match="1 messages of session 'a', from sequence number 5"):
+            query.trigger()
+        other.complete_message(taken[2])
+        query.restart()
+        assert query.trigger(), "the other receiver still holds the session, and its messages are settled"
+    assert query.ids == ["b/0", "b/1", "b/2"]
+    query.run()
+    assert queue.left() == []
+
+
+@pytest.mark.thorough
+def test_d1_a_batch_goes_on_when_the_other_receiver_releases_its_session(
+    queue: SessionQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = queue.put("a", 3)
+    query = queue.stream()
+
+    def killed(name: str) -> None:
+        if name == "offset logged":
+            raise Killed
+
+    with pytest.raises(Killed):
+        query.trigger(killed)
+    query.restart()
+    other = queue.holder("a")
+    other.receive_messages(1, 5)
+    waits: list[str] = []
+
+    def released() -> float:
+        waits.append("waited")
+        other.close()
+        return 0.0
+
+    monkeypatch.setattr(reader_module, "_pause", released)
+    assert query.trigger()
+    assert waits
+    query.run()
+    assert query.ids == sent
+    assert queue.left() == []
+
+
+# --- a process that ends ---------------------------------------------------------------------------------------------
+
+_STEPS = ("planned", "offset logged", "committed to the source", "read", "batch committed", "between completions")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("at", _STEPS)
+def test_d1_a_process_that_ends_at_any_step_of_a_stream_of_sessions_loses_and_repeats_nothing(
+    queue: SessionQueue, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "_TAKE", 1)
+    sent = queue.put("ab", 5)
+    query = queue.stream(maxMessagesPerTrigger=4)
+    completed = broker_module._completed
+
+    def step(name: str) -> None:
+        if name == at and query.committed >= (1 if at in {"read", "batch committed"} else 0):
+            raise Killed
+
+    async def then_killed(*arguments: Any) -> set[int]:
+        done = await completed(*arguments)
+        if done:
+            raise Killed
+        return done
+
+    if at == "between completions":
+        monkeypatch.setattr(broker_module, "_completed", then_killed)
+    with pytest.raises(Killed):
+        query.run(step)
+    monkeypatch.setattr(broker_module, "_completed", completed)
+    assert set(sent) - set(queue.left()) <= {one for batch in query.read[: query.committed + 1] for one in batch}
+    query.restart()
+    query.run()
+    assert Counter(query.ids) == Counter(sent)
+    assert _is_in_order(query.ids)
+    assert queue.left() == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(budget(1, 2, 20)))
+def test_d1_streams_that_compete_for_sessions_and_are_killed_lose_nothing_and_keep_the_order(
+    queue: SessionQueue, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three streams with few slots, which are killed and cut off at random steps, and another receiver.
+
+    What is gone was read in a committed batch or settled by the other receiver. Each stream reads a session in order.
+    """
+    dice = random.Random(seed)
+    monkeypatch.setattr(reader_module, "_TRY_AGAIN", 0.0)
+    monkeypatch.setattr(reader_module, "_MOST_WAIT", 0.0)
+    sessions = [f"s{number}" for number in range(5)]
+    streams = [queue.stream(maxSessions=2, maxMessagesPerTrigger=4) for _ in range(3)]
+    sent, taken = set[str](), set[str]()
+
+    def step(_: str) -> None:
+        if (drawn := dice.random()) < 0.12:
+            raise Killed
+        if drawn < 0.16:
+            queue.cut_off()
+
+    def committed() -> set[str]:
+        return {one for query in streams for batch in query.read[: query.committed + 1] for one in batch}
+
+    for _ in range(25):
+        sent.update(queue.put(dice.sample(sessions, dice.randrange(3)), dice.randrange(1, 4)))
+        if dice.random() < 0.2 and queue.is_free(session := dice.choice(sessions)):
+            with queue.holder(session) as other:
+                for one in other.receive_messages(2, 0.2):
+                    other.complete_message(one)
+                    taken.add(str(one.message_id))
+        query = dice.choice(streams)
+        try:
+            query.trigger(step)
+        except (Killed, SessionHeldError):
+            query.restart()
+        assert sent - set(queue.left()) <= committed() | taken
+    for query in streams * 2:
+        query.restart()
+        try:
+            query.run()
+        except SessionHeldError:
+            query.restart()
+    for query in streams:
+        query.run()
+        assert _is_in_order(query.ids)
+        assert max(Counter(query.ids).values(), default=1) == 1, "no stream commits a message twice"
+    assert committed() | taken == sent
+    assert queue.left() == []
+
+
+# --- options and checkpoints -----------------------------------------------------------------------------------------
+
+
+def test_d1_an_entity_and_the_option_sessions_have_to_fit(
+    queue: SessionQueue, namespace: LocalNamespace, client: ServiceBusClient
+) -> None:
+    with pytest.raises(SourceOptionError, match=r"requires sessions.*set the option sessions=true"):
+        queue.query()
+    plain = Entity(namespace, client)
+    refusal = rf"sessions of {plain.name}.*does not take sessions.*Remove the option"
+    with pytest.raises(SourceOptionError, match=refusal):
+        plain.query(sessions="true")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"maxSessions": "2"}, "maxSessions is only for sessions=true"),
+        ({"sessions": "true", "maxSessions": "0"}, "maxSessions is 0; the least is 1"),
+        ({"sessions": "yes"}, "sessions is 'yes', not true or false"),
+        ({"sessions": "true", "deadLetter": "true"}, "a dead-letter queue has no sessions"),
+        ({"sessions": "true", "completeCommitted": "false"}, "completeCommitted=false do not fit together"),
+        ({"sessions": "true", "startingPosition": "latest"}, "startingPosition has to be earliest"),
+    ],
+)
+def test_d1_options_that_do_not_fit_sessions_are_refused_by_name(options: dict[str, str], text: str) -> None:
+    with pytest.raises(SourceOptionError, match=text):
+        SourceOptions.parse({"connectionStringEnv": "X", "entity": "q", **options})
+
+
+def test_d1_by_default_there_are_as_many_tasks_as_sessions() -> None:
+    def partitions(**options: str) -> int:
+        return SourceOptions.parse({"connectionStringEnv": "X", "entity": "q", **options}).partitions
+
+    assert partitions() == partitions(sessions="false") == 4
+    assert partitions(sessions="true") == 8
+    assert partitions(sessions="true", maxSessions="30") == 30
+    assert partitions(sessions="true", maxSessions="30", partitions="3") == 3
+
+
+@pytest.mark.thorough
+def test_d1_a_checkpoint_belongs_to_a_stream_with_or_without_sessions(queue: SessionQueue) -> None:
+    queue.put("a")
+    with_sessions, without = queue.stream(), queue.query(completeCommitted="false")
+    assert with_sessions.trigger()
+    assert without.trigger()
+    with_sessions.offsets, without.offsets = without.offsets, with_sessions.offsets
+    with pytest.raises(OffsetError, match=r"started without the option sessions\. Start this stream with a new"):
+        with_sessions.trigger()
+    with pytest.raises(OffsetError, match=r"started with sessions=true\. Set this option"):
+        without.trigger()
+    assert queue.left() == ["a/0"]
