@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
+RUNTIME_STAMP := $(VENV)/.runtime-installed
 CODE := $(wildcard src tests bench examples)
 JAVASCRIPT := tests/compat/javascript
 NODE_STAMP := $(JAVASCRIPT)/node_modules/.installed
@@ -12,12 +13,12 @@ export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all compat-versions soak coverage lint hooks bench bench-peers crash chaos fuzz simulate node lock audit release clean
+.PHONY: help demo test test-all compat-versions soak coverage lint hooks install bench bench-peers crash chaos fuzz simulate node lock audit release clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(STAMP) ## an outage, live: killed, diverted, brought home, accounted for
+demo: $(RUNTIME_STAMP) ## an outage, live: killed, diverted, brought home, accounted for
 	$(VENV)/bin/twinbus demo $(DEMO)
 
 # Most tests wait for sockets, timers or processes: more workers than cores.
@@ -79,29 +80,38 @@ $(NODE_STAMP): $(wildcard $(JAVASCRIPT)/package.json $(JAVASCRIPT)/package-lock.
 	cd $(JAVASCRIPT) && npm ci --no-audit --no-fund
 	@touch $@
 
+# What the product needs, and what runs the tests besides. The versions of both are the same.
+$(RUNTIME_STAMP): requirements.lock requirements-build.lock pyproject.toml
+	@$(MAKE) --no-print-directory install LOCKS="requirements.lock requirements-build.lock"
+	@touch $@
+
 $(STAMP): requirements-dev.lock pyproject.toml
+	@$(MAKE) --no-print-directory install LOCKS=requirements-dev.lock
+	@touch $(RUNTIME_STAMP) $@
+
+install:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Twinbus needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "Python's venv is missing; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --require-hashes $(LOCKS:%=-r %)
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@touch $@
 
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --custom-compile-command "make lock" --quiet
 lock: ## the locks anew, from pyproject.toml (needs uv)
 	@command -v uv >/dev/null || { echo "make lock needs uv" >&2; exit 1; }
-	$(LOCK) --output-file requirements.lock
-	$(LOCK) --group dev --constraints requirements.lock --output-file requirements-dev.lock
+	$(LOCK) --extra all --output-file requirements.lock
+	$(LOCK) --extra all --group dev --constraints requirements.lock --output-file requirements-dev.lock
+	$(subst pyproject.toml,--group pyproject.toml:build,$(LOCK)) --constraints requirements-dev.lock --output-file requirements-build.lock
 	$(subst pyproject.toml,--group pyproject.toml:audit,$(LOCK)) --output-file requirements-audit.lock
 
 # Exit code of .ci/audit: 3 if vulnerabilities are known, 4 if the advisories cannot be reached.
 AUDIT_VENV := .venv-audit
 AUDIT_STAMP := $(AUDIT_VENV)/.installed
 audit: $(AUDIT_STAMP) ## known vulnerabilities of the locked packages (needs the advisories of PyPI)
-	$(AUDIT_VENV)/bin/python .ci/audit requirements.lock requirements-dev.lock requirements-audit.lock
+	$(AUDIT_VENV)/bin/python .ci/audit requirements*.lock
 
 $(AUDIT_STAMP): requirements-audit.lock
 	$(PYTHON) -m venv $(AUDIT_VENV)

@@ -1,6 +1,24 @@
-"""`python -m twinbus` runs the command line, also where the script `twinbus` is not on the PATH."""
+"""The script `twinbus`, and `python -m twinbus` where the script is not on the PATH: both run the command line."""
 
-from twinbus.cli.main import app
+from __future__ import annotations
+
+import sys
+
+from twinbus.extras import missing_extra
+
+
+def main() -> None:
+    """Run the command line. If its packages are not installed, print how to install them, and exit with 1."""
+    try:
+        from twinbus.cli.main import app  # noqa: PLC0415 - its packages may be missing
+    except ImportError as error:
+        missing = missing_extra(error, "cli")
+        if missing is None:
+            raise
+        sys.stderr.write(f"error: {missing.text}\nhint: {missing.hint}\n")
+        sys.exit(1)
+    app()
+
 
 if __name__ == "__main__":
-    app()
+    main()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from azure.servicebus.aio import ServiceBusClient
-from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from twinbus import pairing
 from twinbus.pairing import AioPair as Pair
@@ -17,6 +16,8 @@ from twinbus.pairing import PairSyphon as Syphon
 
 if TYPE_CHECKING:
     from os import PathLike
+
+    from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
     from twinbus.pairing import PairState
 

@@ -29,7 +29,7 @@ print(*(name for name in sys.argv[1:] if any((module + ".").startswith(name + ".
 """
 PAIRING = {"azure.servicebus", "twinbus.pairing", "twinbus.sdk"}
 SDK = {"azure.servicebus", "azure.servicebus.aio", "twinbus.sdk"}
-AIO = {"aiohttp", "azure.servicebus.aio"}
+AIO = {"azure.servicebus.aio"}
 ACCESS = "Endpoint=sb://a/;SharedAccessKeyName=a;SharedAccessKey=b"
 SYPHON = {"twinbus.amqp", "twinbus.connect", "twinbus.syphon"}
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-audit.lock")
+LOCKS = sorted(path.name for path in ROOT.glob("requirements*.lock"))
 
 
 def test_the_build_backend_is_pinned_to_the_locked_version() -> None:
@@ -24,7 +24,7 @@ def test_the_build_backend_is_pinned_to_the_locked_version() -> None:
 def test_every_locked_package_has_a_version_and_hashes_and_no_index(lock: str) -> None:
     text = (ROOT / lock).read_text(encoding="utf-8")
     packages = re.split(r"\n(?=[a-z0-9])", text)[1:]
-    assert len(packages) > 10
+    assert len(packages) > 3
     for package in packages:
         assert re.match(r"[\w.-]+==\S+", package), package.splitlines()[0]
         assert "--hash=sha256:" in package

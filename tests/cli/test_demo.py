@@ -31,6 +31,7 @@ from twinbus.cli.demo.snapshot import EntitySnapshot, FlowCounts, SecondCounts, 
 from twinbus.cli.demo.verdict import judge
 from twinbus.cli.errors import ATTENTION
 from twinbus.connect import connect
+from twinbus.extras import install_line
 
 pytestmark = pytest.mark.timeout(900)  # Spark is slow on a busy machine
 PATIENCE = 800.0
@@ -201,10 +202,10 @@ def read_all(terminal: int) -> str:
 
 
 def test_without_pyspark_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "pyspark", None)
     told = invoke("demo")
     assert told.exit_code == 1
-    assert "pip install 'twinbus[spark]'" in told.output
+    assert install_line("cli", "serve", "spark") in told.output
     assert "twinbus demo --engine native" in told.output
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
-from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.management import ServiceBusAdministrationClient
@@ -23,10 +23,12 @@ from twinbus.pairing.administration import (
     LocalAuthority,
     fetch_authority,
     is_loopback,
+    request_keywords,
     split_namespace,
 )
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.provisioning import Provisioned, ProvisioningError, provisioning_steps
+from twinbus.pairing.threaded_administration import LoopCredential
 from twinbus.testing import LocalEndpoint, LocalNamespaces
 
 RULES = (
@@ -66,8 +68,17 @@ def aio_provision(text: str, paths: tuple[str, ...], options: SendAvailabilityOp
     return asyncio.run(provision())
 
 
+def threaded_provision(text: str, paths: tuple[str, ...], options: SendAvailabilityOptions = OPTIONS) -> Provisioned:
+    """As where aiohttp is not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(administration_module, "is_installed", lambda module: module != "aiohttp")
+        return aio_provision(text, paths, options)
+
+
 Provision = Callable[..., Provisioned]
-both = pytest.mark.parametrize("provision", [sync_provision, aio_provision], ids=["sync", "aio"])
+both = pytest.mark.parametrize(
+    "provision", [sync_provision, aio_provision, threaded_provision], ids=["sync", "aio", "aio-without-aiohttp"]
+)
 
 
 @both
@@ -190,8 +201,12 @@ def test_y1_a_namespace_that_offered_no_certificate_while_it_started_is_asked_ag
     assert len(fetched) == 2
 
 
-@pytest.mark.parametrize("aio", [False, True], ids=["sync", "aio"])
-def test_a_secondary_that_says_nothing_costs_one_timeout(paths: tuple[str, ...], aio: bool) -> None:
+@pytest.mark.parametrize("aio", [False, True, "threads"], ids=["sync", "aio", "aio-without-aiohttp"])
+def test_a_secondary_that_says_nothing_costs_one_timeout(
+    paths: tuple[str, ...], aio: bool | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if aio == "threads":
+        monkeypatch.setattr(administration_module, "is_installed", lambda _: False)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         text = NOBODY.replace(":1;", f":{port};")
@@ -277,3 +292,37 @@ def test_a_certificate_of_a_stranger_is_still_refused(
     with Administration.from_connection_string(secondary.connection_string) as administration:
         done = administration.provision_again(paths)
     assert {cause.kind for cause in done.failed} == {FailureKind.CERTIFICATE}
+
+
+def test_without_aiohttp_tokens_come_from_the_asyncio_credential_in_its_own_loop() -> None:
+    """The embedded server takes no bearer tokens, so this calls the credential as the SDK's client calls it."""
+    asked: list[tuple[str, ...]] = []
+
+    class Credential:
+        async def get_token(self, *scopes: str, **_: object) -> AccessToken:
+            asyncio.get_running_loop()
+            asked.append(scopes)
+            return AccessToken("token", 1)
+
+    async def ask() -> AccessToken:
+        credential = LoopCredential(Credential())
+        credential.loop = asyncio.get_running_loop()
+        token: AccessToken = await asyncio.to_thread(credential.get_token, "scope")
+        return token
+
+    assert asyncio.run(ask()).token == "token"
+    assert asked == [("scope",)]
+
+
+def test_without_aiohttp_queues_are_listed(
+    secondary: LocalEndpoint, paths: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(administration_module, "is_installed", lambda _: False)
+
+    async def ask() -> set[str]:
+        async with AioAdministration.from_connection_string(secondary.connection_string) as administration:
+            await administration.provision(paths, OPTIONS)
+            trusted = request_keywords(5.0, str(secondary.ca))
+            return {str(queue.name) async for queue in administration.client.list_queues(**trusted)}
+
+    assert set(paths) <= asyncio.run(ask())

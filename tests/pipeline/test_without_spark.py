@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.running import environment
 from tests.pipeline.books import operation, segment_name
+from twinbus.extras import install_line
 from twinbus.ledger import Stage, encode_entry
 
 # As on a machine where the extra was never installed.
@@ -49,5 +50,5 @@ def test_the_command_line_and_the_ledgers_check_work(tmp_path: Path) -> None:
 def test_what_needs_spark_says_what_to_install(verb: tuple[str, ...], tmp_path: Path) -> None:
     done = bare(*(word.replace("{}", str(tmp_path)) for word in verb))
     assert done.returncode == 1
-    assert "pip install 'twinbus[spark]'" in done.stderr
+    assert install_line("spark") in done.stderr
     assert "Traceback" not in done.stderr

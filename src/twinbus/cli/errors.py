@@ -15,6 +15,7 @@ import typer
 
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError, OptionError, TwinbusError
+from twinbus.extras import missing_extra
 
 # The exit codes of all verbs; docs/guides/exit-codes.md has them for each verb.
 FAILED = 1
@@ -59,7 +60,8 @@ def errors_reported(*, debug: bool) -> Iterator[None]:
         yield
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
-    except Exception as error:
+    except Exception as raised:
+        error = (missing_extra(raised) if isinstance(raised, ImportError) else None) or raised
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
             # The process that reads stdout (`| head`) has ended. Without this line, Python would try to flush the
             # remaining output at exit, and would fail.

@@ -16,8 +16,6 @@ from enum import StrEnum
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
-import h11
-
 from twinbus.connect.connection_string import TLS_PORT, ConnectionString
 from twinbus.connect.errors import ServiceBusCommunicationError, ServiceBusHandshakeError
 from twinbus.errors import CallerError
@@ -192,6 +190,8 @@ async def _connect(proxy: HttpProxy) -> socket.socket:
 
 
 async def _request_tunnel(made: socket.socket, proxy: HttpProxy, target: str) -> None:
+    import h11  # noqa: PLC0415 - may not be installed
+
     loop = asyncio.get_running_loop()
     http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_RESPONSE_BYTES)
     headers = [("Host", target)]

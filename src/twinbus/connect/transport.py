@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol, assert_never, cast
+from typing import TYPE_CHECKING, Final, Protocol, assert_never, cast
 
 from twinbus.amqp import (
     Connection,
@@ -43,8 +43,10 @@ from twinbus.connect.errors import (
     ServiceBusHandshakeError,
     error_for,
 )
-from twinbus.connect.websocket import WebSocketLayer, WebSocketRefusedError
 from twinbus.values import Condition
+
+if TYPE_CHECKING:
+    from twinbus.connect.websocket import WebSocketLayer, WebSocketRefusedError
 
 # With more unsent bytes than this, `flush_soon` writes immediately instead of at the end of the event loop's iteration.
 # So the socket's buffer limit also slows down a caller that never awaits.
@@ -58,6 +60,12 @@ def peer_error(error: Error | None, default_text: str, entity: str | None = None
     if error is None:
         return ServiceBusConnectionError(default_text, entity=entity)
     return error_for(error.condition, error.description or default_text, entity=entity)
+
+
+def _websocket_client() -> WebSocketLayer:
+    from twinbus.connect.websocket import WebSocketLayer  # noqa: PLC0415 - wsproto may not be installed
+
+    return WebSocketLayer.client()
 
 
 def _handshake_error(peer: str, refused: WebSocketRefusedError) -> ServiceBusError:
@@ -89,7 +97,7 @@ class AmqpTransport(asyncio.Protocol):
         """With `websocket_host`, the Host header of the handshake, AMQP travels in a WebSocket."""
         self.core = core
         self._websocket_host = websocket_host
-        self._websocket = None if websocket_host is None else WebSocketLayer.client()
+        self._websocket = None if websocket_host is None else _websocket_client()
         self.loop = asyncio.get_running_loop()
         self.peer = peer
         self.error: ServiceBusError | None = None
@@ -129,6 +137,8 @@ class AmqpTransport(asyncio.Protocol):
 
     def _unwrap_messages(self, websocket: WebSocketLayer, data: bytes) -> bytes:
         """Return the content of WebSocket messages. If the WebSocket has ended, ends the transport."""
+        from twinbus.connect.websocket import WebSocketRefusedError  # noqa: PLC0415 - as above
+
         assert self._socket is not None
         try:
             content = websocket.receive(data)

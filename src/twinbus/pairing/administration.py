@@ -31,6 +31,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 
 from twinbus.backlog import FailureKind, evidence_of
 from twinbus.errors import OperatorError
+from twinbus.extras import is_installed
 from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.provisioning import (
@@ -51,7 +52,7 @@ from twinbus.pairing.provisioning import (
 )
 from twinbus.pairing.recording import NO_RECORDER
 from twinbus.pairing.state_queue import STATE_PROPERTIES, state_queue_path
-from twinbus.sdk import admin_credential
+from twinbus.sdk import admin_credential, sync_admin_credential
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
@@ -234,11 +235,11 @@ class AioAdministration:
         if admin is not None:
             return cls(admin.fully_qualified_namespace, lambda: admin, seconds=seconds, owned=False)
         name = client.fully_qualified_namespace
-        return cls(name, lambda: _aio_client_class()(name, management_credential(client)), seconds=seconds)
+        return cls(name, lambda: _make_aio_client(name, management_credential(client)), seconds=seconds)
 
     @classmethod
     def from_connection_string(cls, text: str, *, seconds: float = 10.0) -> Self:
-        client = _aio_client_class().from_connection_string(text)
+        client = _aio_client_of(text)
         return cls(client.fully_qualified_namespace, lambda: client, seconds=seconds)
 
     @cached_property
@@ -389,11 +390,40 @@ def request_keywords(seconds: float, authority: str | None) -> dict[str, Any]:
     return keywords
 
 
-def _aio_client_class() -> type[AioServiceBusAdministrationClient]:
+def _aio_client_class() -> type[AioServiceBusAdministrationClient] | None:
+    """Return the SDK's asyncio client; None if aiohttp is not installed, without which its module cannot be loaded."""
+    if not is_installed("aiohttp"):
+        return None
     # Imported here: a sync pair need not load the asyncio part of the SDK, and aiohttp with it.
     from azure.servicebus.aio import management  # noqa: PLC0415
 
     return management.ServiceBusAdministrationClient
+
+
+def _make_aio_client(namespace: str, credential: Any) -> AioServiceBusAdministrationClient:
+    if (made := _aio_client_class()) is not None:
+        return made(namespace, credential)
+    from twinbus.pairing.threaded_administration import LoopCredential  # noqa: PLC0415 - rarely needed
+
+    usable = LoopCredential.of(sync_admin_credential(credential))
+    return _threaded(ServiceBusAdministrationClient(namespace, usable, transport=ClosingTransport()), usable)
+
+
+def _aio_client_of(text: str) -> AioServiceBusAdministrationClient:
+    if (made := _aio_client_class()) is not None:
+        return made.from_connection_string(text)
+    return _threaded(ServiceBusAdministrationClient.from_connection_string(text, transport=ClosingTransport()))
+
+
+def _threaded(client: ServiceBusAdministrationClient, credential: Any = None) -> AioServiceBusAdministrationClient:
+    from twinbus.pairing.threaded_administration import (  # noqa: PLC0415 - rarely needed
+        LoopCredential,
+        ThreadedAdministrationClient,
+    )
+
+    bridge = credential if isinstance(credential, LoopCredential) else None
+    made: Any = ThreadedAdministrationClient(client, bridge)
+    return made  # type: ignore[no-any-return] # has the same methods, and is no subclass
 
 
 def management_credential(client: ServiceBusClient | AioServiceBusClient) -> Any:

@@ -12,9 +12,7 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Final
-
-from prometheus_client import CollectorRegistry
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from twinbus.backlog import FailureKind
 from twinbus.errors import CallerError
@@ -32,8 +30,11 @@ from twinbus.pairing.decide.failover import (
     TrialPassed,
 )
 from twinbus.pairing.decide.rotation import QueueLeft, QueueNotice, QueueReturned, Rotation
-from twinbus.pairing.metrics import PairMetrics
+from twinbus.pairing.no_metrics import pair_metrics
 from twinbus.pairing.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 _log = logging.getLogger("twinbus.pairing")
 
@@ -195,7 +196,7 @@ class EventPublisher:
         self._pair = pair
         self._ledger = ledger
         self._callbacks: dict[str, tuple[Callback, ...]] = {}
-        self._metrics = PairMetrics.of(registry)
+        self._metrics = pair_metrics(registry)
         self._telemetry = Telemetry(pair)
         self._unwatch: Callable[[], None] = lambda: None
         self._runner: _CallbackThread | _CallbackLoop = _CallbackThread(pair) if threaded else _CallbackLoop()

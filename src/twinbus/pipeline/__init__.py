@@ -8,6 +8,8 @@ import them directly.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from twinbus.extras import missing_extra
+
 if TYPE_CHECKING:
     from twinbus.pipeline.actual_cost import ActualCost
     from twinbus.pipeline.audit import SparkAudit
@@ -91,4 +93,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    try:
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    except ImportError as error:
+        raise missing_extra(error, "spark") or error from error

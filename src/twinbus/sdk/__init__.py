@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         connection_settings,
         has_special_transport,
         retry_settings,
+        sync_admin_credential,
         unopened_sender,
     )
     from twinbus.sdk.concurrent_sends import allow_concurrent_sends, supports_concurrent_sends
@@ -131,6 +132,7 @@ __all__ = [
     "set_data_body",
     "speed_up_opening",
     "supports_concurrent_sends",
+    "sync_admin_credential",
     "timeout_error",
     "unopened_sender",
     "waits_for_token",
@@ -140,7 +142,7 @@ __all__ = [
 _NAMES_BY_MODULE: Final = {
     "clients": (
         "ConnectionSettings RetrySettings admin_credential client_endpoint client_entity connection_settings "
-        "has_special_transport retry_settings unopened_sender"
+        "has_special_transport retry_settings sync_admin_credential unopened_sender"
     ),
     "concurrent_sends": "allow_concurrent_sends supports_concurrent_sends",
     "encoded_messages": "EncodedReceiver encoded_batch lossless_message send_message",

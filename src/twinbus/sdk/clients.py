@@ -95,6 +95,16 @@ def admin_credential(client: Any) -> Any | None:
     return credential
 
 
+def sync_admin_credential(credential: Any) -> Any:
+    """Return what `admin_credential` returned for an asyncio client, as the sync administration client needs it.
+
+    A key becomes a sync credential with the same key. Any other credential is returned as it is.
+    """
+    if isinstance(credential, aio_shared_key_credential()):
+        return ServiceBusSharedKeyCredential(credential.policy, credential.key)
+    return credential
+
+
 class RetrySettings(NamedTuple):
     """The number of retries of a client, and the pauses between two tries."""
 

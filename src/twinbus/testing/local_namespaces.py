@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from twinbus.extras import require
 from twinbus.namespace import find_free_ports
 from twinbus.testing.server_process import LocalNamespaceError, ServedNamespace, ServerProcess
 
@@ -59,7 +60,11 @@ class LocalNamespaces:
         self._served: dict[str, LocalEndpoint] = {}
 
     def start(self, timeout: float = _START_SECONDS) -> Self:
-        """Start the server and wait until it is ready. Raises LocalNamespaceError with the server's stderr."""
+        """Start the server and wait until it is ready. Raises LocalNamespaceError with the server's stderr.
+
+        Raises MissingExtraError if packages of the server are not installed. The error has the command to install them.
+        """
+        require("serve")
         for left in reversed(range(_TRIES)):
             free = iter(find_free_ports(len(self.names), set(self._ports.values())))
             ports = {name: self._ports.get(name) or next(free) for name in self.names}

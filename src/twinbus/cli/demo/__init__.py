@@ -11,7 +11,6 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -21,6 +20,7 @@ from twinbus.cli.engine import Engine
 from twinbus.cli.errors import ATTENTION, SIGNALLED, Debug, errors_reported
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
+from twinbus.extras import install_line, is_installed, require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,14 +60,15 @@ def demo(
       twinbus demo --engine native --json
     """
     with errors_reported(debug=debug):
+        require("serve")
         from twinbus.cli.demo.finale import print_results, summary  # noqa: PLC0415 - slow
         from twinbus.cli.demo.script import DemoOptions  # noqa: PLC0415
         from twinbus.cli.demo.verdict import judge  # noqa: PLC0415
 
-        if engine is Engine.SPARK and util.find_spec("pyspark") is None:
+        if engine is Engine.SPARK and not is_installed("pyspark"):
             raise OperatorError(
-                "pyspark is not installed",
-                "Install it: pip install 'twinbus[spark]'. Or run without it: twinbus demo --engine native.",
+                "the demo uses Spark, and pyspark is not installed",
+                f"Install it: {install_line('cli', 'serve', 'spark')}\nOr run without it: twinbus demo --engine native",
             )
         # The demo's own texts contain markup. Markup in other texts, such as errors, is escaped before it is inserted.
         shown = console(stderr=json, markup=True)

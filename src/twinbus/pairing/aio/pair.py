@@ -29,12 +29,11 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from weakref import WeakSet
 
 from azure.core.async_paging import AsyncItemPaged
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
-from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from twinbus.backlog import FailureKind, failure_kind
 from twinbus.ledger import Stage
@@ -56,6 +55,9 @@ from twinbus.pairing.receivers import AioQuietReceiver
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
 from twinbus.pairing.state_sharing import FLUSH_SECONDS, StateSharing, look_seconds
 from twinbus.sdk import check_version, open_aio_link
+
+if TYPE_CHECKING:
+    from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 _log = logging.getLogger("twinbus.pairing")
 # How long closing waits for a client whose event loop was closed.
