@@ -128,6 +128,15 @@ class World:
             await self.do(sender.send_messages, ServiceBusMessage("x", message_id=one, session_id="s"))
         await self.do(sender.close)
 
+    async def put_aside(self, queue: str) -> None:
+        """Wait until a syphon has had the only message of a backlog queue, and deferred it."""
+        async with connect(self.namespaces["secondary"].connection_string, timeout=10) as bus:
+            backlog = bus.management(queue)
+            states: list[MessageState] = []
+            async with asyncio.timeout(SOON):
+                while states != [MessageState.DEFERRED]:
+                    states = [one.state for one in await backlog.peek(0, 10)]
+
     async def arrived(self) -> list[ReceivedMessage]:
         async with connect(self.namespaces["primary"].connection_string, timeout=10) as bus:
             return await bus.management(self.queue).peek(0, 100)
@@ -218,13 +227,7 @@ async def test_s15_the_pairs_syphon_delivers_nothing_to_a_held_entity_until_it_i
     await world.do(lambda: pair.force_failover(world.queue, hold=True))
     sender = await world.do(pair.get_queue_sender, world.queue)
     await world.do(sender.send_messages, ServiceBusMessage("x", message_id="held"))
-    async with connect(world.namespaces["secondary"].connection_string, timeout=10) as bus:
-        backlog = bus.management(pair.backlog_queues[0])
-        states: list[MessageState] = []
-        # The syphon has had the message, and put it aside.
-        async with asyncio.timeout(SOON):
-            while states != [MessageState.DEFERRED]:
-                states = [one.state for one in await backlog.peek(0, 10)]
+    await world.put_aside(pair.backlog_queues[0])
     assert await world.arrived() == []
     await world.do(pair.force_restore, world.queue)
     assert [one.message_id for one in await world.brought(1)] == ["held"]
@@ -239,12 +242,7 @@ async def test_s15_the_pairs_syphon_delivers_nothing_to_an_entity_that_an_operat
     # The pair is healthy and looks no more; only its syphon does.
     await operator.hold(world.queue)
     await world.divert(pair, "held")
-    async with connect(world.namespaces["secondary"].connection_string, timeout=10) as bus:
-        backlog = bus.management(pair.backlog_queues[0])
-        states: list[MessageState] = []
-        async with asyncio.timeout(SOON):
-            while states != [MessageState.DEFERRED]:
-                states = [one.state for one in await backlog.peek(0, 10)]
+    await world.put_aside(pair.backlog_queues[0])
     assert await world.arrived() == []
     await operator.release(world.queue)
     assert [one.message_id for one in await world.brought(1)] == ["held"]
