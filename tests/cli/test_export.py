@@ -57,6 +57,7 @@ def connection(server: Serving) -> str:
     return str(server.namespaces["one"]["connection_string"])
 
 
+@pytest.mark.thorough
 def test_what_is_exported_is_told_and_what_is_not_is_named(server: Serving) -> None:
     done = run("export", "-c", connection(server))
     assert done.returncode == 0, done.stderr

@@ -114,6 +114,7 @@ def test_a_person_is_shown_lines_that_set_the_environment_of_programs_and_comman
                 assert [str(message) for message in receiver.peek_messages()] == ["two coffees"]
 
 
+@pytest.mark.thorough
 def test_n1_queues_and_topics_of_the_command_line_are_made_once_and_stay_as_they_are(tmp_path: Path) -> None:
     options = ("--json", "--data", str(tmp_path / "data"), "--namespace", "one=0", "--namespace", "two=0")
     wanted = ("--queue", "orders", "--topic", "events/audit", "--queue", "two:other")
@@ -136,8 +137,12 @@ def test_n1_queues_and_topics_of_the_command_line_are_made_once_and_stay_as_they
     ("first", "second", "wanted", "kind"),
     [
         (("--topic", "orders"), ("--queue", "Orders"), "a queue", "topic"),
-        (("--queue", "orders"), ("--topic", "orders/audit"), "a topic", "queue"),
-        (("--topic", "orders/audit"), ("--config", "{config}"), "a queue", "topic"),
+        pytest.param(
+            ("--queue", "orders"), ("--topic", "orders/audit"), "a topic", "queue", marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            ("--topic", "orders/audit"), ("--config", "{config}"), "a queue", "topic", marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_n1_an_entity_that_exists_as_another_kind_is_refused(

@@ -313,6 +313,7 @@ def program(text: str, **more: str) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_x3_completion_in_fish_has_a_tab_between_an_option_and_its_help() -> None:
     # The script `twinbus`: the variable that starts completion contains the program's name.
     script = "import sys; sys.argv[0] = 'twinbus'; from twinbus.cli.main import app; app()"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.tiers import budget
 
-KILLS = budget(10, 100, 1000)
+KILLS = budget(5, 100, 1000)
 KILLS_PER_RUN = 25
 
 

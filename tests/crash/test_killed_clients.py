@@ -47,7 +47,7 @@ from twinbus.testing import LocalNamespaces
 
 pytestmark = pytest.mark.timeout(600)
 
-KILLS = budget(3, 60, 300)
+KILLS = budget(2, 60, 300)
 """Kills of each kind of process."""
 KILLS_PER_RUN = 60
 SEEDS = range(-(-KILLS // KILLS_PER_RUN))

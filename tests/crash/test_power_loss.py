@@ -15,7 +15,7 @@ from twinbus.namespace.engine.storage_protocol import OpenedStore
 from twinbus.namespace.store import SqliteStore, StoreError
 from twinbus.namespace.store.commit_counter import counter_path
 
-SEEDS = budget(8, 20, 200)
+SEEDS = budget(4, 20, 200)
 LIVES = 5
 CONTROLS = 4
 

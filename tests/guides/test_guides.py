@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "guides"
 PAGES = [ROOT / "README.md", *sorted(GUIDES.glob("*.md"))]
 # Pages that `make test` follows; `make test-all` follows every page.
-QUICK = ("README", "five-minutes")
+QUICK = ("README",)
 # By page: the first characters of commands that no test can run, or that another test runs.
 NOT_FOLLOWED = {
     ("README", "make demo"): "tests/cli/test_demo.py plays it",

@@ -163,6 +163,7 @@ def test_p8_an_application_starts_while_the_secondary_is_away(paths: tuple[str, 
     assert [(cause.queue, cause.kind) for cause in done.failed] == [(p, FailureKind.CONNECTION_LOST) for p in paths]
 
 
+@pytest.mark.thorough
 def test_p8_and_finds_it_when_it_is_back(paths: tuple[str, ...]) -> None:
     with LocalNamespaces("late", memory=True) as namespaces:
         text = namespaces["late"].connection_string

@@ -200,6 +200,7 @@ def test_m1_d3_cost_agrees_with_duckdb(books: Ingested) -> None:
     assert sorted(map(tuple, found.collect())) == oracle.rows(database, oracle.COST)
 
 
+@pytest.mark.thorough
 def test_d3_latency_agrees_with_duckdb(books: Ingested) -> None:
     found = sorted(map(tuple, books.found("latency")))
     expected = oracle.rows(oracle.connect(books.tables.root, books.tables.version()), oracle.LATENCY)
@@ -208,6 +209,7 @@ def test_d3_latency_agrees_with_duckdb(books: Ingested) -> None:
         assert one[4:] == pytest.approx(other[4:], nan_ok=True)
 
 
+@pytest.mark.thorough
 def test_d3_incidents_agree_with_duckdb(books: Ingested) -> None:
     def key(row: tuple[object, ...]) -> tuple[str, object]:
         return str(row[0]), row[1] or 0

@@ -241,6 +241,7 @@ def postgres() -> Iterator[str]:
         shutil.rmtree(data)
 
 
+@pytest.mark.thorough
 def test_d4_results_are_written_to_postgresql_and_replace_earlier_ones(
     spark: SparkSession, ledger: Path, tmp_path: Path, postgres: str
 ) -> None:

@@ -69,6 +69,7 @@ async def test_d2_10000_messages_arrive_once_each_and_the_drain_ends(spark: Spar
     assert {one.pid for one in writers} - {os.getpid()}
 
 
+@pytest.mark.thorough
 async def test_d2_y2_idle_one_long_poll_a_queue_is_out_and_no_batch_is_planned(
     spark: SparkSession, backlog: Backlog
 ) -> None:

@@ -43,8 +43,8 @@ def test_the_command_line_and_the_ledgers_check_work(tmp_path: Path) -> None:
     "verb",
     [
         ("ledger", "ingest", "{}", "{}/tables"),
-        ("ledger", "reconcile", "{}/tables", "--ledger", "{}"),
-        ("syphon", "--engine", "spark", *ENDS),
+        pytest.param(("ledger", "reconcile", "{}/tables", "--ledger", "{}"), marks=pytest.mark.thorough),
+        pytest.param(("syphon", "--engine", "spark", *ENDS), marks=pytest.mark.thorough),
     ],
 )
 def test_what_needs_spark_says_what_to_install(verb: tuple[str, ...], tmp_path: Path) -> None:

@@ -362,6 +362,7 @@ def iterated(sides: Sides, given: SendAvailabilityOptions) -> None:
                 receiver.complete_message(one)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("transport", [NativeTransport, SdkTransport])
 async def test_y2_an_idle_syphon_costs_its_receives_and_nothing_else(sides: Sides, transport: Any) -> None:
     """With a key that may only listen: backlog queues are searched repeatedly, and every poll is recorded."""

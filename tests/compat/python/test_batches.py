@@ -72,6 +72,7 @@ async def test_a_batch_can_be_made_smaller_but_not_larger_than_the_service_allow
         await sender.send_messages([ServiceBusMessage(b"x" * 100_000) for _ in range(3)])
 
 
+@pytest.mark.thorough
 @both_flavours
 async def test_thousands_of_messages_in_many_batches_all_arrive_in_order(bus: Bus) -> None:
     queue = await bus.make_queue()

@@ -108,6 +108,7 @@ def crowd(namespace: LocalNamespace, side_by_side: SideBySide) -> list[str]:
     return names
 
 
+@pytest.mark.thorough
 @both_flavours
 async def test_more_than_a_page_of_queues_is_listed(bus: Bus, crowd: list[str]) -> None:
     queues = {queue.name: queue async for queue in bus.admin.list_queues()}

@@ -13,6 +13,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.tiers import budget
 from twinbus.namespace.engine import events
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
@@ -451,4 +452,4 @@ class EntityMachine(RuleBasedStateMachine):
 
 
 TestEntityMachine = EntityMachine.TestCase
-TestEntityMachine.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestEntityMachine.settings = settings(max_examples=budget(75, 150), stateful_step_count=50, deadline=None)

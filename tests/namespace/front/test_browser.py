@@ -185,6 +185,7 @@ def test_x3_pages_of_another_origin_read_nothing_and_change_nothing(namespace: L
     assert "planted" not in told
 
 
+@pytest.mark.thorough
 def test_x3_the_same_page_under_an_own_name_reads_and_changes_all_of_it(
     namespace: LocalNamespace, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.namespace.store.sample_writes import Home
 from tests.namespace.store.store_model import Engine, Model, assert_shows
+from tests.tiers import budget
 from twinbus.namespace.engine.storage_protocol import (
     BrowseRows,
     DueRows,
@@ -127,4 +128,4 @@ def bounded(rows: list[Row], limit: int, size: int) -> list[Row]:
 
 
 TestStores = Stores.TestCase
-TestStores.settings = settings(max_examples=40, stateful_step_count=25)
+TestStores.settings = settings(max_examples=budget(20, 40), stateful_step_count=25)

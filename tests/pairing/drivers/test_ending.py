@@ -303,6 +303,7 @@ async def test_c3_many_senders_and_threads_that_send_again_and_again_leave_nothi
     await traces.gone()
 
 
+@pytest.mark.thorough
 async def test_c3_links_for_which_no_time_is_left_are_dropped_with_their_sockets(
     world: World, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

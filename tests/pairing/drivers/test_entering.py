@@ -477,6 +477,7 @@ print("ok", flush=True)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tidy", ["tidy", "with tasks under way"])
 async def test_s12_c3_after_its_loop_was_closed_a_pair_refuses_sends_and_can_be_closed(
     world: World, queue: str, tidy: str

@@ -12,7 +12,7 @@ from tests.tiers import budget
 
 from .sharing_world import SharingWorld
 
-SEEDS = budget(500, 20_000, 100_000)
+SEEDS = budget(250, 20_000, 100_000)
 CHUNK = 500
 
 

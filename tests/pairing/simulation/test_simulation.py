@@ -15,7 +15,7 @@ from twinbus.backlog import failure_kind
 
 from .world import World
 
-SEEDS = budget(2_000, 20_000, 100_000)
+SEEDS = budget(1_000, 20_000, 100_000)
 CHUNK = 500
 AS_MADE = contents(LETTERS)
 ENDINGS = {

@@ -6,7 +6,7 @@ from tests.tiers import budget
 
 from .world import World
 
-SEEDS = budget(20, 80, 2_000)
+SEEDS = budget(10, 80, 2_000)
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, 20))
