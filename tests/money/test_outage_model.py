@@ -28,7 +28,7 @@ from twinbus.money import OutageKind, Prices, Scenario, SyphonRuns, forecast
 from twinbus.money import outage_model as habits
 from twinbus.money.outage_model import model_outage, queues_used
 from twinbus.pairing import SendAvailabilityOptions
-from twinbus.pairing.decide import failover
+from twinbus.pairing.decide import failover, failover_events
 from twinbus.pairing.decide.rotation import Rotation
 from twinbus.pairing.decide.send_flow import choose_queue
 from twinbus.syphon import RetryPolicy, Syphon, SyphonOptions, transport
@@ -61,15 +61,17 @@ def test_g2_s3_pings_and_restore_happen_when_the_failover_machine_has_them(secon
 def walked(seconds: float, chance: float) -> tuple[int, float]:
     """Return the number of pings in an outage of `seconds`, and when sends go to the primary again."""
     entity = failover.Entity("orders", failover.FailoverPolicy(), 0.0)
-    entity = failover.advance(entity, failover.PrimarySendFailed(FailureKind.TIMEOUT), 0.0).entity
-    entity = failover.advance(entity, failover.FailoverTimerFired(), 60.0, chance).entity
+    entity = failover.advance(entity, failover_events.PrimarySendFailed(FailureKind.TIMEOUT), 0.0).entity
+    entity = failover.advance(entity, failover_events.FailoverTimerFired(), 60.0, chance).entity
     pings = 0
     while entity.next_ping is not None:
         at, pings = entity.next_ping, pings + 1
-        entity = failover.advance(entity, failover.PingDue(), at).entity
+        entity = failover.advance(entity, failover_events.PingDue(), at).entity
         episode = entity.episode
         back = at >= seconds
-        answer = failover.PingSucceeded(episode) if back else failover.PingFailed(episode, FailureKind.TIMEOUT)
+        answer = (
+            failover_events.PingSucceeded(episode) if back else failover_events.PingFailed(episode, FailureKind.TIMEOUT)
+        )
         entity = failover.advance(entity, answer, at).entity
         if back:
             return pings, at

@@ -36,6 +36,7 @@ PARTS = {
         "pairing/decide/test_failover_diagram.py",
         "pairing/test_options.py",
     ),
+    "pairing/decide/failover_events.py": FAILOVER,
     "pairing/decide/known_state.py": ("pairing/decide/test_known_state.py",),
     "pairing/decide/rotation.py": ("pairing/decide/test_rotation.py",),
     "backlog/message_format.py": ("backlog/test_message_format.py",),

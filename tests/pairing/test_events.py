@@ -19,13 +19,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from twinbus.backlog import FailureKind
 from twinbus.pairing.decide.backlog_watch import QueueStatus
-from twinbus.pairing.decide.failover import (
+from twinbus.pairing.decide.failover import Entity, EntityMode, FailoverPolicy
+from twinbus.pairing.decide.failover_events import (
     DrillCause,
-    Entity,
-    EntityMode,
     FailoverEngaged,
     FailoverHeld,
-    FailoverPolicy,
     FailoverTakenOver,
     PrimaryUnusable,
     Restored,
@@ -355,7 +353,7 @@ def test_without_opentelemetry_a_pair_announces_as_ever() -> None:
 import sys
 sys.modules["opentelemetry"] = None
 from twinbus.pairing.events import EventPublisher
-from twinbus.pairing.decide.failover import FailoverEngaged, DrillCause
+from twinbus.pairing.decide.failover_events import FailoverEngaged, DrillCause
 events = EventPublisher("contoso", threaded=True)
 events.emit(FailoverEngaged("orders", 1.0, 1, DrillCause.FORCED))
 events.diverted("orders", "q", 1, 0.1)

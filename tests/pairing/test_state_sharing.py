@@ -16,6 +16,7 @@ from azure.servicebus.exceptions import MessagingEntityNotFoundError, ServiceBus
 
 from twinbus.backlog import FailureKind
 from twinbus.pairing.decide import failover as f
+from twinbus.pairing.decide import failover_events as e
 from twinbus.pairing.decide.known_state import (
     EVERY_ENTITY,
     FailoverRecord,
@@ -32,7 +33,7 @@ from twinbus.pairing.state_sharing import ReadDone, StateLocation, StateSharing,
 
 POLICY = f.FailoverPolicy(failover_interval=0, ping_interval=30, ping_jitter=0.0)
 WALL = 1_700_000_000.0
-FAILED = f.PrimarySendFailed(FailureKind.TIMEOUT)
+FAILED = e.PrimarySendFailed(FailureKind.TIMEOUT)
 REFUSED = ServiceBusAuthorizationError(message="Listen is missing")
 MISSING = MessagingEntityNotFoundError(message="no such queue")
 
@@ -255,18 +256,18 @@ def test_s16_failovers_pings_and_restores_are_written_and_nothing_else(world: Wo
     (first,) = world.written()
     assert isinstance(first, FailoverRecord)
     assert (first.entity, first.next_ping_at) == ("orders", WALL + 30.0)
-    orders.advance(f.BacklogAccepted())
+    orders.advance(e.BacklogAccepted())
     world.sleep(30.0)
     (second,) = world.written()
     assert isinstance(second, FailoverRecord)
     assert (second.engaged_at, second.next_ping_at, second.written_at) == (WALL, WALL + 60.0, WALL + 30.0)
-    orders.advance(f.PingFailed(1, FailureKind.TIMEOUT))
+    orders.advance(e.PingFailed(1, FailureKind.TIMEOUT))
     world.sleep(5.0)
     assert world.writes == []
-    orders.advance(f.RestoreForced())
+    orders.advance(e.RestoreForced())
     (third,) = world.written()
     assert isinstance(third, RestoreRecord)
-    orders.advance(f.PrimarySendSucceeded())
+    orders.advance(e.PrimarySendSucceeded())
     world.sleep(300.0)
     assert (world.writes, world.reads) == ([], [])
 
@@ -276,7 +277,7 @@ def test_s16_changes_that_wait_for_a_write_are_written_together_and_the_last_one
     orders, bills = world.entities
     orders.advance(FAILED)
     bills.advance(FAILED)
-    orders.advance(f.RestoreForced())
+    orders.advance(e.RestoreForced())
     assert len(world.writes) == 1
     world.written()
     assert world.writes == []
@@ -293,7 +294,7 @@ def test_s16_a_write_that_fails_is_tried_again_without_undoing_newer_changes(
     orders, bills = world.entities
     orders.advance(FAILED)
     bills.advance(FAILED)
-    orders.advance(f.RestoreForced())
+    orders.advance(e.RestoreForced())
     world.written(OSError("disk full"))
     assert not world.sharing.is_written
     world.sleep(29.0)
@@ -492,7 +493,7 @@ def test_s15_a_hold_that_is_written_during_a_reading_is_not_ended_by_the_reading
     if begun:
         world.sleep(1.5)
     world.sharing.hold("orders")
-    world.entities[0].advance(f.FailoverForced(hold=True))
+    world.entities[0].advance(e.FailoverForced(hold=True))
     world.sleep(1.0)
     assert len(world.reads) == 1
     assert isinstance(world.written()[0], HoldRecord)
@@ -508,7 +509,7 @@ def test_s15_a_hold_of_this_process_is_not_ended_by_a_reading_from_before_it() -
     world.answer(hold("bills"))
     world.sleep(30.5)
     world.sharing.hold("orders")
-    world.entities[0].advance(f.FailoverForced(hold=True))
+    world.entities[0].advance(e.FailoverForced(hold=True))
     world.written()
     world.answer(hold("bills"))
     assert world.modes() == ["held", "held"]
@@ -519,7 +520,7 @@ def test_s15_a_hold_that_was_never_written_is_not_ended_by_its_absence() -> None
     world.sharing.begin()
     world.answer()
     world.sharing.hold("orders")
-    world.entities[0].advance(f.FailoverForced(hold=True))
+    world.entities[0].advance(e.FailoverForced(hold=True))
     world.written(OSError("disk full"))
     world.sleep(60.5)
     while world.reads:
@@ -551,7 +552,7 @@ def test_s16_a_pair_that_runs_takes_over_holds_but_no_failovers() -> None:
 
 def test_s15_a_ping_that_succeeds_looks_for_a_hold_first(world: World) -> None:
     world.answer()
-    found: list[f.FailoverKnown | None] = []
+    found: list[e.FailoverKnown | None] = []
     world.sharing.check_hold("orders", found.append)
     world.answer(hold("orders"))
     assert [one is not None and one.hold for one in found] == [True]
@@ -568,7 +569,7 @@ def test_s15_a_ping_that_succeeds_looks_for_a_hold_first(world: World) -> None:
 def test_s16_without_an_open_pair_nothing_waits(world: World) -> None:
     world.answer()
     world.is_open = False
-    found: list[f.FailoverKnown | None] = []
+    found: list[e.FailoverKnown | None] = []
     world.sharing.check_hold("orders", found.append)
     world.sharing.hold("orders")
     assert (found, world.writes) == ([None], [])

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from twinbus.pairing.aio.pair import pair_namespaces as aio_pair_namespaces
     from twinbus.pairing.aio.sender import PairedSender as AioPairedSender
     from twinbus.pairing.aio.state_access import SharedState
-    from twinbus.pairing.decide.failover import EntityMode, FailoverEngaged, Restored
+    from twinbus.pairing.decide.failover import EntityMode
+    from twinbus.pairing.decide.failover_events import FailoverEngaged, Restored
     from twinbus.pairing.decide.known_state import EVERY_ENTITY, LONGEST_PATH, HoldRecord, KnownState, StateReading
     from twinbus.pairing.decide.send_flow import BacklogHandle
     from twinbus.pairing.drill import Drill, DrillMoment, run_drill
@@ -181,7 +182,8 @@ _NAMES_BY_MODULE: Final = {
     ),
     "aio.sender": "PairedSender:AioPairedSender",
     "aio.state_access": "SharedState",
-    "decide.failover": "EntityMode FailoverEngaged Restored",
+    "decide.failover": "EntityMode",
+    "decide.failover_events": "FailoverEngaged Restored",
     "decide.known_state": "EVERY_ENTITY HoldRecord KnownState LONGEST_PATH StateReading",
     "decide.send_flow": "BacklogHandle",
     "drill": "Drill DrillMoment run_drill",

@@ -18,8 +18,8 @@ from twinbus.backlog import FailureKind
 from twinbus.errors import CallerError
 from twinbus.ledger import Ledger
 from twinbus.pairing.decide.backlog_watch import QueueStatus
-from twinbus.pairing.decide.failover import (
-    Entity,
+from twinbus.pairing.decide.failover import Entity
+from twinbus.pairing.decide.failover_events import (
     FailoverEngaged,
     FailoverHeld,
     FailoverNotice,

@@ -17,15 +17,8 @@ from prometheus_client.registry import Collector
 
 from twinbus.backlog import FailureKind
 from twinbus.pairing.decide.backlog_watch import QueueStatus
-from twinbus.pairing.decide.failover import (
-    Entity,
-    EntityMode,
-    FailoverEngaged,
-    PrimaryUnusable,
-    Restored,
-    TrialFailed,
-    TrialPassed,
-)
+from twinbus.pairing.decide.failover import Entity, EntityMode
+from twinbus.pairing.decide.failover_events import FailoverEngaged, PrimaryUnusable, Restored, TrialFailed, TrialPassed
 from twinbus.pairing.decide.rotation import QueueLeft, Rotation
 
 PING_SUCCEEDED: Final = "succeeded"

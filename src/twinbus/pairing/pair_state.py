@@ -26,9 +26,9 @@ from twinbus.ledger import PAIRED, Fact, Ledger
 from twinbus.pairing import call_errors
 from twinbus.pairing.decide import rotation
 from twinbus.pairing.decide.backlog_watch import MessageDiverted, PeekPage
-from twinbus.pairing.decide.failover import (
+from twinbus.pairing.decide.failover import EntityMode
+from twinbus.pairing.decide.failover_events import (
     Cause,
-    EntityMode,
     FailoverForced,
     PairClosed,
     PingSucceeded,

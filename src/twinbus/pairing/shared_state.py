@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from azure.servicebus import ServiceBusMessageState
 
 from twinbus.backlog import PATH_PROPERTY, FailureKind, failure_kind
-from twinbus.pairing.decide import backlog_watch, failover, rotation
+from twinbus.pairing.decide import backlog_watch, failover, failover_events, rotation
 from twinbus.pairing.decide.backlog_watch import (
     BacklogWatch,
     CheckDue,
@@ -35,12 +35,11 @@ from twinbus.pairing.decide.backlog_watch import (
     ReportNoListenRight,
     ScheduleCheck,
 )
-from twinbus.pairing.decide.failover import (
+from twinbus.pairing.decide.failover import Entity, FailoverPolicy
+from twinbus.pairing.decide.failover_events import (
     ArmFailoverTimer,
     ArmPing,
     DisarmFailoverTimer,
-    Entity,
-    FailoverPolicy,
     FailoverTimerFired,
     PairClosed,
     PingDue,
@@ -72,7 +71,7 @@ FailedCallEffect = RaiseToCaller | SendToBacklog | RaiseUnusable
 ForCall = TryAnother | RaiseSendError | rotation.ProbeEffect
 Now = Callable[[], float]
 Chance = Callable[[], float]
-OnStep = Callable[[Entity, Entity, failover.Event, float], None]
+OnStep = Callable[[Entity, Entity, failover_events.Event, float], None]
 """Gets the entity before and after a step, the event, and the time."""
 IsFailedOver = Callable[[str], bool]
 """Returns whether the entity at this path is failed over in this pair."""
@@ -124,10 +123,10 @@ class SharedEntity:
         self._ping_timer = driver.timer(self._ping_due)
         self._ping_expected_at = math.inf
 
-    def advance(self, event: failover.Event) -> FailedCallEffect | None:
+    def advance(self, event: failover_events.Event) -> FailedCallEffect | None:
         """Apply an event. If the event is a failed call, returns the effect that says what this call must do."""
         failed_call: FailedCallEffect | None = None
-        notices: list[failover.FailoverNotice] = []
+        notices: list[failover_events.FailoverNotice] = []
         with self._lock:
             entity, now = self.entity, self._now()
             before = entity.route

@@ -30,7 +30,8 @@ from typing import Final, Protocol
 from uuid import uuid4
 
 from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind, failure_kind
-from twinbus.pairing.decide.failover import Entity, EntityMode, Event, FailoverKnown, RestoreForced
+from twinbus.pairing.decide.failover import Entity, EntityMode
+from twinbus.pairing.decide.failover_events import Event, FailoverKnown, RestoreForced
 from twinbus.pairing.decide.known_state import (
     EVERY_ENTITY,
     NOTHING_KNOWN,

@@ -7,7 +7,7 @@ import pytest
 from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind
 from twinbus.pairing.decide import backlog_watch as w
 from twinbus.pairing.decide.backlog_watch import BacklogWatch, OldestMessage, QueueStatus, WatchDecision, advance
-from twinbus.pairing.decide.failover import PairClosed
+from twinbus.pairing.decide.failover_events import PairClosed
 
 NEW = BacklogWatch(300.0, 1800.0)
 FIRST_CHECK = w.ScheduleCheck(300.0)

@@ -6,25 +6,26 @@ import pytest
 
 from twinbus.backlog import CALLER_FAILURES, COUNTING_FAILURES, FAILURE_RULES, FailureKind
 from twinbus.pairing.decide import failover as f
+from twinbus.pairing.decide import failover_events as e
 from twinbus.pairing.decide.failover import EntityMode, FailoverDecision, SendRoute, advance
 
 K = FailureKind
 POLICY = f.FailoverPolicy(failover_interval=60, ping_interval=30, ping_jitter=0.5)
 AT_ONCE = f.FailoverPolicy(failover_interval=0, ping_interval=30)
 RAISING = f.FailoverPolicy(failover_interval=0, ping_interval=30, divert_while_unusable=False)
-FAILED = f.PrimarySendFailed(K.TIMEOUT)
-SENT = f.PrimarySendSucceeded()
+FAILED = e.PrimarySendFailed(K.TIMEOUT)
+SENT = e.PrimarySendSucceeded()
 HEALTHY = f.Entity("orders", POLICY, 0.0)
 FAILING = advance(HEALTHY, FAILED, 10.0).entity
-OVER = advance(FAILING, f.FailoverTimerFired(), 70.0).entity
-PINGING = advance(OVER, f.PingDue(), 100.0).entity
-GONE = advance(PINGING, f.PingFailed(1, K.ENTITY_NOT_FOUND), 101.0).entity
-CLOSED = advance(OVER, f.PairClosed(), 80.0).entity
+OVER = advance(FAILING, e.FailoverTimerFired(), 70.0).entity
+PINGING = advance(OVER, e.PingDue(), 100.0).entity
+GONE = advance(PINGING, e.PingFailed(1, K.ENTITY_NOT_FOUND), 101.0).entity
+CLOSED = advance(OVER, e.PairClosed(), 80.0).entity
 
 
 def raising(kind: FailureKind = K.ENTITY_NOT_FOUND) -> f.Entity:
     over = advance(f.Entity("orders", RAISING, 0.0), FAILED, 0.0).entity
-    return advance(advance(over, f.PingDue(), 30.0).entity, f.PingFailed(1, kind), 31.0).entity
+    return advance(advance(over, e.PingDue(), 30.0).entity, e.PingFailed(1, kind), 31.0).entity
 
 
 # --- S1, S3 ----------------------------------------------------------------------------------------------------------
@@ -40,99 +41,99 @@ def test_s1_a_healthy_entity_sends_to_the_primary_and_a_success_changes_nothing(
 
 @pytest.mark.parametrize("kind", sorted(COUNTING_FAILURES))
 def test_s3_the_first_counting_failure_starts_the_timer(kind: FailureKind) -> None:
-    entity, effects = advance(HEALTHY, f.PrimarySendFailed(kind), 10.0)
-    assert effects == (f.ArmFailoverTimer(70.0), f.RaiseToCaller())
+    entity, effects = advance(HEALTHY, e.PrimarySendFailed(kind), 10.0)
+    assert effects == (e.ArmFailoverTimer(70.0), e.RaiseToCaller())
     assert (entity.mode, entity.since, entity.cause, entity.deadline) == (EntityMode.FAILING, 10.0, kind, 70.0)
     assert entity.route is SendRoute.PRIMARY
 
 
 @pytest.mark.parametrize("kind", sorted(set(FailureKind) - COUNTING_FAILURES))
 def test_s2_a_failure_that_does_not_count_reaches_the_caller_and_starts_nothing(kind: FailureKind) -> None:
-    assert advance(HEALTHY, f.PrimarySendFailed(kind), 10.0) == FailoverDecision(HEALTHY, (f.RaiseToCaller(),))
-    assert advance(FAILING, f.PrimarySendFailed(kind), 11.0) == FailoverDecision(FAILING, (f.RaiseToCaller(),))
+    assert advance(HEALTHY, e.PrimarySendFailed(kind), 10.0) == FailoverDecision(HEALTHY, (e.RaiseToCaller(),))
+    assert advance(FAILING, e.PrimarySendFailed(kind), 11.0) == FailoverDecision(FAILING, (e.RaiseToCaller(),))
 
 
 def test_s3_further_failures_reach_the_caller_and_do_not_move_the_timer() -> None:
-    later = advance(FAILING, f.PrimarySendFailed(K.DETACHED), 69.9)
-    assert later == FailoverDecision(FAILING, (f.RaiseToCaller(),))
+    later = advance(FAILING, e.PrimarySendFailed(K.DETACHED), 69.9)
+    assert later == FailoverDecision(FAILING, (e.RaiseToCaller(),))
 
 
 def test_s3_any_success_stops_the_timer() -> None:
     entity, effects = advance(FAILING, SENT, 69.9)
-    assert effects == (f.DisarmFailoverTimer(),)
+    assert effects == (e.DisarmFailoverTimer(),)
     assert entity == f.Entity("orders", POLICY, 69.9)
 
 
 def test_s3_after_a_success_the_timer_starts_anew_with_the_next_failure() -> None:
-    entity, _ = advance(advance(FAILING, SENT, 69.0).entity, f.PrimarySendFailed(K.INTERNAL), 100.0)
+    entity, _ = advance(advance(FAILING, SENT, 69.0).entity, e.PrimarySendFailed(K.INTERNAL), 100.0)
     assert (entity.deadline, entity.cause) == (160.0, K.INTERNAL)
 
 
 def test_s3_the_timer_fires_without_traffic() -> None:
-    entity, effects = advance(FAILING, f.FailoverTimerFired(), 70.0)
-    assert effects == (f.PublishNotice(f.FailoverEngaged("orders", 70.0, 1, K.TIMEOUT)), f.ArmPing(100.0))
+    entity, effects = advance(FAILING, e.FailoverTimerFired(), 70.0)
+    assert effects == (e.PublishNotice(e.FailoverEngaged("orders", 70.0, 1, K.TIMEOUT)), e.ArmPing(100.0))
     assert (entity.mode, entity.since, entity.engaged, entity.deadline) == (EntityMode.FAILED_OVER, 70.0, 70.0, None)
     assert (entity.cause, entity.episode, entity.next_ping, entity.diverted) == (K.TIMEOUT, 1, 100.0, 0)
     assert entity.route is SendRoute.BACKLOG
 
 
 def test_s3_a_timer_that_fires_early_is_armed_again() -> None:
-    assert advance(FAILING, f.FailoverTimerFired(), 69.999) == FailoverDecision(FAILING, (f.ArmFailoverTimer(70.0),))
+    assert advance(FAILING, e.FailoverTimerFired(), 69.999) == FailoverDecision(FAILING, (e.ArmFailoverTimer(70.0),))
 
 
 def test_s3_a_failure_after_the_deadline_need_not_wait_for_the_timer() -> None:
-    entity, effects = advance(FAILING, f.PrimarySendFailed(K.DETACHED), 70.0)
-    engaged = f.PublishNotice(f.FailoverEngaged("orders", 70.0, 1, K.TIMEOUT))
-    assert effects == (f.DisarmFailoverTimer(), engaged, f.ArmPing(100.0), f.SendToBacklog())
+    entity, effects = advance(FAILING, e.PrimarySendFailed(K.DETACHED), 70.0)
+    engaged = e.PublishNotice(e.FailoverEngaged("orders", 70.0, 1, K.TIMEOUT))
+    assert effects == (e.DisarmFailoverTimer(), engaged, e.ArmPing(100.0), e.SendToBacklog())
     assert entity.mode is EntityMode.FAILED_OVER
 
 
 @pytest.mark.parametrize("entity", [HEALTHY, OVER, GONE, CLOSED])
 def test_s3_a_timer_that_was_disarmed_too_late_does_no_harm(entity: f.Entity) -> None:
-    assert advance(entity, f.FailoverTimerFired(), 1e6) == FailoverDecision(entity)
+    assert advance(entity, e.FailoverTimerFired(), 1e6) == FailoverDecision(entity)
 
 
 def test_s2_failover_on_decides_what_counts() -> None:
     busy = f.Entity("orders", f.FailoverPolicy(counting=frozenset({K.SERVER_BUSY})), 0.0)
-    assert advance(busy, f.PrimarySendFailed(K.SERVER_BUSY), 1.0).entity.mode is EntityMode.FAILING
-    assert advance(busy, FAILED, 1.0) == FailoverDecision(busy, (f.RaiseToCaller(),))
+    assert advance(busy, e.PrimarySendFailed(K.SERVER_BUSY), 1.0).entity.mode is EntityMode.FAILING
+    assert advance(busy, FAILED, 1.0) == FailoverDecision(busy, (e.RaiseToCaller(),))
 
 
 def test_s2_a_fault_of_the_caller_counts_where_it_was_asked_for() -> None:
     strict = f.Entity("orders", f.FailoverPolicy(failover_interval=0, counting=frozenset({K.UNKNOWN})), 0.0)
-    entity, effects = advance(strict, f.PrimarySendFailed(K.UNKNOWN), 1.0)
-    assert (entity.mode, effects[-1]) == (EntityMode.FAILED_OVER, f.SendToBacklog())
+    entity, effects = advance(strict, e.PrimarySendFailed(K.UNKNOWN), 1.0)
+    assert (entity.mode, effects[-1]) == (EntityMode.FAILED_OVER, e.SendToBacklog())
 
 
 # --- S4, S5 ----------------------------------------------------------------------------------------------------------
 
 
 def test_s4_with_interval_0_the_failing_call_itself_diverts() -> None:
-    entity, effects = advance(f.Entity("orders", AT_ONCE, 0.0), f.PrimarySendFailed(K.DNS), 10.0)
-    assert effects == (f.PublishNotice(f.FailoverEngaged("orders", 10.0, 1, K.DNS)), f.ArmPing(40.0), f.SendToBacklog())
+    entity, effects = advance(f.Entity("orders", AT_ONCE, 0.0), e.PrimarySendFailed(K.DNS), 10.0)
+    assert effects == (e.PublishNotice(e.FailoverEngaged("orders", 10.0, 1, K.DNS)), e.ArmPing(40.0), e.SendToBacklog())
     assert (entity.mode, entity.cause, entity.engaged) == (EntityMode.FAILED_OVER, K.DNS, 10.0)
 
 
 def test_s4_with_an_interval_above_0_the_failing_call_does_not_divert() -> None:
     policy = f.FailoverPolicy(failover_interval=0.001)
-    assert advance(f.Entity("orders", policy, 0.0), FAILED, 0.0).effects[-1] == f.RaiseToCaller()
+    assert advance(f.Entity("orders", policy, 0.0), FAILED, 0.0).effects[-1] == e.RaiseToCaller()
 
 
 @pytest.mark.parametrize("entity", [OVER, PINGING, GONE])
 @pytest.mark.parametrize("kind", sorted(set(FailureKind) - CALLER_FAILURES))
 def test_s5_a_call_in_flight_that_fails_after_failover_diverts(entity: f.Entity, kind: FailureKind) -> None:
-    assert advance(entity, f.PrimarySendFailed(kind), 102.0) == FailoverDecision(entity, (f.SendToBacklog(),))
+    assert advance(entity, e.PrimarySendFailed(kind), 102.0) == FailoverDecision(entity, (e.SendToBacklog(),))
 
 
 @pytest.mark.parametrize("entity", [OVER, GONE, raising()])
 @pytest.mark.parametrize("kind", sorted(CALLER_FAILURES))
 def test_s5_a_call_in_flight_that_fails_by_its_own_fault_raises(entity: f.Entity, kind: FailureKind) -> None:
-    assert advance(entity, f.PrimarySendFailed(kind), 102.0) == FailoverDecision(entity, (f.RaiseToCaller(),))
+    assert advance(entity, e.PrimarySendFailed(kind), 102.0) == FailoverDecision(entity, (e.RaiseToCaller(),))
 
 
 def test_s5_with_interval_0_a_call_in_flight_diverts_without_a_second_failover() -> None:
     over = advance(f.Entity("orders", AT_ONCE, 0.0), FAILED, 10.0).entity
-    assert advance(over, FAILED, 11.0) == FailoverDecision(over, (f.SendToBacklog(),))
+    assert advance(over, FAILED, 11.0) == FailoverDecision(over, (e.SendToBacklog(),))
 
 
 @pytest.mark.parametrize("entity", [OVER, GONE])
@@ -144,64 +145,64 @@ def test_s5_a_late_success_neither_restores_nor_errors(entity: f.Entity) -> None
 
 
 def test_s11_force_failover_diverts_a_healthy_entity_and_pings_it() -> None:
-    entity, effects = advance(HEALTHY, f.FailoverForced(), 5.0)
-    assert effects == (f.PublishNotice(f.FailoverEngaged("orders", 5.0, 1, f.DrillCause.FORCED)), f.ArmPing(35.0))
-    assert (entity.mode, entity.route, entity.cause) == (EntityMode.FAILED_OVER, SendRoute.BACKLOG, f.DrillCause.FORCED)
+    entity, effects = advance(HEALTHY, e.FailoverForced(), 5.0)
+    assert effects == (e.PublishNotice(e.FailoverEngaged("orders", 5.0, 1, e.DrillCause.FORCED)), e.ArmPing(35.0))
+    assert (entity.mode, entity.route, entity.cause) == (EntityMode.FAILED_OVER, SendRoute.BACKLOG, e.DrillCause.FORCED)
 
 
 def test_s11_force_failover_takes_the_place_of_a_timer_that_runs() -> None:
-    entity, effects = advance(FAILING, f.FailoverForced(), 20.0)
-    engaged = f.PublishNotice(f.FailoverEngaged("orders", 20.0, 1, f.DrillCause.FORCED))
-    assert effects == (f.DisarmFailoverTimer(), engaged, f.ArmPing(50.0))
-    assert (entity.deadline, entity.cause) == (None, f.DrillCause.FORCED)
+    entity, effects = advance(FAILING, e.FailoverForced(), 20.0)
+    engaged = e.PublishNotice(e.FailoverEngaged("orders", 20.0, 1, e.DrillCause.FORCED))
+    assert effects == (e.DisarmFailoverTimer(), engaged, e.ArmPing(50.0))
+    assert (entity.deadline, entity.cause) == (None, e.DrillCause.FORCED)
 
 
 @pytest.mark.parametrize("entity", [OVER, GONE, CLOSED])
 def test_s11_force_failover_of_what_does_not_send_to_the_primary_changes_nothing(entity: f.Entity) -> None:
-    assert advance(entity, f.FailoverForced(), 102.0) == FailoverDecision(entity)
+    assert advance(entity, e.FailoverForced(), 102.0) == FailoverDecision(entity)
 
 
 @pytest.mark.parametrize("entity", [OVER, PINGING, GONE])
 def test_s11_force_restore_sends_to_the_primary_again(entity: f.Entity) -> None:
-    diverting = advance(entity, f.BacklogAccepted(7), 101.0).entity
-    after, effects = advance(diverting, f.RestoreForced(), 130.0)
-    restored = f.Restored("orders", 130.0, 1, outage=60.0, diverted=7, forced=True)
-    assert effects == (f.StopPings(), f.PublishNotice(restored))
+    diverting = advance(entity, e.BacklogAccepted(7), 101.0).entity
+    after, effects = advance(diverting, e.RestoreForced(), 130.0)
+    restored = e.Restored("orders", 130.0, 1, outage=60.0, diverted=7, forced=True)
+    assert effects == (e.StopPings(), e.PublishNotice(restored))
     assert after == f.Entity("orders", POLICY, 130.0, EntityMode.ON_TRIAL, episode=1, diverted=7)
     assert after.route is SendRoute.PRIMARY
 
 
 def test_s11_force_restore_stops_a_timer_that_runs() -> None:
-    assert advance(FAILING, f.RestoreForced(), 20.0) == FailoverDecision(
-        f.Entity("orders", POLICY, 20.0), (f.DisarmFailoverTimer(),)
+    assert advance(FAILING, e.RestoreForced(), 20.0) == FailoverDecision(
+        f.Entity("orders", POLICY, 20.0), (e.DisarmFailoverTimer(),)
     )
 
 
 @pytest.mark.parametrize("entity", [HEALTHY, CLOSED])
 def test_s11_force_restore_of_what_is_not_failed_over_changes_nothing(entity: f.Entity) -> None:
-    assert advance(entity, f.RestoreForced(), 102.0) == FailoverDecision(entity)
+    assert advance(entity, e.RestoreForced(), 102.0) == FailoverDecision(entity)
 
 
 def test_s11_a_drill_says_that_it_is_one() -> None:
-    assert str(f.DrillCause.FORCED) == "forced"
+    assert str(e.DrillCause.FORCED) == "forced"
 
 
 def test_s11_the_notices_have_the_names_of_the_spec() -> None:
-    names = [f.FailoverEngaged.name, f.Restored.name, f.PrimaryUnusable.name]
+    names = [e.FailoverEngaged.name, e.Restored.name, e.PrimaryUnusable.name]
     assert names == ["failover_engaged", "restored", "primary_unusable"]
 
 
 @pytest.mark.parametrize("entity", [HEALTHY, FAILING, OVER, GONE, CLOSED])
 def test_s11_diverted_messages_are_counted_in_any_mode(entity: f.Entity) -> None:
-    once = advance(entity, f.BacklogAccepted(), 110.0)
+    once = advance(entity, e.BacklogAccepted(), 110.0)
     assert (once.entity.diverted, once.effects) == (entity.diverted + 1, ())
-    assert advance(once.entity, f.BacklogAccepted(5), 111.0).entity.diverted == entity.diverted + 6
+    assert advance(once.entity, e.BacklogAccepted(5), 111.0).entity.diverted == entity.diverted + 6
 
 
 def test_s11_each_failover_counts_its_own_messages_and_has_its_own_number() -> None:
-    first = advance(OVER, f.BacklogAccepted(3), 80.0).entity
-    back = advance(first, f.RestoreForced(), 90.0).entity
-    again = advance(back, f.FailoverForced(), 95.0).entity
+    first = advance(OVER, e.BacklogAccepted(3), 80.0).entity
+    back = advance(first, e.RestoreForced(), 90.0).entity
+    again = advance(back, e.FailoverForced(), 95.0).entity
     assert (again.episode, again.diverted, again.engaged, again.since) == (2, 0, 95.0, 95.0)
 
 
@@ -212,15 +213,15 @@ def test_s11_each_failover_counts_its_own_messages_and_has_its_own_number() -> N
     ("entity", "effects"),
     [
         (HEALTHY, ()),
-        (FAILING, (f.DisarmFailoverTimer(),)),
-        (OVER, (f.StopPings(),)),
-        (PINGING, (f.StopPings(),)),
-        (GONE, (f.StopPings(),)),
+        (FAILING, (e.DisarmFailoverTimer(),)),
+        (OVER, (e.StopPings(),)),
+        (PINGING, (e.StopPings(),)),
+        (GONE, (e.StopPings(),)),
         (CLOSED, ()),
     ],
 )
-def test_c1_closing_stops_timers_and_pings(entity: f.Entity, effects: tuple[f.Effect, ...]) -> None:
-    step = advance(entity, f.PairClosed(), 80.0)
+def test_c1_closing_stops_timers_and_pings(entity: f.Entity, effects: tuple[e.Effect, ...]) -> None:
+    step = advance(entity, e.PairClosed(), 80.0)
     assert step.effects == effects
     assert step.entity == f.Entity("orders", POLICY, 80.0, EntityMode.CLOSED, episode=entity.episode)
     assert (step.entity.next_ping, step.entity.deadline, step.entity.pinging) == (None, None, False)
@@ -229,30 +230,30 @@ def test_c1_closing_stops_timers_and_pings(entity: f.Entity, effects: tuple[f.Ef
 def test_c3_a_closed_entity_refuses_sends_and_its_calls_in_flight_raise() -> None:
     assert CLOSED.route is SendRoute.CLOSED
     for kind in FailureKind:
-        assert advance(CLOSED, f.PrimarySendFailed(kind), 81.0) == FailoverDecision(CLOSED, (f.RaiseToCaller(),))
+        assert advance(CLOSED, e.PrimarySendFailed(kind), 81.0) == FailoverDecision(CLOSED, (e.RaiseToCaller(),))
 
 
 def test_c3_with_interval_0_a_call_in_flight_of_a_closed_entity_raises() -> None:
-    closed = advance(f.Entity("orders", AT_ONCE, 0.0), f.PairClosed(), 1.0).entity
-    assert advance(closed, FAILED, 2.0) == FailoverDecision(closed, (f.RaiseToCaller(),))
+    closed = advance(f.Entity("orders", AT_ONCE, 0.0), e.PairClosed(), 1.0).entity
+    assert advance(closed, FAILED, 2.0) == FailoverDecision(closed, (e.RaiseToCaller(),))
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
 
-EVENTS: tuple[f.Event, ...] = (
-    *(f.PrimarySendSucceeded(restores, sent) for restores in (0, 1, 2) for sent in (True, False)),
-    *(f.PrimarySendFailed(kind, r, sent) for kind in FailureKind for r in (None, 0) for sent in (True, False)),
-    f.FailoverTimerFired(),
-    f.PingDue(),
-    *(f.PingSucceeded(episode) for episode in (0, 1, 2)),
-    *(f.PingFailed(episode, kind) for episode in (1, 2) for kind in FailureKind),
-    f.BacklogAccepted(2),
-    f.FailoverForced(),
-    f.FailoverForced(hold=True),
-    f.RestoreForced(),
-    f.FailoverKnown(K.TIMEOUT, engaged=-10.0, next_ping=0.0),
-    f.FailoverKnown(f.DrillCause.FORCED, engaged=-10.0, hold=True),
-    f.PairClosed(),
+EVENTS: tuple[e.Event, ...] = (
+    *(e.PrimarySendSucceeded(restores, sent) for restores in (0, 1, 2) for sent in (True, False)),
+    *(e.PrimarySendFailed(kind, r, sent) for kind in FailureKind for r in (None, 0) for sent in (True, False)),
+    e.FailoverTimerFired(),
+    e.PingDue(),
+    *(e.PingSucceeded(episode) for episode in (0, 1, 2)),
+    *(e.PingFailed(episode, kind) for episode in (1, 2) for kind in FailureKind),
+    e.BacklogAccepted(2),
+    e.FailoverForced(),
+    e.FailoverForced(hold=True),
+    e.RestoreForced(),
+    e.FailoverKnown(K.TIMEOUT, engaged=-10.0, next_ping=0.0),
+    e.FailoverKnown(e.DrillCause.FORCED, engaged=-10.0, hold=True),
+    e.PairClosed(),
 )
 
 
@@ -291,20 +292,20 @@ def walk(policy: f.FailoverPolicy) -> set[tuple[EntityMode, f.Trigger]]:
     return met
 
 
-def check_step(before: f.Entity, event: f.Event, after: f.Entity, effects: tuple[f.Effect, ...]) -> None:
+def check_step(before: f.Entity, event: e.Event, after: f.Entity, effects: tuple[e.Effect, ...]) -> None:
     over = after.mode in (EntityMode.FAILED_OVER, EntityMode.UNUSABLE)
     assert (after.deadline is not None) is (after.mode is EntityMode.FAILING)
     assert (after.next_ping is not None) is over
     assert (after.engaged is not None) is (over or after.mode is EntityMode.HELD)
     assert over or not after.pinging
-    answers = [e for e in effects if isinstance(e, f.RaiseToCaller | f.SendToBacklog | f.RaiseUnusable)]
-    assert len(answers) == isinstance(event, f.PrimarySendFailed)
+    answers = [effect for effect in effects if isinstance(effect, e.RaiseToCaller | e.SendToBacklog | e.RaiseUnusable)]
+    assert len(answers) == isinstance(event, e.PrimarySendFailed)
     if before.mode is EntityMode.FAILING and after.mode is not EntityMode.FAILING:
-        assert f.DisarmFailoverTimer() in effects or isinstance(event, f.FailoverTimerFired)
+        assert e.DisarmFailoverTimer() in effects or isinstance(event, e.FailoverTimerFired)
     if before.next_ping is not None and after.next_ping is None:
-        assert f.StopPings() in effects
+        assert e.StopPings() in effects
     if over and not after.pinging and (before.pinging or before.next_ping is None):
-        assert any(isinstance(effect, f.ArmPing) for effect in effects)
+        assert any(isinstance(effect, e.ArmPing) for effect in effects)
 
 
 def test_every_kind_of_failure_is_judged() -> None:

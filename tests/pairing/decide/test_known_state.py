@@ -15,6 +15,7 @@ from tests.pairing.decide.test_failover_hold import HELD
 from tests.pairing.decide.test_failover_trial import TRIAL
 from twinbus.backlog import FailureKind
 from twinbus.pairing.decide import failover as f
+from twinbus.pairing.decide import failover_events as e
 from twinbus.pairing.decide import known_state as s
 from twinbus.pairing.decide.known_state import EVERY_ENTITY, NOTHING_KNOWN, KnownState, apply_changes
 
@@ -31,7 +32,7 @@ def release(entity: str = EVERY_ENTITY) -> s.ReleaseRecord:
     return s.ReleaseRecord(entity, WALL, "operator")
 
 
-def taken_over(*changes: s.StateChange, wall: float = WALL, entity: str = "orders") -> f.FailoverKnown | None:
+def taken_over(*changes: s.StateChange, wall: float = WALL, entity: str = "orders") -> e.FailoverKnown | None:
     return s.known_failover(apply_changes(changes), entity, wall, NOW)
 
 
@@ -39,7 +40,7 @@ def taken_over(*changes: s.StateChange, wall: float = WALL, entity: str = "order
 
 
 def test_s16_a_failover_is_taken_over_with_cause_age_and_ping_schedule() -> None:
-    expected = f.FailoverKnown(K.TIMEOUT, engaged=NOW - 100, next_ping=NOW + 20)
+    expected = e.FailoverKnown(K.TIMEOUT, engaged=NOW - 100, next_ping=NOW + 20)
     assert taken_over(OVER_SINCE) == expected
     assert taken_over(replace(OVER_SINCE, failed_trials=2)) == replace(expected, failed_trials=2)
 
@@ -114,7 +115,7 @@ def test_s16_paths_ignore_case_and_slashes() -> None:
 def test_s15_the_last_hold_or_release_of_an_entity_or_of_all_decides(changes: list[s.StateChange], held: bool) -> None:
     state = apply_changes(changes)
     assert (state.hold_of("orders") is not None) is held
-    assert (taken_over(*changes) == f.FailoverKnown(f.DrillCause.FORCED, NOW - 1000, hold=True)) is held
+    assert (taken_over(*changes) == e.FailoverKnown(e.DrillCause.FORCED, NOW - 1000, hold=True)) is held
     rebuilt = apply_changes(s.hold_changes(state))
     assert (rebuilt.holds, rebuilt.released) == (state.holds, state.released)
 
@@ -149,30 +150,30 @@ def test_s15_a_hold_goes_before_a_failover() -> None:
 # --- what a process writes -------------------------------------------------------------------------------------------
 
 
-def shared(entity: f.Entity, event: f.Event, now: float) -> s.StateChange | None:
+def shared(entity: f.Entity, event: e.Event, now: float) -> s.StateChange | None:
     return s.change_to_share(entity, f.advance(entity, event, now).entity, event, now, WALL, "me")
 
 
 def test_s16_a_failover_that_engages_is_written_with_its_first_ping() -> None:
     record = s.FailoverRecord("orders", K.TIMEOUT, WALL, WALL + 30.0, 30.0, 0, WALL, "me")
-    assert shared(FAILING, f.FailoverTimerFired(), 70.0) == record
+    assert shared(FAILING, e.FailoverTimerFired(), 70.0) == record
 
 
 def test_s16_a_ping_that_begins_is_written_with_the_time_of_the_next_one() -> None:
     record = s.FailoverRecord("orders", K.TIMEOUT, WALL - 30.0, WALL + 30.0, 30.0, 0, WALL, "me")
-    assert shared(OVER, f.PingDue(), 100.0) == record
-    assert shared(PINGING, f.PingFailed(1, K.TIMEOUT), 101.0) is None
+    assert shared(OVER, e.PingDue(), 100.0) == record
+    assert shared(PINGING, e.PingFailed(1, K.TIMEOUT), 101.0) is None
 
 
 def test_s16_a_refused_ping_is_written_with_its_cause() -> None:
-    found = shared(PINGING, f.PingFailed(1, K.ENTITY_NOT_FOUND), 101.0)
+    found = shared(PINGING, e.PingFailed(1, K.ENTITY_NOT_FOUND), 101.0)
     assert isinstance(found, s.FailoverRecord)
     assert found.cause is K.ENTITY_NOT_FOUND
-    assert shared(f.advance(GONE, f.PingDue(), 200.0).entity, f.PingFailed(1, K.ENTITY_NOT_FOUND), 201.0) is None
+    assert shared(f.advance(GONE, e.PingDue(), 200.0).entity, e.PingFailed(1, K.ENTITY_NOT_FOUND), 201.0) is None
 
 
-@pytest.mark.parametrize("event", [f.PingSucceeded(1), f.RestoreForced()])
-def test_s16_every_restore_is_written(event: f.Event) -> None:
+@pytest.mark.parametrize("event", [e.PingSucceeded(1), e.RestoreForced()])
+def test_s16_every_restore_is_written(event: e.Event) -> None:
     assert shared(PINGING, event, 101.0) == s.RestoreRecord("orders", WALL, "me")
 
 
@@ -185,38 +186,38 @@ def test_s14_s16_a_failed_trial_is_written_with_its_longer_interval() -> None:
 @pytest.mark.parametrize(
     ("entity", "event"),
     [
-        (HEALTHY, f.PrimarySendSucceeded()),
+        (HEALTHY, e.PrimarySendSucceeded()),
         (HEALTHY, FAILED),
-        (FAILING, f.PrimarySendSucceeded()),
-        (OVER, f.BacklogAccepted()),
+        (FAILING, e.PrimarySendSucceeded()),
+        (OVER, e.BacklogAccepted()),
         (OVER, FAILED),
-        (OVER, f.PairClosed()),
-        (CLOSED, f.RestoreForced()),
-        (TRIAL, f.PrimarySendSucceeded()),
-        (TRIAL, f.PairClosed()),
+        (OVER, e.PairClosed()),
+        (CLOSED, e.RestoreForced()),
+        (TRIAL, e.PrimarySendSucceeded()),
+        (TRIAL, e.PairClosed()),
     ],
 )
-def test_s16_a_step_that_engages_and_restores_nothing_writes_nothing(entity: f.Entity, event: f.Event) -> None:
+def test_s16_a_step_that_engages_and_restores_nothing_writes_nothing(entity: f.Entity, event: e.Event) -> None:
     assert shared(entity, event, 100.0) is None
 
 
 def test_s16_what_was_taken_over_is_not_written_before_its_first_ping() -> None:
-    known = f.FailoverKnown(K.DNS, engaged=50.0, next_ping=90.0)
+    known = e.FailoverKnown(K.DNS, engaged=50.0, next_ping=90.0)
     assert shared(HEALTHY, known, 100.0) is None
     over = f.advance(HEALTHY, known, 100.0).entity
-    found = shared(over, f.PingDue(), 100.0)
+    found = shared(over, e.PingDue(), 100.0)
     assert found == s.FailoverRecord("orders", K.DNS, WALL - 50.0, WALL + 30.0, 30.0, 0, WALL, "me")
 
 
-@pytest.mark.parametrize("event", [f.FailoverForced(), f.FailoverForced(hold=True)])
-def test_s11_s16_a_drill_of_one_process_is_not_written(event: f.FailoverForced) -> None:
+@pytest.mark.parametrize("event", [e.FailoverForced(), e.FailoverForced(hold=True)])
+def test_s11_s16_a_drill_of_one_process_is_not_written(event: e.FailoverForced) -> None:
     assert shared(HEALTHY, event, 100.0) is None
     forced = f.advance(HEALTHY, event, 100.0).entity
-    assert shared(forced, f.PingDue(), 200.0) is None
+    assert shared(forced, e.PingDue(), 200.0) is None
 
 
 def test_s15_s16_the_end_of_a_hold_clears_an_earlier_failover_of_the_entity() -> None:
-    assert shared(HELD, f.RestoreForced(), 100.0) == s.RestoreRecord("orders", WALL, "me")
+    assert shared(HELD, e.RestoreForced(), 100.0) == s.RestoreRecord("orders", WALL, "me")
 
 
 # --- text ------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from azure.servicebus.exceptions import (
 from twinbus.backlog import AliasInUseError, Endpoint, FailureKind
 from twinbus.pairing import call_errors
 from twinbus.pairing.decide import send_flow
-from twinbus.pairing.decide.failover import FailoverPolicy, PrimarySendFailed
+from twinbus.pairing.decide.failover import FailoverPolicy
+from twinbus.pairing.decide.failover_events import PrimarySendFailed
 from twinbus.pairing.decide.send_flow import (
     BacklogHandle,
     DivertTo,

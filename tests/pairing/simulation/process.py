@@ -14,7 +14,7 @@ from tests.pairing.simulation.clause_model import TRY_TIMEOUT, BacklogModel, Ent
 from tests.pairing.simulation.fake_entities import At, DeliveryCounts, Failure, FakeEntity
 from twinbus.backlog import Endpoint
 from twinbus.pairing import call_errors
-from twinbus.pairing.decide import failover
+from twinbus.pairing.decide import failover, failover_events
 from twinbus.pairing.decide.send_flow import FlowErrors, SendContext
 from twinbus.pairing.events import Notice
 from twinbus.pairing.pair_sides import Side, SideState
@@ -185,7 +185,11 @@ class SimulatedProcess:
             if self.alive:
                 kind = None if found is None else found.kind
                 belief.pinged(which, kind)
-                cell.advance(failover.PingSucceeded(episode) if kind is None else failover.PingFailed(episode, kind))
+                cell.advance(
+                    failover_events.PingSucceeded(episode)
+                    if kind is None
+                    else failover_events.PingFailed(episode, kind)
+                )
 
         self.primary_places[path].attempt(None, TRY_TIMEOUT, answered)
 
@@ -206,7 +210,7 @@ class SimulatedProcess:
                 belief.engage(self.now())
             elif not over:
                 belief.restore()
-            self.cells[path].advance(failover.FailoverForced(hold) if over else failover.RestoreForced())
+            self.cells[path].advance(failover_events.FailoverForced(hold) if over else failover_events.RestoreForced())
 
     def close(self) -> None:
         self.primary.leave(SideState.CLOSED)
@@ -237,7 +241,7 @@ class SimulatedProcess:
         self.rotation.wake_waiting_calls()
         for path, cell in self.cells.items():
             self.beliefs[path].close()
-            cell.advance(failover.PairClosed())
+            cell.advance(failover_events.PairClosed())
             if cast(Timer, cell._failover_timer).token or cast(Timer, cell._ping_timer).token:
                 raise ViolationError("a closed pair has timers")
 

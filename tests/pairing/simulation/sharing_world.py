@@ -22,16 +22,15 @@ from typing import Any, cast
 
 from tests.pairing.simulation.clause_model import ViolationError
 from twinbus.backlog import Endpoint, FailureKind
-from twinbus.pairing.decide.failover import (
+from twinbus.pairing.decide.failover import EntityMode, SendRoute
+from twinbus.pairing.decide.failover_events import (
     BacklogAccepted,
-    EntityMode,
     FailoverForced,
     PairClosed,
     PingFailed,
     PingSucceeded,
     PrimarySendFailed,
     RestoreForced,
-    SendRoute,
 )
 from twinbus.pairing.decide.known_state import KnownState, StateChange, StateReading, apply_changes, is_current
 from twinbus.pairing.options import SendAvailabilityOptions

@@ -13,7 +13,8 @@ from tests.pairing.simulation.call_oracle import CallKind
 from tests.pairing.simulation.clause_model import FIRST_LIST, LONGEST_IN_BACKLOG, TRY_TIMEOUT, Rules, ViolationError
 from tests.pairing.simulation.fake_entities import FAULTS, DeliveryCounts, FakeEntity, Fault
 from twinbus.backlog import FailureKind
-from twinbus.pairing.decide.failover import EntityMode, FailoverEngaged
+from twinbus.pairing.decide.failover import EntityMode
+from twinbus.pairing.decide.failover_events import FailoverEngaged
 
 from .process import SimulatedProcess
 

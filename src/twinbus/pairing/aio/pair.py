@@ -44,7 +44,7 @@ from twinbus.pairing.aio.sender import PairedSender, detach
 from twinbus.pairing.aio.state_access import TaskStateAccess
 from twinbus.pairing.aio.timeouts import LoopTimer, TaskTimeouts, cancel, cancel_until_done, wait_for_event
 from twinbus.pairing.decide.backlog_watch import PeekPage
-from twinbus.pairing.decide.failover import PingFailed
+from twinbus.pairing.decide.failover_events import PingFailed
 from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.message_copies import ping_message
 from twinbus.pairing.options import SendAvailabilityOptions

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, assert_never
 
 from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind
-from twinbus.pairing.decide.failover import PairClosed
+from twinbus.pairing.decide.failover_events import PairClosed
 
 _MAX_PAGE: Final = 256
 

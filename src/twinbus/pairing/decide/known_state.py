@@ -35,15 +35,8 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from twinbus.backlog import FailureKind
-from twinbus.pairing.decide.failover import (
-    MAX_PING_INTERVAL,
-    Cause,
-    DrillCause,
-    Entity,
-    EntityMode,
-    Event,
-    FailoverKnown,
-)
+from twinbus.pairing.decide.failover import MAX_PING_INTERVAL, Entity, EntityMode
+from twinbus.pairing.decide.failover_events import Cause, DrillCause, Event, FailoverKnown
 
 T = TypeVar("T")
 

@@ -31,15 +31,13 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from twinbus.backlog import FailureKind, failure_kind
 from twinbus.errors import CallerError
-from twinbus.pairing.decide.failover import (
+from twinbus.pairing.decide.failover import Entity, EntityMode, SendRoute
+from twinbus.pairing.decide.failover_events import (
     BacklogAccepted,
-    Entity,
-    EntityMode,
     Event,
     PrimarySendFailed,
     RaiseToCaller,
     RaiseUnusable,
-    SendRoute,
     SendToBacklog,
 )
 from twinbus.pairing.decide.rotation import ProbeEffect, ProbeQueue, Rotation, WaitForProbe

@@ -22,7 +22,7 @@ from twinbus.backlog import FailureKind, failure_kind
 from twinbus.ledger import Stage
 from twinbus.pairing.administration import Administration
 from twinbus.pairing.decide.backlog_watch import PeekPage
-from twinbus.pairing.decide.failover import PingFailed
+from twinbus.pairing.decide.failover_events import PingFailed
 from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.message_copies import ping_message
 from twinbus.pairing.options import SendAvailabilityOptions
