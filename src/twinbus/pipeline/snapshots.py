@@ -1,0 +1,120 @@
+"""The table `snapshots`: which versions of the tables belong together (D5). Needs no Spark.
+
+A batch of the ledger changes several tables, and each table has a log of its own. A reader that opens one table after
+the other could see a batch in the first and not in the second. So the last commit of a batch adds a snapshot: one row
+for each table, with the version that has this batch. The tables at these versions are one consistent state.
+
+A process that dies before this last commit leaves versions that no snapshot names. `Tables.locked` undoes them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import write_deltalake
+from deltalake.exceptions import TableNotFoundError
+
+from twinbus.errors import OperatorError
+from twinbus.pipeline.table_log import RETENTION, TABLE_CONFIGURATION, AppTransaction, TableLog, commit_properties
+from twinbus.pipeline.table_storage import TableStorage
+
+SNAPSHOTS: Final = "snapshots"
+_SCHEMA: Final = pa.schema(
+    [
+        ("snapshot", pa.int64()),
+        ("at", pa.int64()),
+        ("newest", pa.int64()),
+        ("table_name", pa.string()),
+        ("version", pa.int64()),
+    ]
+)
+# Each snapshot adds a file. This number of files is replaced by one file.
+_MOST_FILES: Final = 64
+# Earlier versions wrote this file instead of the table `snapshots`.
+_OLD_FORMAT: Final = "current.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TablesVersion:
+    """The state of all tables after a batch: one snapshot."""
+
+    number: int = 0
+    """The number of the snapshot: how many batches there were."""
+    tables: Mapping[str, int] = field(default_factory=dict)
+    """The version of each table."""
+    newest: int = 0
+    """Time of the newest entry, in milliseconds since the epoch."""
+
+
+class Snapshots:
+    """The table `snapshots` of a storage."""
+
+    def __init__(self, storage: TableStorage) -> None:
+        self._storage = storage
+        self._log = TableLog(storage, SNAPSHOTS)
+
+    def last(self) -> TablesVersion:
+        """Returns the last snapshot; number 0 if there is none. Raises OperatorError for tables of the old format."""
+        self._refuse_old_format()
+        try:
+            table = self._log.open()
+        except TableNotFoundError:
+            return TablesVersion()
+        newest = max(
+            (row["max.snapshot"] for row in pa.table(table.get_add_actions(flatten=True)).to_pylist()), default=0
+        )
+        rows = table.to_pyarrow_dataset().to_table(filter=pc.field("snapshot") == newest).to_pylist()
+        if not rows:
+            return TablesVersion()
+        versions = {row["table_name"]: row["version"] for row in rows}
+        return TablesVersion(newest, versions, rows[0]["newest"])
+
+    def is_committed(self, transaction: AppTransaction) -> bool:
+        """Returns whether a snapshot was added with this transaction, or with a later one of the same application."""
+        try:
+            known = self._log.open().transaction_version(transaction.application)
+        except TableNotFoundError:
+            return False
+        return known is not None and known >= transaction.number
+
+    def add(self, version: TablesVersion, transaction: AppTransaction | None = None) -> None:
+        """Adds a snapshot. Raises CommitFailedError if another process has committed the same transaction.
+
+        From time to time, this replaces all files by one, and drops snapshots whose files may be removed.
+        """
+        now = int(time.time() * 1000)
+        rows = pa.Table.from_pylist(
+            [
+                {"snapshot": version.number, "at": now, "newest": version.newest, "table_name": name, "version": number}
+                for name, number in version.tables.items()
+            ],
+            _SCHEMA,
+        )
+        if is_rewritten := self._log.version() is not None and len(self._log.files()) >= _MOST_FILES:
+            kept = pc.field("at") >= now - int(RETENTION.total_seconds() * 1000)
+            rows = pa.concat_tables([self._log.open().to_pyarrow_dataset().to_table(filter=kept).cast(_SCHEMA), rows])
+        write_deltalake(
+            self._storage.uri(SNAPSHOTS),
+            rows,
+            mode="overwrite" if is_rewritten else "append",
+            configuration=TABLE_CONFIGURATION,
+            storage_options=self._storage.options,
+            commit_properties=commit_properties(transaction),
+        )
+
+    def vacuum(self) -> None:
+        """Removes files that no version of the last RETENTION has."""
+        self._log.vacuum()
+
+    def _refuse_old_format(self) -> None:
+        root = self._storage.root
+        if (root / _OLD_FORMAT).is_file() and not (root / SNAPSHOTS).exists():
+            raise OperatorError(
+                f"the tables in {root} have the format of an earlier version ({_OLD_FORMAT})",
+                f"Make them again from the ledger: twinbus ledger ingest LEDGER {root} --rebuild",
+            )
