@@ -7,7 +7,8 @@ import pytest
 
 from tests.namespace.front import recorded_requests
 from tests.namespace.front.amqp_peer import Peer
-from twinbus.amqp import Link, LinkState
+from tests.namespace.front.transaction_peer import TransactionPeer
+from twinbus.amqp import Link, LinkState, split_sections
 from twinbus.connect import make_sas_token
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim, QueueDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
@@ -108,6 +109,30 @@ async def test_x4_a_rule_that_loses_a_claim_ends_the_links_that_need_it(server: 
     server.replace_rules((*rules_without("manages"), rule("manages", Claim.LISTEN)))
     await ended(peer, sender)
     await kept(peer, receiver)
+
+
+async def test_x4_a_transaction_of_a_rotated_key_is_rolled_back(server: NamespaceServer, dial: Dial) -> None:
+    peer, other = await dial(), await dial()
+    assert await other.put_token() == 202
+    other.send(await other.sender("orders"), "received")
+    await other.answers(1)
+    assert await peer.put_token(name="manages", key=KEY) == 202
+    transactions = await TransactionPeer.on(peer)
+    sender, receiver = await peer.sender("orders"), await peer.receiver("orders")
+    peer.grant(receiver, 1)
+    (found,) = await peer.received(receiver, 1)
+    sends, settles, keeps = [await transactions.begin() for _ in range(3)]
+    await transactions.send(sender, sends, "sent")
+    await transactions.settle(found, settles)
+    server.replace_rules(rules_without("manages"))
+    for link in (sender, receiver):
+        await ended(peer, link)
+    assert await transactions.commit(sends) == "amqp:transaction:rollback"
+    assert await transactions.commit(settles) == "amqp:transaction:rollback"
+    assert await transactions.commit(keeps) is None, "a transaction without operations needs no claim"
+    peeked = await other.ask("orders/$management", "com.microsoft:peek-message", {"message-count": 10})
+    (entry,) = peeked["body"]["messages"]
+    assert split_sections(entry["message"]).properties.message_id == "received"
 
 
 async def test_x4_a_rotated_key_that_was_sent_with_sasl_ends_its_links(server: NamespaceServer, dial: Dial) -> None:

@@ -37,6 +37,7 @@ from twinbus.amqp import (
     SessionBegun,
     SessionEnded,
 )
+from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.front.addresses import NodeKind
 from twinbus.namespace.front.backpressure import ConnectionInput, ConnectionOutput
@@ -114,7 +115,7 @@ class AmqpConnection:
         self._output = ConnectionOutput(self._core, stream, account, exceeded, memory)
         self._unsettled = LockedDeliveries(self._output, account)
         self._links = AttachedLinks(self._output, self._unsettled)
-        self._transactions = Transactions(self._runtime, account, exceeded)
+        self._transactions = Transactions(self._runtime, account, self._allow, exceeded)
         self._replies = NodeReplies(account, self._output, self._links.detach, exceeded)
         self._context = LinkContext(
             runtime=self._runtime,
@@ -279,6 +280,9 @@ class AmqpConnection:
             self._core.authenticate()
             self._account.authenticate()
             self._stream.authenticated()
+
+    def _allow(self, claim: Claim, path: str) -> bool:
+        return self._claims.allow(claim, path, self._runtime.now())
 
     def _detach_uncovered(self, reason: str) -> None:
         """Detach the links that no token covers any more, and set the timer for the next token that expires."""

@@ -88,7 +88,11 @@ class IncomingLink:
         if transactional is not None:
             operation = (self.entity, MessagesSent(None, envelopes))
             transactions = self._context.transactions
-            answer(transactions.add(transactional.transaction, operation, len(envelopes), size=size))
+            answer(
+                transactions.add(
+                    transactional.transaction, operation, len(envelopes), claim=self.required_claim, size=size
+                )
+            )
             return
         incoming = self._context.input
         incoming.storing(size)

@@ -194,7 +194,7 @@ class OutgoingLink:
             if committed:
                 self._context.unsettled.transaction_committed(session, list(tokens), disposition)
 
-        refusal = self._context.transactions.add(transaction, operation, len(tokens), ended)
+        refusal = self._context.transactions.add(transaction, operation, len(tokens), ended, claim=self.required_claim)
         if not disposition.settled:
             state = disposition.state if refusal is None else Rejected(refusals.amqp_error(refusal))
             for first, last in consecutive_runs(list(tokens)):

@@ -2,7 +2,8 @@
 
 The client declares and discharges transactions on a coordinator link. Sends and settlements that name a transaction are
 added to that transaction. At the commit, the engine makes one decision that carries out all operations or none. A
-transaction that is not discharged before its timeout is rolled back.
+transaction that is not discharged before its timeout is rolled back. So is a transaction with an operation for which
+the connection has no claim any more when it commits, because a key was rotated or a token expired (X4).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from twinbus.amqp import (
     read_coordinator_request,
     split_sections,
 )
+from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.limits import MAX_TRANSACTION_MESSAGES, TRANSACTION_TIMEOUT
 from twinbus.namespace.engine.transactions import TransactionOperation, commit_transaction
@@ -52,11 +54,13 @@ TransactionEnded = Callable[[bool], None]
 class Transaction:
     """An open transaction. A transaction with a `refusal` can only be rolled back."""
 
-    __slots__ = ("messages", "on_end", "operations", "refusal", "size", "timer")
+    __slots__ = ("claims", "messages", "on_end", "operations", "refusal", "size", "timer")
 
     def __init__(self, timer: asyncio.TimerHandle) -> None:
         self.timer = timer
         self.operations: list[TransactionOperation] = []
+        self.claims: set[tuple[Claim, str]] = set()
+        """The claims that the operations need, with the paths for which."""
         self.on_end: list[TransactionEnded] = []
         self.messages = 0
         self.size = 0
@@ -75,10 +79,13 @@ class Transactions:
         self,
         runtime: NamespaceRuntime,
         account: ConnectionAccount,
+        allow: Callable[[Claim, str], bool],
         limit_exceeded: Callable[[LimitExceededError], None],
         timeout: float = TRANSACTION_TIMEOUT / 1000,
     ) -> None:
+        """`allow` returns whether the connection has a claim for a path now."""
         self._runtime = runtime
+        self._allow = allow
         self._account = account
         self._limit_exceeded = limit_exceeded
         self._size = 0
@@ -103,12 +110,13 @@ class Transactions:
         messages: int,
         on_end: TransactionEnded | None = None,
         *,
+        claim: tuple[Claim, str],
         size: int = 0,
     ) -> Refusal | None:
         """Add an operation to a transaction. Returns a refusal if the operation exceeds a limit, or None.
 
-        `messages` is the number of messages of the operation, `size` the sum of their bytes. After a refusal, the
-        transaction can only be rolled back.
+        `claim` is the claim that the operation needs, and the path for which. `messages` is the number of messages of
+        the operation, `size` the sum of their bytes. After a refusal, the transaction can only be rolled back.
         """
         transaction = self._open.get(transaction_id)
         if transaction is None:
@@ -127,6 +135,7 @@ class Transactions:
         if transaction.refusal is None:
             self._grow(transaction, size)
             transaction.operations.append(operation)
+            transaction.claims.add(claim)
             if on_end is not None:
                 transaction.on_end.append(on_end)
         return transaction.refusal
@@ -154,8 +163,11 @@ class Transactions:
                 on_end(refusal is None and not fail)
             reply(refusal)
 
+        lacking = next((claim for claim in transaction.claims if not self._allow(*claim)), None)
         if fail:
             done(None)
+        elif lacking is not None:
+            done(_rolled_back(refusals.unauthorized(*lacking)))
         elif transaction.refusal is not None:
             done(_rolled_back(transaction.refusal))
         elif not transaction.operations:
