@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from twinbus.amqp import split_sections
-from twinbus.namespace.engine import events
+from twinbus.namespace.engine import events, validation
 from twinbus.namespace.engine.description_json import read_description, write_description
 from twinbus.namespace.engine.descriptions import (
     CorrelationFilter,
@@ -279,6 +279,30 @@ def test_two_thousand_rules_of_one_subscription_select_and_survive_a_restart() -
     bus.send("t", colored("1998"), colored("7"))
     assert [each["color"] for each in properties_of(bus, A)] == ["1999", "red", "1998"]
     assert names(bus, A) == [f"r{n}" for n in range(2_000) if n != 7][:100]
+
+
+@pytest.mark.parametrize(
+    ("limit", "at_most", "kind", "text"),
+    [
+        ("MAX_SQL_RULES", 3, "color = 'red'", "at most 3 rules with a SQL expression"),
+        ("MAX_CORRELATION_RULES", 2, CorrelationFilter(label="x"), "at most 2 rules with a correlation filter"),
+        ("MAX_RULES_CHARACTERS", 3_400, CorrelationFilter(properties={"a": "x" * 500}), "at most 3400 characters"),
+    ],
+)
+def test_x1_the_number_and_the_size_of_rules_is_limited(
+    monkeypatch: pytest.MonkeyPatch, limit: str, at_most: int, kind: RuleFilter | str, text: str
+) -> None:
+    monkeypatch.setattr(validation, limit, at_most)
+    bus = topic(a=rule("one"))
+    answers = [bus.submit(A, events.RuleAdded("reply", rule(f"r{number}", kind))) for number in range(4)]
+    assert answers[:2] == [None, None]
+    assert isinstance(answers[-1], Refusal)
+    assert answers[-1].condition is Condition.RESOURCE_LIMIT_EXCEEDED
+    assert text in answers[-1].description
+    known = names(bus, A)
+    assert len(known) == 3
+    assert bus.submit(A, events.RuleRemoved("reply", known[-1])) is None
+    assert bus.submit(A, events.RuleAdded("reply", rule("again", kind))) is None
 
 
 def test_the_last_rule_may_be_removed() -> None:

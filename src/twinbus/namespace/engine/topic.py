@@ -61,6 +61,7 @@ from twinbus.namespace.engine.storage_protocol import (
     Row,
     merge_overlay,
 )
+from twinbus.values import Condition
 
 _NO_SESSION: Final = dead_letter_properties(
     "Session ID is null", "Session enabled entity doesn't allow a message whose session identifier is null."
@@ -213,10 +214,16 @@ class Subscription(NamespaceEntity):
         if isinstance(rules, Refusal):
             decision.effects.append(AnswerRequest(event.reply, rules))
             return
+        described = replace(self.description, rules=rules)
+        record = self.lifecycle.record(described)
+        if len(record.text) > validation.MAX_RULES_CHARACTERS and not isinstance(event, RuleRemoved):
+            text = f"The rules of a subscription take at most {validation.MAX_RULES_CHARACTERS} characters in all."
+            decision.effects.append(AnswerRequest(event.reply, Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text)))
+            return
         self._rules = RuleSet(rules, self._rules)
-        self.description = replace(self.description, rules=rules)
+        self.description = described
         self.receive_state.settings = self.description
-        decision.writes.append(self.lifecycle.record(self.description))
+        decision.writes.append(record)
         decision.effects.append(AnswerRequest(event.reply, None))
 
     def delete(self, now: int, decision: EngineDecision) -> None:

@@ -17,6 +17,7 @@ from twinbus.namespace.engine.description_json import rule_json
 from twinbus.namespace.engine.descriptions import (
     AuthorizationRule,
     Claim,
+    CorrelationFilter,
     Description,
     QueueDescription,
     RuleDescription,
@@ -36,6 +37,11 @@ MAX_AUTHORIZATION_RULES: Final = 12
 MAX_AUTHORIZATION_RULE_NAME_CHARACTERS: Final = 256
 MAX_RULE_NAME_CHARACTERS: Final = 50
 MAX_EXPRESSION_CHARACTERS: Final = 1024
+# The service has these limits for a topic. Here they are for a subscription.
+MAX_SQL_RULES: Final = 2_000
+MAX_CORRELATION_RULES: Final = 100_000
+MAX_RULES_CHARACTERS: Final = 16 * limits.MIB
+"""The greatest length of the stored description of a subscription with all its rules."""
 
 _PATH: Final = re.compile(r"[A-Za-z0-9._~/-]+")
 _NAME: Final = re.compile(r"[A-Za-z0-9._~-]+")
@@ -191,6 +197,18 @@ def _not_understood(what: str, rule: RuleDescription, expression: str, error: Ru
     return _argument(f"The {what} of rule '{rule.name}' cannot be understood. {error} It says: {expression}")
 
 
+def _quota_refusal(rules: Rules) -> Refusal | None:
+    """Return that these are too many rules for one subscription; None if they are not."""
+    correlations = sum(isinstance(rule.filter, CorrelationFilter) and rule.action is None for rule in rules)
+    for number, most, what in (
+        (len(rules) - correlations, MAX_SQL_RULES, "rules with a SQL expression"),
+        (correlations, MAX_CORRELATION_RULES, "rules with a correlation filter"),
+    ):
+        if number > most:
+            return Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, f"A subscription has at most {most} {what}.")
+    return None
+
+
 def rules_refusal(rules: Rules) -> Refusal | None:
     """Return why no subscription can be created with these rules; None if the rules are valid."""
     names: set[str] = set()
@@ -201,7 +219,7 @@ def rules_refusal(rules: Rules) -> Refusal | None:
         refusal = rule_refusal(rule)
         if refusal is not None:
             return refusal
-    return None
+    return _quota_refusal(rules)
 
 
 def changed_rules(rules: Rules, event: RuleAdded | RuleChanged | RuleRemoved, path: str, now: int) -> Rules | Refusal:
@@ -211,13 +229,15 @@ def changed_rules(rules: Rules, event: RuleAdded | RuleChanged | RuleRemoved, pa
     if isinstance(event, RuleAdded):
         if before is not None:
             return Refusal(Condition.ENTITY_ALREADY_EXISTS, f"The rule '{name}' of '{path}' already exists.")
-        return rule_refusal(event.rule) or (*rules, replace(event.rule, created=now))
+        added = (*rules, replace(event.rule, created=now))
+        return rule_refusal(event.rule) or _quota_refusal(added) or added
     if before is None:
         return not_found(f"{path}/Rules/{name}")
     if isinstance(event, RuleRemoved):
         return tuple(rule for rule in rules if rule is not before)
     after = replace(event.rule, name=before.name, created=before.created)
-    return rule_refusal(after) or tuple(after if rule is before else rule for rule in rules)
+    changed = tuple(after if rule is before else rule for rule in rules)
+    return rule_refusal(after) or _quota_refusal(changed) or changed
 
 
 def _argument(text: str) -> Refusal:

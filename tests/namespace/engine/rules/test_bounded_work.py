@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.namespace.engine.rules.messages import RAW, view
 from twinbus.amqp import Sections, build_message, split_sections
-from twinbus.namespace.engine.descriptions import RuleDescription, SqlAction, SqlFilter
+from twinbus.namespace.engine.descriptions import CorrelationFilter, RuleDescription, SqlAction, SqlFilter
 from twinbus.namespace.engine.rules import like
 from twinbus.namespace.engine.rules.actions import MessageDraft
 from twinbus.namespace.engine.rules.like import LikePattern
@@ -83,6 +83,24 @@ def test_x1_searching_by_bits_looks_at_each_character_once(pattern: str, value: 
         patch.setattr(like, "_SHORT", -1)
         assert compiled.matches(value) is by_regular_expression(pattern, value)
     assert looked_at <= len(value)
+
+
+class CountedText(str):
+    """A text that counts how often a place in it is tried."""
+
+    tried = 0
+
+    def startswith(self, *arguments: Any) -> bool:
+        self.tried += 1
+        return super().startswith(*arguments)
+
+
+@pytest.mark.parametrize(("pattern", "length"), [("%a_b%", 1365), ("%a_a_a_a_a_a_a_b%", 270), ("%aa_ab%", 800)])
+def test_x1_a_short_text_is_not_tried_at_each_place(pattern: str, length: int) -> None:
+    text = CountedText("a" * length)
+    assert not LikePattern(pattern).matches(text)
+    assert text.tried < 50
+    assert LikePattern(pattern).matches("a" * length + pattern.strip("%").replace("_", "x"))
 
 
 # --- the work of all rules of a subscription -------------------------------------------------------------------------
@@ -199,3 +217,20 @@ def test_a_draft_reads_what_its_statements_wrote(properties: dict[str, Any], sta
         else:
             draft.set_user(name, choice)
         assert (draft.user if draft.user is not None else draft.read_user()) == by_lower_name(draft._application)
+
+
+def test_x1_correlation_filters_take_a_bounded_work_together() -> None:
+    names = [f"k{number}" for number in range(100)]
+    filters = [CorrelationFilter(properties=dict.fromkeys(names, number)) for number in range(3_000)]
+    one = view(build_message(application_properties=dict.fromkeys(names, -1)))
+    selection = RuleSet([RuleDescription(f"r{n}", each) for n, each in enumerate(filters)]).select(one)
+    assert not selection.unchanged
+    assert TOO_MUCH in (selection.error or "")
+
+
+@pytest.mark.thorough
+def test_x1_a_hundred_thousand_correlation_filters_are_not_too_much() -> None:
+    wanted = CorrelationFilter(properties={"color": "red"})
+    rules = [RuleDescription(f"r{number}", wanted) for number in range(100_000)]
+    one = view(build_message(application_properties={"color": "blue"}))
+    assert RuleSet(rules).select(one).error is None

@@ -3,7 +3,7 @@
 The pattern is cut at each `%` into pieces of fixed width. The first and the last piece have fixed places. Every other
 piece is searched from the end of the piece before it: the leftmost match leaves the most text for the pieces after it,
 so nothing is ever tried twice. A piece is a list of literal runs with `_` between them. A piece with one run is found
-with `str.find`. A piece with several runs is found by trying the places of its first run if text and piece are short,
+with `str.find`. A piece with several runs is found by trying some places of its first run if text and piece are short,
 and otherwise bit by bit (Shift-And): one integer has a bit for each prefix of the piece that ends at this character.
 """
 
@@ -21,8 +21,10 @@ MAX_LIKE_CHARACTERS: Final = 1024
 
 _ANY: Final = "%"
 _ONE: Final = None
-# Up to this product of text and piece, the places of the first run are tried one by one.
+# Up to this product of text and piece, the first places of the first run are tried one by one. One try of a place takes
+# as long as the search by bits takes for some characters.
 _SHORT: Final = 4096
+_TRIES: Final = 4
 # `str.find` takes linear time for a text of at least `_LONG_TEXT` characters. For such a text, a longer piece costs no
 # more than a piece of `_LONG_PIECE` characters.
 _LONG_TEXT: Final = 2500
@@ -70,11 +72,12 @@ class _Piece:
     def _find_by_first_run(self, value: str, start: int, end: int) -> int:
         (_, first), *others = self.runs
         last = end - len(self.core) + len(first)
-        while (place := value.find(first, start, last)) >= 0:
-            if all(value.startswith(run, place + offset) for offset, run in others):
+        for _ in range(_TRIES):
+            place = value.find(first, start, last)
+            if place < 0 or all(value.startswith(run, place + offset) for offset, run in others):
                 return place
             start = place + 1
-        return -1
+        return self._find_by_bits(value, start, end)
 
     def _find_by_bits(self, value: str, start: int, end: int) -> int:
         masks, any_character = self._masks

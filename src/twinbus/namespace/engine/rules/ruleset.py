@@ -212,8 +212,12 @@ def compile_correlation(description: CorrelationFilter) -> Matches:
     wanted = {key: getattr(description, field) for field, key in _SYSTEM_NAMES.items()}
     system = tuple((SYSTEM_PROPERTIES[key], value) for key, value in wanted.items() if value is not None)
     user = tuple((name.lower(), from_amqp(value)) for name, value in description.properties.items())
+    steps = 1 + (len(system) + len(user)) // 2
 
     def matches(view: MessageView) -> bool:
+        view.steps_left -= steps
+        if view.steps_left < 0:
+            view.spend_steps(0)
         for read, value in system:
             if read(view) != value:
                 return False
