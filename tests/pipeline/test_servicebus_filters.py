@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 
 from twinbus.connect import MessageState
 from twinbus.pipeline.servicebus.filters import MessageFilter, is_applicable
-from twinbus.pipeline.servicebus.rows import MessageMarks
+from twinbus.pipeline.servicebus.message_marks import MessageMarks
 
 _NUMBER, _TIME, _STATE = ("sequence_number",), ("enqueued_time",), ("state",)
 _NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from tests.amqp import strategies
-from twinbus.amqp import Header, build_message, encode
+from twinbus.amqp import Header, Properties, build_message, encode
 from twinbus.connect import ReceivedMessage
-from twinbus.pipeline.servicebus.rows import READ_SCHEMA, marks_of, record_batches, row_of
+from twinbus.pipeline.servicebus.fast_rows import fast_row
+from twinbus.pipeline.servicebus.message_marks import marks_of
+from twinbus.pipeline.servicebus.rows import READ_SCHEMA, any_row, record_batches, row_maker
 from twinbus.values import Array, Decimal32, Described, Float32, Symbol, Timestamp, ULong
 
 _ARROW = to_arrow_schema(READ_SCHEMA, timezone="UTC")
@@ -28,7 +30,9 @@ _BROKERS = {
 
 def _row(raw: bytes, include_raw: bool = False) -> dict[str, Any]:
     """Return the row that Spark gets."""
-    values = row_of(ReceivedMessage(raw, None), include_raw)
+    message = ReceivedMessage(raw, None)
+    values, plain = row_maker(include_raw)(message), any_row(message, include_raw)
+    assert repr(values) == repr(plain), "the fast row is the plain row"
     (batch,) = record_batches([values], _ARROW)
     assert batch.schema == _ARROW, "Spark refuses it"
     assert batch.num_rows == 1
@@ -60,6 +64,17 @@ def test_d1_every_message_becomes_a_row(parts: dict[str, Any], body: dict[str, A
         assert row["body_type"] in {"data", "value", "sequence"}
     if "sequence" in body or not isinstance(body.get("value", ""), str | bytes):
         json.loads(bytes(row["body"]))
+
+
+def test_d1_usual_messages_take_the_fast_path_and_others_do_not() -> None:
+    usual: dict[str, Any] = {
+        "header": Header(ttl=5000, delivery_count=2),
+        "properties": Properties(message_id=UUID(int=7), content_type="text/plain", group_id="s"),
+        "application_properties": {"DeadLetterReason": "late", "count": 3},
+    }
+    assert fast_row(_sent(data=b"x" * 300, **usual), False) is not None
+    assert fast_row(_sent(value="x", **usual), False) is None
+    assert fast_row(build_message(data=b"x", **usual), False) is None, "no broker has delivered it"
 
 
 @given(st.binary(max_size=300))

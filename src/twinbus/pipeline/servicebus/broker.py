@@ -34,9 +34,9 @@ from twinbus.connect import (
     connect,
 )
 from twinbus.message import Message
+from twinbus.pipeline.servicebus.message_marks import marks_of
 from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
-from twinbus.pipeline.servicebus.rows import marks_of
 from twinbus.values import Condition
 
 T = TypeVar("T")

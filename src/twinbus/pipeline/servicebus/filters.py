@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from twinbus.pipeline.servicebus.rows import MessageMarks
+from twinbus.pipeline.servicebus.message_marks import MessageMarks
 
 _SEQUENCE_NUMBER: Final = "sequence_number"
 _COMPARISONS: Final[Mapping[type[Filter], Callable[[Any, Any], bool]]] = {

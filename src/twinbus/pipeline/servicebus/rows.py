@@ -8,15 +8,11 @@ is null. The column `error` then names the columns and the reasons, and `raw` ha
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from math import isfinite
 from typing import Any, Final
-from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -31,19 +27,20 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from twinbus.amqp import (
-    MESSAGE_ANNOTATIONS,
-    AmqpError,
-    decode,
-    read_map_header,
-    read_routing_fields,
-    section_at,
-    skip,
-)
 from twinbus.connect import MessageState, ReceivedMessage
 from twinbus.errors import CallerError
 from twinbus.message import BodyType, Message
-from twinbus.values import Described
+from twinbus.pipeline.servicebus.fast_rows import fast_row
+from twinbus.pipeline.servicebus.message_marks import (
+    ENQUEUED,
+    PARTITION_KEY,
+    SCHEDULED,
+    SEQUENCE_NUMBER,
+    STATE,
+    broker_annotations,
+    instant,
+)
+from twinbus.pipeline.servicebus.value_texts import json_of, property_texts, text_of
 
 READ_SCHEMA: Final = StructType(
     [
@@ -106,100 +103,6 @@ class ColumnError(CallerError, ValueError):
 
 # --- messages to rows ------------------------------------------------------------------------------------------------
 
-_SEQUENCE_NUMBER: Final = "x-opt-sequence-number"
-_ENQUEUED: Final = "x-opt-enqueued-time"
-_SCHEDULED: Final = "x-opt-scheduled-enqueue-time"
-_PARTITION_KEY: Final = "x-opt-partition-key"
-_STATE: Final = "x-opt-message-state"
-_LOCKED_UNTIL: Final = "x-opt-locked-until"
-_BROKERS: Final = frozenset((_SEQUENCE_NUMBER, _ENQUEUED, _SCHEDULED, _PARTITION_KEY, _STATE, _LOCKED_UNTIL))
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class MessageMarks:
-    """The values of a message that a stream read needs before it makes a row of the message."""
-
-    number: int | None
-    """The sequence number; None if it cannot be decoded."""
-    enqueued: int | None
-    """Enqueued time in ms."""
-    state: MessageState | None
-    """None if the broker reports a state that Twinbus does not know."""
-    locked_until: int | None
-    """End of the receiver's lock in ms."""
-
-    @property
-    def is_active(self) -> bool:
-        return self.state is MessageState.ACTIVE
-
-    @property
-    def enqueued_time(self) -> datetime | None:
-        """The value of the column `enqueued_time`."""
-        try:
-            return _instant(self.enqueued)
-        except ValueError:
-            return None
-
-
-def marks_of(message: ReceivedMessage) -> MessageMarks:
-    found = _broker_annotations(message.raw)
-    number, enqueued, locked_until = (found.get(name) for name in (_SEQUENCE_NUMBER, _ENQUEUED, _LOCKED_UNTIL))
-    return MessageMarks(
-        number if isinstance(number, int) else None,
-        enqueued if isinstance(enqueued, int) else None,
-        _state(found),
-        locked_until if isinstance(locked_until, int) else None,
-    )
-
-
-def session_of(message: ReceivedMessage) -> str | None:
-    """Returns the session of a message; None if it has none, or if it cannot be decoded."""
-    try:
-        return read_routing_fields(message.raw).group_id
-    except AmqpError:
-        return None
-
-
-def _state(annotations: Mapping[str, Any]) -> MessageState | None:
-    try:
-        return MessageState(annotations.get(_STATE, 0))
-    except ValueError:
-        return None
-
-
-def _broker_annotations(raw: bytes) -> dict[str, Any]:
-    """Returns the annotations that the broker sets, without those that cannot be decoded.
-
-    Decodes no other annotations: even if an annotation of the sender cannot be decoded, the sequence number must be
-    returned.
-    """
-    found: dict[str, Any] = {}
-    try:
-        pos = 0
-        while pos < len(raw):
-            code, start, pos = section_at(raw, pos)
-            if code == MESSAGE_ANNOTATIONS:
-                count, at = read_map_header(raw, start)
-                for _ in range(count >> 1):
-                    at = _take_annotation(raw, at, found)
-                break
-    except (AmqpError, IndexError):
-        pass  # the column `error` of the row names the broken section
-    return found
-
-
-def _take_annotation(raw: bytes, key: int, found: dict[str, Any]) -> int:
-    value = skip(raw, key)
-    end = skip(raw, value)
-    try:
-        name = decode(raw, key)[0]
-        if isinstance(name, str) and name in _BROKERS:
-            found[str(name)] = decode(raw, value)[0]
-    except AmqpError:
-        pass  # not an annotation of the broker
-    return end
-
 
 def check_read_schema(schema: StructType) -> None:
     """Raises ColumnError if a schema that a user wants to read has a column that the source does not have."""
@@ -214,9 +117,22 @@ def check_read_schema(schema: StructType) -> None:
             raise ColumnError(f"the column {field.name!r} of servicebus can be null: remove NOT NULL from the schema")
 
 
-def row_of(message: ReceivedMessage, include_raw: bool, names: Sequence[str] = tuple(_READ)) -> tuple[Any, ...]:
-    """Returns the values of a message for these columns. No content of a message raises an error."""
-    annotations = _broker_annotations(message.raw)
+def row_maker(include_raw: bool, names: Sequence[str] = tuple(_READ)) -> Callable[[ReceivedMessage], tuple[Any, ...]]:
+    """Returns a function that returns the values of a message for these columns. No content raises an error."""
+    chosen = None if tuple(names) == tuple(_READ) else [list(_READ).index(name) for name in names]
+
+    def row_of(message: ReceivedMessage) -> tuple[Any, ...]:
+        values = fast_row(message.raw, include_raw)
+        if values is None:
+            return any_row(message, include_raw, names)
+        return values if chosen is None else tuple([values[index] for index in chosen])
+
+    return row_of
+
+
+def any_row(message: ReceivedMessage, include_raw: bool, names: Sequence[str] = tuple(_READ)) -> tuple[Any, ...]:
+    """Returns the values of a message for these columns, each decoded on its own."""
+    annotations = broker_annotations(message.raw)
     values: dict[str, Any] = {}
     failures: dict[str, list[str]] = {}
     for name in names:
@@ -229,7 +145,7 @@ def row_of(message: ReceivedMessage, include_raw: bool, names: Sequence[str] = t
             raise
         except Exception as error:  # any error that the content of a message can cause: the row records it
             failures.setdefault(str(error) or type(error).__name__, []).append(name)
-    if _SEQUENCE_NUMBER not in annotations:
+    if SEQUENCE_NUMBER not in annotations:
         failures.setdefault("the broker's annotations cannot be read", []).append("sequence_number")
     if include_raw or failures:
         values["raw"] = message.raw
@@ -264,23 +180,7 @@ def _whole(value: Any, bits: int) -> int | None:
 
 
 def _instant(value: Any) -> datetime | None:
-    millis = _whole(value, 64)
-    if millis is None:
-        return None
-    try:
-        return _EPOCH + timedelta(milliseconds=millis)
-    except OverflowError:
-        raise ValueError(f"{millis} ms since 1970 is not within the years 1 to 9999") from None
-
-
-def _properties(message: ReceivedMessage, annotations: Mapping[str, Any]) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for key, value in message.application_properties.items():
-        name = _key(key)
-        if name in found:
-            raise ValueError(f"two keys are both written as {name!r}")
-        found[name] = _text(value)
-    return found
+    return instant(_whole(value, 64))
 
 
 def _body(message: ReceivedMessage, annotations: Mapping[str, Any]) -> bytes:
@@ -288,96 +188,32 @@ def _body(message: ReceivedMessage, annotations: Mapping[str, Any]) -> bytes:
     body = message.body
     if type(body) in {bytes, bytearray, memoryview}:
         return bytes(body)
-    return (str(body) if isinstance(body, str) else _json(body)).encode()
+    return (str(body) if isinstance(body, str) else json_of(body)).encode()
 
 
 # For each column, the function that returns its value from a received message and the broker's annotations.
 _COLUMNS: Final[Mapping[str, Callable[[ReceivedMessage, Mapping[str, Any]], Any]]] = {
-    "sequence_number": lambda _, annotations: _whole(annotations.get(_SEQUENCE_NUMBER), 64),
-    "enqueued_time": lambda _, annotations: _instant(annotations.get(_ENQUEUED)),
-    "state": lambda _, annotations: MessageState(annotations.get(_STATE, 0)).name.lower(),
-    "message_id": lambda message, _: _text(message.message_id),
-    "session_id": lambda message, _: _text(message.session_id),
-    "subject": lambda message, _: _text(message.subject),
-    "content_type": lambda message, _: _text(message.content_type),
-    "correlation_id": lambda message, _: _text(message.correlation_id),
-    "to": lambda message, _: _text(message.to),
-    "reply_to": lambda message, _: _text(message.reply_to),
-    "reply_to_session_id": lambda message, _: _text(message.reply_to_session_id),
-    "partition_key": lambda _, annotations: _text(annotations.get(_PARTITION_KEY)),
+    "sequence_number": lambda _, annotations: _whole(annotations.get(SEQUENCE_NUMBER), 64),
+    "enqueued_time": lambda _, annotations: _instant(annotations.get(ENQUEUED)),
+    "state": lambda _, annotations: MessageState(annotations.get(STATE, 0)).name.lower(),
+    "message_id": lambda message, _: text_of(message.message_id),
+    "session_id": lambda message, _: text_of(message.session_id),
+    "subject": lambda message, _: text_of(message.subject),
+    "content_type": lambda message, _: text_of(message.content_type),
+    "correlation_id": lambda message, _: text_of(message.correlation_id),
+    "to": lambda message, _: text_of(message.to),
+    "reply_to": lambda message, _: text_of(message.reply_to),
+    "reply_to_session_id": lambda message, _: text_of(message.reply_to_session_id),
+    "partition_key": lambda _, annotations: text_of(annotations.get(PARTITION_KEY)),
     "time_to_live": lambda message, _: _whole(message.header.ttl, 64),
-    "scheduled_enqueue_time": lambda _, annotations: _instant(annotations.get(_SCHEDULED)),
+    "scheduled_enqueue_time": lambda _, annotations: _instant(annotations.get(SCHEDULED)),
     "delivery_count": lambda message, _: _whole(message.delivery_count, 32),
-    "dead_letter_reason": lambda message, _: _text(message.dead_letter_reason),
-    "dead_letter_error_description": lambda message, _: _text(message.dead_letter_error_description),
-    "application_properties": _properties,
+    "dead_letter_reason": lambda message, _: text_of(message.dead_letter_reason),
+    "dead_letter_error_description": lambda message, _: text_of(message.dead_letter_error_description),
+    "application_properties": lambda message, _: property_texts(message.application_properties),
     "body_type": lambda message, _: message.body_type.value,
     "body": _body,
 }
-
-
-# --- AMQP values as text ---------------------------------------------------------------------------------------------
-
-
-def _text(value: Any) -> str | None:
-    """Returns an AMQP value as text: bytes and decimals in hexadecimal, a compound value as JSON."""
-    match value:
-        case None:
-            return None
-        case bool():
-            return "true" if value else "false"
-        case bytes() | bytearray() | memoryview():
-            return bytes(value).hex()
-        case int():
-            return str(int(value))
-        case UUID() | str() | float():
-            return str(value)
-        case _:
-            return _json(value)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    """Returns any AMQP value as a value of the types that JSON has.
-
-    Bytes and decimals are hexadecimal text, UUIDs are text, timestamps are milliseconds, NaN and the infinities are
-    text, arrays are lists, and a described value is an object of `descriptor` and `value`.
-    """
-    match value:
-        case None | bool():
-            return value
-        case int():
-            return int(value)
-        case float():
-            return float(value) if isfinite(value) else str(float(value))
-        case str():
-            return str(value)
-        case bytes() | bytearray() | memoryview():
-            return bytes(value).hex()
-        case Described():
-            return {"descriptor": _plain(value.descriptor), "value": _plain(value.value)}
-        case Mapping():
-            return _plain_map(value)
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case _:
-            return str(value)
-
-
-def _plain_map(entries: Mapping[Any, Any]) -> dict[str, Any] | list[list[Any]]:
-    """Returns a map as an object with text keys; as a list of [key, value] if two keys would have the same text."""
-    texts = [_key(key) for key in entries]
-    if len(set(texts)) < len(texts):
-        return [[_plain(key), _plain(item)] for key, item in entries.items()]
-    return {text: _plain(item) for text, item in zip(texts, entries.values(), strict=True)}
-
-
-def _key(key: Any) -> str:
-    text = _text(key)
-    return "null" if text is None else text
 
 
 # --- rows to messages ------------------------------------------------------------------------------------------------

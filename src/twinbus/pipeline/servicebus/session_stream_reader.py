@@ -41,9 +41,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from twinbus.errors import OperatorError
 from twinbus.pipeline.servicebus.broker import LONGEST_LOCK, PAGE, Broker
 from twinbus.pipeline.servicebus.held_sessions import HeldSessions
+from twinbus.pipeline.servicebus.message_marks import marks_of, session_of
 from twinbus.pipeline.servicebus.offsets import SequenceNumbers, latest
 from twinbus.pipeline.servicebus.options import SourceOptions
-from twinbus.pipeline.servicebus.rows import marks_of, session_of
 from twinbus.pipeline.servicebus.session_offsets import BySession, SessionOffset, merged
 from twinbus.pipeline.servicebus.stream_reader import CompletionError
 from twinbus.pipeline.servicebus.task_reader import TaskReader, split_sessions

@@ -29,9 +29,10 @@ from pyspark.sql.types import StructField, StructType
 from twinbus.message import Message
 from twinbus.pipeline.servicebus.broker import Broker
 from twinbus.pipeline.servicebus.filters import MessageFilter, is_applicable
+from twinbus.pipeline.servicebus.message_marks import session_of
 from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.options import CONNECTION_OPTIONS, SourceOptionError, SourceOptions, options_of_table
-from twinbus.pipeline.servicebus.rows import READ_SCHEMA, RowMessages, check_written_schema, session_of
+from twinbus.pipeline.servicebus.rows import READ_SCHEMA, RowMessages, check_written_schema
 from twinbus.pipeline.servicebus.session_stream_reader import SessionStreamReader
 from twinbus.pipeline.servicebus.stream_reader import StreamReader
 from twinbus.pipeline.servicebus.task_reader import (

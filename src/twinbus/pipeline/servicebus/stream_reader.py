@@ -47,9 +47,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from twinbus.errors import OperatorError
 from twinbus.pipeline.servicebus.broker import MOST_HELD, PAGE, Broker
+from twinbus.pipeline.servicebus.message_marks import marks_of
 from twinbus.pipeline.servicebus.offsets import NONE, Offset, SequenceNumbers, latest
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
-from twinbus.pipeline.servicebus.rows import marks_of
 from twinbus.pipeline.servicebus.task_reader import NumbersPartition, RangePartition, TaskReader, split_range
 
 _log = logging.getLogger(__name__)

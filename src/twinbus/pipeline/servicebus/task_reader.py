@@ -14,9 +14,10 @@ from pyspark.sql.types import StructType
 
 from twinbus.connect import ReceivedMessage
 from twinbus.pipeline.servicebus.broker import Broker
+from twinbus.pipeline.servicebus.message_marks import MessageMarks, marks_of
 from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.options import SourceOptions
-from twinbus.pipeline.servicebus.rows import MessageMarks, check_read_schema, marks_of, record_batches, row_of
+from twinbus.pipeline.servicebus.rows import check_read_schema, record_batches, row_maker
 from twinbus.pipeline.servicebus.session_offsets import BySession
 
 
@@ -84,6 +85,7 @@ class TaskReader:
     def _rows(
         self, partition: InputPartition, matches: Callable[[MessageMarks], bool] | None
     ) -> Iterator[tuple[Any, ...]]:
+        row_of = row_maker(self._options.include_raw, self._names)
         with Broker(self._options) as broker:
             messages: Iterator[ReceivedMessage]
             if isinstance(partition, NumbersPartition):
@@ -99,4 +101,4 @@ class TaskReader:
                 messages = broker.between(partition.first, partition.last)
             for message in messages:
                 if matches is None or matches(marks_of(message)):
-                    yield row_of(message, self._options.include_raw, self._names)
+                    yield row_of(message)

@@ -1,0 +1,158 @@
+"""The annotations that the broker sets on a message: its number, its times, its state.
+
+Planning, filtering and completing need only these. So they are read from the encoded message, without its other parts,
+and also from a message whose other parts cannot be decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from twinbus.amqp import (
+    MESSAGE_ANNOTATIONS,
+    AmqpError,
+    decode,
+    read_map_header,
+    read_routing_fields,
+    section_at,
+    skip,
+)
+from twinbus.connect import MessageState, ReceivedMessage
+
+SEQUENCE_NUMBER: Final = "x-opt-sequence-number"
+ENQUEUED: Final = "x-opt-enqueued-time"
+SCHEDULED: Final = "x-opt-scheduled-enqueue-time"
+PARTITION_KEY: Final = "x-opt-partition-key"
+STATE: Final = "x-opt-message-state"
+LOCKED_UNTIL: Final = "x-opt-locked-until"
+_BROKERS: Final = {
+    name.encode(): name for name in (SEQUENCE_NUMBER, ENQUEUED, SCHEDULED, PARTITION_KEY, STATE, LOCKED_UNTIL)
+}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# Type codes of AMQP: a symbol of at most 255 bytes, and the two that broker annotations usually have.
+_SYMBOL, _LONG, _TIMESTAMP = 0xA3, 0x81, 0x83
+
+
+class MessageMarks(NamedTuple):
+    """The values of a message that a read needs before it makes a row of the message."""
+
+    number: int | None
+    """The sequence number; None if it cannot be decoded."""
+    enqueued: int | None
+    """Enqueued time in ms."""
+    state: MessageState | None
+    """None if the broker reports a state that Twinbus does not know."""
+    locked_until: int | None
+    """End of the receiver's lock in ms."""
+
+    @property
+    def is_active(self) -> bool:
+        return self.state is MessageState.ACTIVE
+
+    @property
+    def enqueued_time(self) -> datetime | None:
+        """The value of the column `enqueued_time`."""
+        try:
+            return instant(self.enqueued)
+        except ValueError:
+            return None
+
+
+def marks_of(message: ReceivedMessage) -> MessageMarks:
+    found = broker_annotations(message.raw)
+    number, enqueued, locked_until = found.get(SEQUENCE_NUMBER), found.get(ENQUEUED), found.get(LOCKED_UNTIL)
+    return MessageMarks(
+        number if isinstance(number, int) else None,
+        enqueued if isinstance(enqueued, int) else None,
+        _state(found),
+        locked_until if isinstance(locked_until, int) else None,
+    )
+
+
+def session_of(message: ReceivedMessage) -> str | None:
+    """Returns the session of a message; None if it has none, or if it cannot be decoded."""
+    try:
+        return read_routing_fields(message.raw).group_id
+    except AmqpError:
+        return None
+
+
+_STATES: Final = {state.value: state for state in MessageState}
+
+
+def _state(annotations: Mapping[str, Any]) -> MessageState | None:
+    value = annotations.get(STATE, 0)
+    return _STATES.get(int(value)) if isinstance(value, int) else None
+
+
+def broker_annotations(raw: bytes) -> dict[str, Any]:
+    """Returns the annotations that the broker sets, without those that cannot be decoded.
+
+    Decodes no other annotations: even if an annotation of the sender cannot be decoded, the sequence number must be
+    returned.
+    """
+    found: dict[str, Any] = {}
+    try:
+        pos = 0
+        while pos < len(raw):
+            code, start, pos = section_at(raw, pos)
+            if code == MESSAGE_ANNOTATIONS:
+                _take_annotations(raw, start, found)
+                break
+    except (AmqpError, IndexError):
+        pass  # the column `error` of the row names the broken section
+    return found
+
+
+def annotations_in(raw: bytes, start: int) -> dict[str, Any]:
+    """Returns the annotations that the broker sets from the section whose map is at `start`.
+
+    Raises AmqpError or IndexError if the map is broken.
+    """
+    found: dict[str, Any] = {}
+    _take_annotations(raw, start, found)
+    return found
+
+
+def _take_annotations(raw: bytes, start: int, found: dict[str, Any]) -> None:
+    count, at = read_map_header(raw, start)
+    for _ in range(count >> 1):
+        at = _take_annotation(raw, at, found)
+
+
+def _take_annotation(raw: bytes, key: int, found: dict[str, Any]) -> int:
+    """Adds the annotation at `key` if it is one of the broker's. Returns the position after it."""
+    if raw[key] == _SYMBOL:  # usual, and its bytes are enough
+        value = key + 2 + raw[key + 1]
+        name = _BROKERS.get(raw[key + 2 : value])
+    else:
+        value, name = skip(raw, key), _name(raw, key)
+    end = skip(raw, value)
+    if name is not None:
+        if raw[value] in {_LONG, _TIMESTAMP}:
+            found[name] = int.from_bytes(raw[value + 1 : end], signed=True)
+        else:
+            with suppress(AmqpError):  # as if the broker had not set it
+                found[name] = decode(raw, value)[0]
+    return end
+
+
+def _name(raw: bytes, key: int) -> str | None:
+    try:
+        name = decode(raw, key)[0]
+    except AmqpError:
+        return None
+    return _BROKERS.get(name.encode()) if isinstance(name, str) else None
+
+
+def instant(millis: int | None) -> datetime | None:
+    """Returns the time of a column. Raises ValueError if a datetime cannot have it."""
+    if millis is None:
+        return None
+    try:
+        return _EPOCH + timedelta(milliseconds=millis)
+    except OverflowError:
+        raise ValueError(f"{millis} ms since 1970 is not within the years 1 to 9999") from None
