@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.measuring import Figure, Samples, ratios, show, write_json
+from bench.measuring import Figure, ProcessMeter, Samples, ratios, show, write_json
 from bench.serving import Server
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.session import session
@@ -127,13 +126,33 @@ class Work:
         return seen
 
 
+def peak_memory(spark: SparkSession, server: Server) -> str:
+    """Return the peaks of Spark's JVM, of its Python processes together, and of the server."""
+    jvm = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]  # it is there in a classic session
+    parents = {int(stat.parent.name): _parent(stat) for stat in Path("/proc").glob("[0-9]*/stat")}
+    children = [pid for pid, parent in parents.items() if jvm in {parent, parents.get(parent)}]
+    workers = sum(ProcessMeter(pid).peak_rss_megabytes() for pid in children)
+    return (
+        f"Memory at the peak: Spark's JVM {ProcessMeter(jvm).peak_rss_megabytes():,.0f} MB, its {len(children)} Python "
+        f"processes {workers:,.0f} MB together, the server {server.meter.peak_rss_megabytes():,.0f} MB."
+    )
+
+
+def _parent(stat: Path) -> int:
+    try:
+        return int(stat.read_text().rpartition(") ")[2].split()[1])
+    except OSError:  # the process has ended
+        return 0
+
+
 def rate(work: Callable[[], int]) -> float:
     began = time.perf_counter()
     count = work()
     return count / (time.perf_counter() - began)
 
 
-def figures(folder: Path, *, messages: int, repeats: int) -> list[Figure]:
+def figures(folder: Path, *, messages: int, repeats: int) -> tuple[list[Figure], str]:
+    """Return the figures, and the memory that it took."""
     spark = session("bench")
     spark.dataSource.register(ServiceBusDataSource)
     found = {name: (Samples(), Samples()) for name in AIMS}
@@ -150,6 +169,7 @@ def figures(folder: Path, *, messages: int, repeats: int) -> list[Figure]:
             one.values.append(work.one_number())
             found["stream"][0].values.append(rate(work.sdk_stream))
             found["stream"][1].values.append(rate(work.spark_stream))
+        memory = peak_memory(spark, server)
     spark.stop()
     made = [Figure(f"{messages:,} messages of {len(BODY)} bytes:")]
     for name, (sdk, ours) in found.items():
@@ -166,7 +186,7 @@ def figures(folder: Path, *, messages: int, repeats: int) -> list[Figure]:
             )
         )
     made.append(Figure("one number", one.told("{:.2f} s"), "", "", "< 1 s", one.median < 1, {"seconds": one.values}))
-    return made
+    return made, memory
 
 
 def main() -> None:
@@ -177,10 +197,8 @@ def main() -> None:
     asked = parser.parse_args()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="twinbus-bench-") as name:
-        made = figures(Path(name), messages=asked.messages, repeats=asked.repeats)
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+        made, memory = figures(Path(name), messages=asked.messages, repeats=asked.repeats)
     loads = f"{os.cpu_count()} cores for all; load average {load:.1f} before, {os.getloadavg()[0]:.1f} after."
-    memory = f"Largest process (Spark's JVM or the server): {peak:,.0f} MB at its peak."
     if asked.json:
         write_json(made, (*NOTES, loads, memory))
     else:

@@ -301,12 +301,14 @@ def test_l6_the_table_shows_the_messages_that_are_put_aside_and_their_sum_is_in_
     assert "102" not in told
 
 
-def test_l6_a_summary_without_the_numbers_of_lanes_that_died_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_l6_a_summary_says_whether_the_numbers_of_lanes_that_died_are_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    LineDisplay().show(moment(lanes_lost=3, lanes_uncounted=3))
     LineDisplay().show(moment(lanes_lost=3))
     LineDisplay().show(moment())
-    first, second = capsys.readouterr().out.splitlines()
-    assert "3 lanes died: what they moved is in the ledger, not in these numbers" in first
-    assert "died" not in second
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert "3 lanes died: what they moved is not in these numbers" in first
+    assert "3 lanes died: counted from the ledger" in second
+    assert "died" not in third
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (3700, "1 h 1 min")])

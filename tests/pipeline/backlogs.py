@@ -21,7 +21,7 @@ from tests.syphon.fixed_queues import FixedQueues
 from tests.syphon.two_namespaces import ids, taken
 from twinbus.backlog import backlog_queue_path
 from twinbus.connect import connect
-from twinbus.ledger import Ledger, Role, Stage, balance, dead_writers, read_ledger
+from twinbus.ledger import Balance, Ledger, Role, Stage, balance, dead_writers, read_ledger
 from twinbus.message import Message
 from twinbus.pipeline.syphon_job import SparkSyphon, SparkSyphonOptions, SyphonJob
 from twinbus.pipeline.syphon_job.lane import SyphonSource
@@ -109,7 +109,7 @@ class Backlog:
         async with connect(self.secondary.connection_string) as bus:
             return ids([one for queue in self.queues for one in await bus.management(queue).peek(0, 250)])
 
-    def check_ledger(self, orders: Counter[str], watchful: Counter[str] | None = None) -> None:
+    def check_ledger(self, orders: Counter[str], watchful: Counter[str] | None = None) -> Balance:
         """The ledger agrees with the count of messages that arrived, after everything was brought home (L1)."""
         once = watchful or Counter()
         counted = orders + once
@@ -119,6 +119,7 @@ class Backlog:
         wrong = contradictions(found, arrived=counted, left=(), safe=safe, is_over=True, deduplicated=once)
         assert not wrong, "\n".join([f"{len(wrong)} wrong", *wrong[:20]])
         assert found.delivered.total() == len(counted) == self._first
+        return found
 
 
 # --- killing ---------------------------------------------------------------------------------------------------------

@@ -22,7 +22,18 @@ from tests.syphon.fixed_queues import FixedQueues
 from tests.syphon.two_namespaces import numbered, until
 from tests.tiers import budget
 from twinbus.connect import connect
-from twinbus.ledger import Metered, Role, SegmentHeader, Stage, read_ledger
+from twinbus.ledger import (
+    Closed,
+    Intent,
+    Metered,
+    Operation,
+    Role,
+    SegmentHeader,
+    Stage,
+    list_segments,
+    read_ledger,
+    read_segment,
+)
 from twinbus.message import Message
 from twinbus.pipeline.syphon_job import SparkSyphon, SparkSyphonOptions, SyphonJob
 from twinbus.pipeline.syphon_job.driver import BacklogPoller
@@ -67,6 +78,28 @@ async def test_d2_10000_messages_arrive_once_each_and_the_drain_ends(spark: Spar
     # Each lane wrote a segment of its own, in a process that is not this one.
     writers = [one for one in read_ledger(backlog.ledger) if isinstance(one, SegmentHeader) and one.role is Role.SYPHON]
     assert {one.pid for one in writers} - {os.getpid()}
+
+
+@pytest.mark.thorough
+async def test_d2_y9_progress_grows_within_a_batch_and_counts_each_message_once(
+    spark: SparkSession, backlog: Backlog
+) -> None:
+    await backlog.fill(5_000)
+    async with backlog.syphon(spark, backlog.job(budget=6.0), rate=400) as syphon:
+        running = asyncio.create_task(syphon.run())
+        seen: set[int] = set()
+
+        def has_grown() -> bool:
+            seen.add(syphon.progress().total.returned)
+            return len(seen) > 3
+
+        await reached(running, has_grown)
+        assert syphon.plans == 1
+        assert syphon.progress().rate > 0
+        syphon.stop()
+        ended = await running
+    arrived = await backlog.arrived()
+    assert ended.total.returned == ended.operations[Stage.RETURN_PRIMARY] == arrived.total()
 
 
 @pytest.mark.thorough
@@ -148,15 +181,33 @@ async def test_d2_l1_kill_9_of_python_workers_at_each_step_and_at_random_loses_n
         await reached(running, lambda: len(list(marks.iterdir())) == KILLS_PER_RUN)
         syphon.stop()
         ended = await running
-    assert ended.lanes_lost >= len(MOVES), "L6: the summary says that their numbers are missing"
+    assert ended.lanes_lost >= len(MOVES)
+    assert ended.lanes_uncounted == 0
     async with backlog.syphon(spark, drain=True) as syphon:
-        await syphon.run()
+        drained = await syphon.run()
     arrived, watchful = await backlog.arrived(), await backlog.arrived(backlog.watchful)
     assert set(arrived) == set(numbered(6_000))
     assert arrived.total() <= 6_000 + window * KILLS_PER_RUN
     assert watchful == numbered(4_000, 6_000)
     assert await backlog.left() == Counter()
-    backlog.check_ledger(arrived, watchful)
+    found = backlog.check_ledger(arrived, watchful)
+    # The summaries have what the ledger has (L6). They count a message twice that two lanes held when they died, if the
+    # second had completed it: the ledger counts such a message once.
+    told, recorded = ended.total.possible_duplicates + drained.total.possible_duplicates, found.duplicated
+    assert 0 <= told - (recorded + found.possibly_duplicated).total() <= twice_lost(backlog.ledger)
+
+
+def twice_lost(ledger: Path) -> int:
+    """Return how many messages were in lanes that died, in more than one."""
+    lanes: dict[str, set[str]] = {}
+    for segment in list_segments(ledger):
+        entries = list(read_segment(segment, lambda _: None))
+        if not isinstance(entries[-1], Closed):
+            for entry in entries:
+                if isinstance(entry, Intent | Operation) and entry.stage is Stage.RETURN_PRIMARY:
+                    for one in entry.ids:
+                        lanes.setdefault(one, set()).add(segment.writer)
+    return sum(len(found) > 1 for found in lanes.values())
 
 
 @pytest.mark.thorough

@@ -165,7 +165,8 @@ def headline(progress: Progress) -> str:
             parts.append(f"{count} {what}")
     if progress.lanes_lost:
         died = "1 lane died" if progress.lanes_lost == 1 else f"{progress.lanes_lost} lanes died"
-        parts.append(f"{died}: what they moved is in the ledger, not in these numbers")
+        missing = "what they moved is not in these numbers" if progress.lanes_uncounted else "counted from the ledger"
+        parts.append(f"{died}: {missing}")
     if progress.audit is not None:
         parts.append(f"audit: {progress.audit['text']}")
     return ", ".join(parts)
@@ -216,6 +217,7 @@ def as_json(progress: Progress) -> dict[str, Any]:
         "aside": progress.aside,
         "aside_by_destination": dict(progress.aside_by_destination),
         "lanes_lost": progress.lanes_lost,
+        "lanes_uncounted": progress.lanes_uncounted,
         "total": asdict(progress.total),
         "by_destination": {path: asdict(tally) for path, tally in progress.by_destination.items()},
         "not_ready": {one.path: {"state": one.readiness.value, "cause": one.cause} for one in progress.not_ready},

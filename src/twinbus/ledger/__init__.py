@@ -61,6 +61,7 @@ from twinbus.ledger.segments import (
     LineProblem,
     list_segments,
     read_ledger,
+    read_segment,
 )
 from twinbus.ledger.verdict import EXIT_CODES, Judgement, Verdict, judge_ledger
 
@@ -134,6 +135,7 @@ __all__ = [
     "operation_prefix",
     "read_for_audit",
     "read_ledger",
+    "read_segment",
     "result_of_failure",
     "unfinished_writers",
     "writer_id",

@@ -478,10 +478,11 @@ def read_ledger(
     """
     yield from failing_gaps(Path(directory))
     for segment in list_segments(Path(directory)):
-        yield from _read_segment(segment, problem or _raise)
+        yield from read_segment(segment, problem or _raise)
 
 
-def _read_segment(segment: Segment, problem: Callable[[LineProblem], None]) -> Iterator[Entry]:
+def read_segment(segment: Segment, problem: Callable[[LineProblem], None]) -> Iterator[Entry]:
+    """Yields every entry of one segment. Calls `problem` for each line that is not an entry."""
     try:
         path = segment.path
         file = path.open("rb")

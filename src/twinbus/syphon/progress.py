@@ -49,8 +49,8 @@ class Progress:
     of messages that are deferred now. `remaining` is the number of messages in the backlog that can move; messages that
     are put aside, kept or scheduled cannot. `seconds_left` is the time for these. Both are None if unknown. `left` says
     what a drain that ended by itself has left, and why (Y11). `lanes_lost` is the number of lanes of a syphon on Spark
-    that ended without a report: what they moved is in the ledger, not in these numbers. `audit` is what the audit after
-    a drain found (L3), if there was one.
+    that died. `lanes_uncounted` is how many of these are not in these numbers: with a ledger none, because what they
+    moved is counted from the ledger. `audit` is what the audit after a drain found (L3), if there was one.
     """
 
     seconds: float
@@ -65,6 +65,7 @@ class Progress:
     seconds_left: float | None
     state: str
     lanes_lost: int = 0
+    lanes_uncounted: int = 0
     left: tuple[LeftMessages, ...] = ()
     audit: Mapping[str, Any] | None = None
 

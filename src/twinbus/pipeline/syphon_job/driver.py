@@ -25,6 +25,8 @@ from twinbus.errors import OperatorError, OptionError
 from twinbus.ledger import Ledger, Role, Stage
 from twinbus.pipeline.session import start_query
 from twinbus.pipeline.syphon_job.lane import PLAN_FILE, SyphonSource
+from twinbus.pipeline.syphon_job.lane_counts import CountsListener, LaneCounts, LaneSnapshot, LaneTry
+from twinbus.pipeline.syphon_job.lost_lanes import LostLanes
 from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, SyphonJob
 from twinbus.pipeline.syphon_job.planning import BatchPlanner
 from twinbus.syphon import (
@@ -131,7 +133,13 @@ class SparkSyphon:
         self._running_plan: str | None = None
         """The number of the plan whose lanes run now; None if no lane runs."""
         self._busy_queues: set[str] = set()
+        self._lane_counts = LaneCounts(self._counts)
+        self._listener = CountsListener(self._counts_received)
+        self._lost_lanes = None if job.ledger is None else LostLanes(Path(job.ledger))
+        self._uncounted: list[LaneTry] = []
+        """Lanes that died, whose numbers were not read from the ledger yet."""
         self._lanes_lost = 0
+        self._lanes_uncounted = 0
         self._discovered_at = float("-inf")
         self._drain_end = DrainEnd(self.options.wait_for_destinations)
         self._has_drained = False
@@ -148,6 +156,7 @@ class SparkSyphon:
     async def close(self) -> None:
         self.stop()
         await self._poller.close()
+        await self._listener.close()
         await self._discovery.close()
         if self._ledger is not None:
             self._ledger.close()
@@ -179,27 +188,37 @@ class SparkSyphon:
         self._planner.message_arrived(queue)
         self._woken.set()
 
+    def _counts_received(self, snapshot: LaneSnapshot) -> None:
+        """Counts what a lane has moved while it runs. A snapshot that arrives after its plan has ended is ignored."""
+        if snapshot.lane.plan == self._running_plan:
+            self._lane_counts.add(snapshot.lane, snapshot.counts, snapshot.operations, self._loop.time())
+
     def _lanes_reported(self, reports: Sequence[LaneReport]) -> None:
         now = self._loop.time()
         for report in reports:
-            self._counts.operations.update(report.operations)
-            self._count(report, now)
-            self._lanes_lost += report.earlier_tries
+            *lost, this = report.tries
+            self._lane_counts.add(this, report.counts, report.operations, now)
+            self._uncounted += lost
+            self._lanes_lost += len(lost)
             if report.plan == self._running_plan:
                 self._running_plan = None
         self._planner.lanes_reported(reports, now)
         self._woken.set()
 
-    def _count(self, report: LaneReport, now: float) -> None:
-        total = self._counts
-        for path, counts in report.counts.items():
-            if counts.returned:
-                total.returned(path, counts.returned, counts.bytes, now)
-            total.deferred(path, counts.deferred)
-            for reason, count in counts.dead_letter_reasons.items():
-                total.dead_lettered(path, count, reason)
-            total.kept(path, counts.kept)
-            total.possible_duplicates(path, counts.possible_duplicates)
+    async def _count_lost_lanes(self) -> None:
+        """Counts what lanes moved that died. Their segments in the ledger have it."""
+        lost, self._uncounted = self._uncounted, []
+        if lost and self._lost_lanes is not None:
+            try:
+                for lane, found in await asyncio.to_thread(self._lost_lanes.read, lost, self._job.primary_name):
+                    self._lane_counts.add(lane, found.counts, found.operations, self._loop.time())
+            except OSError as error:
+                _log.warning("what %s lanes moved that died cannot be read from the ledger: %s", len(lost), error)
+                self._lanes_uncounted += len(lost)
+        else:
+            self._lanes_uncounted += len(lost)
+        if self._running_plan is None:
+            self._lane_counts.forget_all()
 
     # --- running -----------------------------------------------------------------------------------------------------
 
@@ -212,12 +231,14 @@ class SparkSyphon:
         """Run until `stop`. A drain also ends when no message that is left can move; `Progress.left` names these."""
         self.state = SyphonState.RUNNING
         self._syphon_ledger.started({"poll": self.options.poll, "drain": self.options.drain})
+        await self._listen()
         query = await asyncio.to_thread(self._start_query)
         ended = asyncio.ensure_future(asyncio.to_thread(query.awaitTermination))
         ended.add_done_callback(lambda _: self._woken.set())
         try:
             while not ended.done() and not (self._stopping and self._running_plan is None) and not self._is_done():
                 self._woken.clear()
+                await self._count_lost_lanes()
                 await self._advance()
                 await self._wait()
         finally:
@@ -226,10 +247,18 @@ class SparkSyphon:
             await asyncio.to_thread(query.stop)
             with contextlib.suppress(Exception):  # raised below if Spark ended the query
                 await ended
+            await self._count_lost_lanes()
             self.state = SyphonState.ENDED
         if (error := ended.exception()) is not None:
             raise SyphonBrokenError(f"Spark has ended the job: {str(error).partition(chr(10))[0]}") from error
         return replace(self.progress(), left=self._left()) if self._has_drained else self.progress()
+
+    async def _listen(self) -> None:
+        settings = self._spark.sparkContext.getConf()
+        host = settings.get("spark.driver.host")
+        assert host is not None, "Spark sets it when a driver starts"
+        bind = settings.get("spark.driver.bindAddress", host) or host
+        self._job = replace(self._job, counts_to=await self._listener.listen(host, bind))
 
     async def _advance(self) -> None:
         """Start a plan if no plan runs and there is work; start missing long polls."""
@@ -333,7 +362,7 @@ class SparkSyphon:
         return self._planner.plans
 
     def progress(self) -> Progress:
-        """Return the progress, from the reports of the lanes that have ended."""
+        """Return the progress: what lanes that have ended and running lanes have reported, and dead lanes recorded."""
         now, counts = self._loop.time(), self._counts
         rate = counts.rate(now)
         remaining = messages_that_can_move(self._remaining.last, self._planner.messages_that_cannot_move())
@@ -351,6 +380,7 @@ class SparkSyphon:
             seconds_left=None if remaining is None or rate == 0 else remaining / rate,
             state=str(self.state),
             lanes_lost=self._lanes_lost,
+            lanes_uncounted=self._lanes_uncounted,
         )
 
     async def count_remaining(self) -> int | None:

@@ -2,7 +2,8 @@
 
 A lane uses the same pump as every syphon. A failure of the destination or of the backlog queue does not make a lane
 raise an exception, which would cost one of Spark's retries: the lane ends normally and returns a report. Each lane
-writes its own ledger segment; the report is used only for progress and planning.
+writes its own ledger segment; the report is used only for progress and planning. While it runs, it sends its numbers to
+the driver (`lane_counts`).
 
 `SyphonSource` is the data source that runs lanes: a streaming source without data, in which each lane is a partition.
 An offset of the source has an epoch, and the plan that the driver wrote to a file. If Spark repeats a batch, the lanes
@@ -32,6 +33,8 @@ from pyspark.sql.types import StructType
 
 from twinbus.errors import TwinbusError
 from twinbus.ledger import Ledger, Role
+from twinbus.pipeline.syphon_job.lane_counts import LaneTry, send_counts
+from twinbus.pipeline.syphon_job.lost_lanes import record_start
 from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, LaneTask, ScanResult, SyphonJob
 from twinbus.syphon import (
     PEEK_PAGE_SIZE,
@@ -76,8 +79,14 @@ class Lane:
         now = asyncio.get_running_loop().time
         began = now()
         counts = ProgressCounter(began)
+        this = LaneTry(self._plan.number, task.queue, task.lane, _earlier_tries())
         async with AsyncExitStack() as stack:
             ledger = stack.enter_context(Ledger(job.ledger, Role.SYPHON)) if job.ledger is not None else None
+            if ledger is not None:
+                record_start(ledger, this, job.primary_name)
+            if job.counts_to is not None:
+                sending = asyncio.create_task(send_counts(job.counts_to, this, counts))
+                stack.callback(sending.cancel)
             transport = NativeTransport(job.primary, job.secondary, try_timeout=job.timeout)
             stack.push_async_callback(transport.close)
             policy = RetryPolicy(
@@ -111,7 +120,7 @@ class Lane:
                 waiting=pump.deferred.waiting(),
                 probes=task.probes,
                 scan=self._scan,
-                earlier_tries=_earlier_tries(),
+                earlier_tries=this.number,
                 failures={one.path: one.failures for one in context.destinations.statuses() if one.failures},
             )
 

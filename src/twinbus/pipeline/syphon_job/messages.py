@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from twinbus.backlog import FailureKind
+from twinbus.pipeline.syphon_job.lane_counts import CountsAddress, LaneTry
 from twinbus.syphon import DestinationMemory, MessageCounts, Readiness, TimeToLive
 
 
@@ -36,13 +37,17 @@ class SyphonJob:
     first_pause: float = 1.0
     longest_pause: float = 300.0
     gone_after: float = 600.0
+    counts_to: CountsAddress | None = None
+    """Where lanes send their counts while they run; None if they report only at their end."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def of_json(cls, text: str) -> Self:
-        return cls(**json.loads(text))
+        values: dict[str, Any] = json.loads(text)
+        address = values.pop("counts_to", None)
+        return cls(**values, counts_to=None if address is None else CountsAddress(**address))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,11 @@ class LaneReport:
     scan: ScanResult | None
     earlier_tries: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def tries(self) -> list[LaneTry]:
+        """All tries of this task. The last one made this report."""
+        return [LaneTry(self.plan, self.queue, self.lane, number) for number in range(self.earlier_tries + 1)]
 
     def to_json(self) -> str:
         values = {name: getattr(self, name) for name in self.__slots__}

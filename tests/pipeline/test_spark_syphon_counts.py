@@ -1,0 +1,154 @@
+"""Y9, L6: what the driver of a syphon on Spark counts, while lanes run and after they died. Without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.syphon.two_namespaces import until
+from twinbus.ledger import OK, UNKNOWN, Ledger, Move, Role, Stage, balance, read_ledger
+from twinbus.pipeline.syphon_job.lane_counts import (
+    CountsAddress,
+    CountsListener,
+    LaneCounts,
+    LaneSnapshot,
+    LaneTry,
+    send_counts,
+)
+from twinbus.pipeline.syphon_job.lost_lanes import LostLanes, record_start
+from twinbus.pipeline.syphon_job.messages import SyphonJob
+from twinbus.syphon import MessageCounts, ProgressCounter
+
+LANE = LaneTry("run-1", "t/x-servicebus-transfer/0", 0, 0)
+
+
+# --- while lanes run --------------------------------------------------------------------------------------------------
+
+_grown = st.lists(
+    st.builds(
+        MessageCounts,
+        returned=st.integers(0, 9),
+        deferred=st.integers(0, 9),
+        kept=st.integers(0, 9),
+        possible_duplicates=st.integers(0, 9),
+        bytes=st.integers(0, 99),
+        dead_letter_reasons=st.dictionaries(st.sampled_from("ab"), st.integers(0, 3), max_size=2),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(st.dictionaries(st.integers(0, 3), _grown, min_size=1))
+def test_y9_each_number_counts_once_however_often_a_lane_reports_it(lanes: dict[int, list[MessageCounts]]) -> None:
+    """Each lane reports growing numbers, and its last report twice. The sums are those of the last reports."""
+    total = ProgressCounter(0.0)
+    counted = LaneCounts(total)
+    last = []
+    for lane, steps in lanes.items():
+        sums = MessageCounts()
+        for step in [*steps, MessageCounts()]:
+            reasons = {
+                reason: sums.dead_letter_reasons.get(reason, 0) + step.dead_letter_reasons.get(reason, 0)
+                for reason in "ab"
+            }
+            sums = MessageCounts(
+                sums.returned + step.returned,
+                sums.deferred + step.deferred,
+                sum(reasons.values()),
+                sums.kept + step.kept,
+                sums.possible_duplicates + step.possible_duplicates,
+                sums.bytes + (step.bytes if step.returned else 0),
+                reasons,
+            )
+            counted.add(LANE._replace(lane=lane), {"orders": sums}, {Stage.RETURN_PRIMARY: sums.returned}, 1.0)
+        last.append(sums)
+    assert total.total.returned == sum(one.returned for one in last)
+    assert total.total.bytes == sum(one.bytes for one in last)
+    assert total.total.deferred == sum(one.deferred for one in last)
+    assert total.total.dead_lettered == sum(one.dead_lettered for one in last)
+    assert total.total.kept == sum(one.kept for one in last)
+    assert total.total.possible_duplicates == sum(one.possible_duplicates for one in last)
+    assert total.operations[Stage.RETURN_PRIMARY] == total.total.returned
+
+
+async def test_y9_a_running_lane_reports_what_it_counts_and_a_wrong_token_is_refused() -> None:
+    received: list[LaneSnapshot] = []
+    listener = CountsListener(received.append)
+    address = await listener.listen("127.0.0.1", "127.0.0.1")
+    assert address is not None
+    counts = ProgressCounter(0.0)
+    wrong = CountsAddress(address.host, address.port, "0" * len(address.token))
+    counts.returned("wrong", 1, 1, 0.0)
+    refused = asyncio.create_task(send_counts(wrong, LANE, counts))
+    counts.by_destination.clear()
+    counts.returned("orders", 600, 6_000, 0.0)
+    sending = asyncio.create_task(send_counts(address, LANE, counts))
+    await until(lambda: received)
+    counts.returned("events", 5, 50, 0.0)
+    await until(lambda: len(received) > 1)
+    for task in (sending, refused):
+        task.cancel()
+    await asyncio.wait([sending, refused])
+    await listener.close()
+    assert [list(one.counts) for one in received] == [["orders"], ["events"]]
+    assert received[0].lane == LANE
+    assert received[0].counts["orders"] == MessageCounts(returned=600, bytes=6_000)
+
+
+async def test_y9_a_lane_that_cannot_reach_the_driver_goes_on_without_it() -> None:
+    listener = CountsListener(lambda _: None)
+    address = await listener.listen("127.0.0.1", "127.0.0.1")
+    assert address is not None
+    await listener.close()
+    await send_counts(address, LANE, ProgressCounter(0.0))
+
+
+def test_y9_the_address_of_the_driver_travels_with_the_job_and_is_not_shown() -> None:
+    address = CountsAddress("driver", 4711, "token-of-a-run")
+    job = SyphonJob(primary="p", secondary="s", primary_name="one", secondary_name="two", counts_to=address)
+    assert SyphonJob.of_json(job.to_json()) == job
+    assert "token-of-a-run" not in repr(job)
+
+
+# --- lanes that died --------------------------------------------------------------------------------------------------
+
+
+def test_l6_what_a_dead_lane_recorded_is_counted_as_the_ledger_counts_it(tmp_path: Path) -> None:
+    """Six messages are accepted, and a lane dies with each of them in another state. A second lane delivers all."""
+    ids = [str(number) for number in range(8)]
+    with Ledger(tmp_path, Role.CLIENT) as client:
+        client.done(Stage.SEND_BACKLOG, "two", "q", ids, (1,) * 8, "one/orders", seconds=0.1)
+    before = LostLanes(tmp_path)
+    lane = Ledger(tmp_path, Role.SYPHON)
+    record_start(lane, LANE, "one")
+    completed = ["0", "1"]
+    lane.begin(Stage.RETURN_PRIMARY, "one", "orders", ["0", "1", "2"], (1,) * 3).end(OK)  # "2" is not completed
+    lane.done(Stage.COMPLETE_BACKLOG, "two", "q", completed, (0, 0), "one/orders", seconds=0.1)
+    lane.begin(Stage.RETURN_PRIMARY, "one", "orders", ["3"], (1,)).end(UNKNOWN, cause="timeout")
+    lane.begin(Stage.RETURN_PRIMARY, "one", "orders", ["4"], (1,)).end("server_busy")
+    lane.begin(Stage.RETURN_PRIMARY, "one", "orders", ["5", "6"], (1,) * 2).end("server_busy", failed=["6"])
+    lane.begin(Stage.RETURN_PRIMARY, "one", "orders", ["7"], (1,))  # under way
+    lane.moved(Move.KEPT, ["4"], "two/q", "one/orders", "why")
+    lane.flush()
+    ((found_lane, found),) = before.read([LANE, LANE._replace(number=1)], "one")
+    assert found_lane == LANE
+    orders = found.counts["orders"]
+    assert (orders.returned, orders.kept) == (4, 1)
+    assert found.operations[Stage.RETURN_PRIMARY] == 8
+    with Ledger(tmp_path, Role.SYPHON) as second:
+        again = [one for one in ids if one not in completed]
+        second.begin(Stage.RETURN_PRIMARY, "one", "orders", again, (1,) * 6).end(OK)
+        second.done(Stage.COMPLETE_BACKLOG, "two", "q", again, (0,) * 6, "one/orders", seconds=0.1)
+    told = balance(read_ledger(tmp_path), dead={lane.writer})
+    assert orders.possible_duplicates == (told.duplicated + told.possibly_duplicated).total() == 4
+    lane.close()
+
+
+def test_l6_segments_of_an_earlier_run_are_not_read(tmp_path: Path) -> None:
+    with Ledger(tmp_path, Role.SYPHON) as lane:
+        record_start(lane, LANE, "one")
+    assert LostLanes(tmp_path).read([LANE], "one") == []
