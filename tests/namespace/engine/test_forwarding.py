@@ -298,21 +298,75 @@ def test_a_receive_disabled_source_does_not_forward() -> None:
 
 
 @pytest.mark.parametrize("name", ["forward_to", "forward_dead_letters_to"])
-@pytest.mark.parametrize("address", ["missing", "q", "sb://host:1/Q", "t/Subscriptions/s"])
-def test_a_target_has_to_be_another_queue_or_topic_of_the_namespace(name: str, address: str) -> None:
+@pytest.mark.parametrize("address", ["missing", "t/Subscriptions/s"])
+def test_a_target_has_to_be_a_queue_or_topic_of_the_namespace(name: str, address: str) -> None:
     bus = Bus(queue("q"), TopicDescription(path="t"), SubscriptionDescription(topic="t", name="s"))
     refusal = bus.update("q", **{name: address})
     assert refusal is not None
     assert refusal.condition is Condition.ARGUMENT_ERROR
-    fresh = bus.create(queue("fresh", **{name: "fresh" if address == "q" else "none"}))
-    assert fresh is not None
+    assert bus.create(queue("fresh", **{name: "none"})) is not None
     assert bus.update("q", **{name: "sb://host:1/t"}) is None
 
 
-def test_a_subscription_cannot_forward_to_its_own_topic_nor_a_session_queue_anywhere() -> None:
-    bus = Bus(queue("q"), TopicDescription(path="t"))
-    assert bus.create(SubscriptionDescription(topic="t", name="s", forward_to="T")) is not None
-    assert bus.create(queue("sessions", requires_session=True, forward_to="q")) is not None
+@pytest.mark.parametrize("name", ["forward_to", "forward_dead_letters_to"])
+def test_n1_an_entity_may_forward_to_itself_and_a_subscription_to_its_topic(name: str) -> None:
+    bus = Bus(queue("q"), TopicDescription(path="t"), SubscriptionDescription(topic="t", name="s"))
+    for address in ("q", "sb://host:1/Q"):
+        assert bus.update("q", **{name: address}) is None
+    assert bus.update("t/Subscriptions/s", **{name: "T"}) is None
+    assert bus.create(queue("fresh", **{name: "fresh"})) is None
+
+
+@pytest.mark.parametrize("detecting", [False, True])
+def test_n1_a_message_of_an_entity_that_forwards_to_itself_is_a_transfer_dead_letter(detecting: bool) -> None:
+    bus = Bus(queue("q", requires_duplicate_detection=detecting))
+    bus.send("q", envelope("before", message_id="1"))
+    bus.update("q", forward_to="q")
+    bus.send("q", envelope("after", message_id="2"))
+    assert transferred(bus, "q") == [(body, "MaxTransferHopCountExceeded") for body in ("before", "after")]
+    assert bus.counts("q")[0] == 0
+
+
+def test_n1_a_dead_letter_that_is_forwarded_to_its_own_queue_is_received_again() -> None:
+    bus = Bus(queue("q"))
+    bus.update("q", forward_dead_letters_to="q")
+    bus.send("q", "broken")
+    for _ in range(4):
+        bus.settle_tokens("q", bus.receive("q").tokens, events.MoveToDeadLetter("broken"))
+    assert bus.receive("q").bodies == ["broken"]
+
+
+@pytest.mark.parametrize("detecting", [False, True])
+def test_n1_a_subscription_that_forwards_to_its_topic_ends_after_four_hops(detecting: bool) -> None:
+    topic = TopicDescription(path="t", requires_duplicate_detection=detecting)
+    bus = Bus(topic, *(SubscriptionDescription(topic="t", name=name) for name in ("on", "kept")))
+    bus.update("t/Subscriptions/on", forward_to="t")
+    bus.send("t", envelope("round", message_id="1"))
+    assert bus.counts("t/Subscriptions/kept")[0] == 1 + 4
+    assert transferred(bus, "t/Subscriptions/on") == [("round", "MaxTransferHopCountExceeded")]
+
+
+def test_n1_a_session_queue_forwards_what_it_has_and_what_comes_with_the_session_ids() -> None:
+    bus = Bus(queue("target", requires_session=True), queue("source", requires_session=True))
+    bus.send("source", envelope("held", session="a"), envelope("free", session="b"))
+    holder, waiting = bus.session("source", "a", 1), bus.session("source", None, 1)
+    bus.detach("source", waiting)
+    assert holder.bodies == ["held"]
+    assert bus.update("source", forward_to="target") is None
+    assert holder.refusal is not None
+    assert "forwards" in holder.refusal.description
+    bus.send("source", envelope("new", session="a"))
+    refused = bus.session("source", "a", 1)
+    assert refused.refusal is not None
+    assert bus.session("target", "a", 9).bodies == ["held", "new"]
+    assert bus.session("target", "b", 9).bodies == ["free"]
+    assert bus.update("source", forward_to=None) is None
+    bus.send("source", envelope("kept", session="a"))
+    assert bus.session("source", "a", 9).bodies == ["kept"]
+    bus.update("source", forward_to="target")
+    bus.restart()
+    bus.settle()
+    assert "kept" in bus.session("target", "a", 9).bodies
 
 
 def test_a_topic_purges_the_ids_of_forwarded_messages_when_the_window_is_over() -> None:

@@ -26,11 +26,11 @@ from .bus import Bus, envelope, queue
 STEPS = 120
 QUEUES, TOPICS = ("a", "b", "sessions"), ("t", "u")
 SUBSCRIPTIONS = tuple(f"{topic}/Subscriptions/{name}" for topic in TOPICS for name in "xyz")
-SOURCES = ("a", "b", *SUBSCRIPTIONS)
+SOURCES = (*QUEUES, *SUBSCRIPTIONS)
 
 
 class RandomNamespace:
-    """A namespace in which every entity may forward to every other."""
+    """A namespace in which every entity may forward to every other and to itself."""
 
     def __init__(self, seed: int) -> None:
         self._rng = Random(seed)
@@ -85,8 +85,11 @@ class RandomNamespace:
         self.bus.update(self._existing(), **{change: self._rng.choice(choices)})
 
     def _receive(self) -> None:
-        path = self._existing()
-        receiver = self.bus.receiver(path, self._rng.randrange(1, 4), dead=self._rng.random() < 0.2)
+        path, credit, dead = self._existing(), self._rng.randrange(1, 4), self._rng.random() < 0.2
+        if path == "sessions" and not dead:
+            receiver = self.bus.session(path, "s", credit)
+        else:
+            receiver = self.bus.receiver(path, credit, dead=dead)
         if receiver.refusal is None:
             self._held += [(path, token) for token in receiver.tokens]
             self.bus.detach(path, receiver)

@@ -24,7 +24,7 @@ from twinbus.namespace.engine.descriptions import (
 )
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.limits import MAX_MESSAGE_BYTES
-from twinbus.namespace.engine.rules.values import Duration
+from twinbus.namespace.engine.rules.values import Duration, ZonelessTime
 from twinbus.namespace.engine.storage_protocol import PutBody
 from twinbus.values import Condition, Int, Timestamp
 
@@ -434,3 +434,15 @@ def test_rules_survive_a_restart() -> None:
     assert names(bus, A) == ["red", "blue"]
     bus.send("t", colored("red"), colored("blue"), colored("green"))
     assert properties_of(bus, A) == [{"color": "red"}, {"color": "blue", "n": 1, "RuleName": "blue"}]
+
+
+def test_n1_a_time_without_a_zone_counts_as_utc_and_stays_without_a_zone() -> None:
+    moment = 1_593_947_533_000
+    condition = SqlFilter("at = @at", {"@at": ZonelessTime(moment)})
+    bus = topic(s=rule("r", condition))
+    bus.restart()
+    bus.send("t", envelope("then", properties={"at": Timestamp(moment)}), envelope("later", properties={"at": 1}))
+    assert bus.receive("t/Subscriptions/s").bodies == ["then"]
+    (kept,) = bus.entity("t/Subscriptions/s").description.rules  # type: ignore[union-attr] # a subscription
+    assert isinstance(kept.filter, SqlFilter)
+    assert type(kept.filter.parameters["@at"]) is ZonelessTime

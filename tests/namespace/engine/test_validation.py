@@ -173,3 +173,12 @@ def test_a_fixed_property_cannot_be_changed(entity: Description, name: str) -> N
         assert refusal is not None
         assert refusal.condition is ARGUMENT
         assert name.replace("_", "") in refusal.description.lower()
+
+
+def test_n1_a_partitioned_entity_may_have_the_size_of_all_its_partitions() -> None:
+    for size in (1024, 5120, 16 * 1024, 81_920):
+        assert new_entity_refusal(QueueDescription(path="q", enable_partitioning=True, max_size_megabytes=size)) is None
+    for partitioned in (False, True):
+        described = QueueDescription(path="q", enable_partitioning=partitioned, max_size_megabytes=81_921)
+        assert new_entity_refusal(described) is not None
+    assert new_entity_refusal(QueueDescription(path="q", max_size_megabytes=81_920)) is not None

@@ -18,7 +18,7 @@ from twinbus.namespace.engine.descriptions import (
     SqlFilter,
     TrueFilter,
 )
-from twinbus.namespace.engine.rules.values import Duration
+from twinbus.namespace.engine.rules.values import Duration, ZonelessTime
 from twinbus.namespace.front.atom_rules import read_rule, write_rule
 from twinbus.namespace.front.atom_xml import INSTANCE, SERVICE_BUS, AtomError
 from twinbus.values import Byte, Float32, Int, Long, Short, Timestamp, UByte, UInt, ULong, UShort
@@ -37,7 +37,8 @@ values = st.one_of(
     st.integers(0, 2**64 - 1).map(ULong),
     st.floats(allow_nan=False, allow_infinity=False),
     st.floats(width=32, allow_nan=False, allow_infinity=False).map(Float32),
-    st.integers(1, 4_000_000_000_000).map(Timestamp),
+    st.integers(-62_135_596_800_000, 253_402_300_799_999).map(Timestamp),
+    st.integers(-62_135_596_800_000, 253_402_300_799_999).map(ZonelessTime),
     st.integers(0, 10**12).map(Duration),
     st.uuids(),
     st.none(),
@@ -98,7 +99,7 @@ def test_a_rule_without_elements_is_the_default_rule() -> None:
         ('<Value i:type="int"> 5 </Value>', Int(5)),
         ('<Value i:type="x:dateTime">2020-07-05T11:12:13Z</Value>', Timestamp(1593947533000)),
         ('<Value i:type="x:dateTime">2020-07-05T13:12:13.5+02:00</Value>', Timestamp(1593947533500)),
-        ('<Value i:type="x:dateTime">2020-07-05T11:12:13</Value>', Timestamp(1593947533000)),
+        ('<Value i:type="x:dateTime">2020-07-05T11:12:13</Value>', ZonelessTime(1593947533000)),
         ('<Value i:type="x:duration">P1DT2H</Value>', Duration(93_600_000)),
         ('<Value i:type="x:decimal">1.25</Value>', 1.25),
         ('<Value i:type="x:boolean">1</Value>', True),
@@ -114,6 +115,12 @@ def test_values_are_read_by_their_type(value: str, expected: Any) -> None:
     assert isinstance(read, SqlFilter)
     assert read.parameters == {"@a": expected}
     assert type(read.parameters["@a"]) is type(expected)
+
+
+@pytest.mark.parametrize("instant", [-(2**63), 2**63 - 1])
+def test_an_instant_outside_of_the_calendar_is_shown_as_its_end(instant: int) -> None:
+    text = write_rule(RuleDescription("r", SqlFilter("a = @a", {"@a": Timestamp(instant)})), 1)
+    assert ("0001-01-01T00:00:00.000Z" if instant < 0 else "9999-12-31T23:59:59.999Z") in text
 
 
 @pytest.mark.parametrize(

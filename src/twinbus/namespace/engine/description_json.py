@@ -31,7 +31,8 @@ from twinbus.namespace.engine.descriptions import (
     TrueFilter,
 )
 from twinbus.namespace.engine.entity_properties import PropertyType, properties_of
-from twinbus.namespace.engine.rules.values import from_amqp, to_amqp
+from twinbus.namespace.engine.rules.values import ZonelessTime, from_amqp, to_amqp
+from twinbus.values import Described, Symbol, Timestamp
 
 _KINDS: Final[dict[str, type[Description]]] = {
     "queue": QueueDescription,
@@ -97,6 +98,8 @@ def _read_authorization_rule(values: dict[str, Any]) -> AuthorizationRule:
 
 # --- rules -------------------------------------------------------------------------------------------------------
 
+_ZONELESS: Final = Symbol("twinbus:zoneless-time")
+"""The descriptor of a `ZonelessTime` in a record of the store."""
 _CORRELATION_TEXTS: Final = (
     "correlation_id",
     "message_id",
@@ -188,8 +191,18 @@ def _write_sql(expression: str, parameters: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _write_values(values: Mapping[str, Any]) -> str:
-    return encode({name: to_amqp(value) for name, value in values.items()}).hex() if values else ""
+    return encode({name: _stored(value) for name, value in values.items()}).hex() if values else ""
 
 
 def _read_values(text: str) -> dict[str, Any]:
-    return {name: from_amqp(value) for name, value in decode_all(bytes.fromhex(text)).items()} if text else {}
+    return {name: _restored(value) for name, value in decode_all(bytes.fromhex(text)).items()} if text else {}
+
+
+def _stored(value: Any) -> Any:
+    return Described(_ZONELESS, Timestamp(value)) if value.__class__ is ZonelessTime else to_amqp(value)
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, Described) and value.descriptor == _ZONELESS:
+        return ZonelessTime(value.value)
+    return from_amqp(value)

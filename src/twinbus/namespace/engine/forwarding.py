@@ -1,7 +1,8 @@
 """Auto-forward: moves the rows of a queue or subscription, or of its dead-letter queue, to another queue or topic.
 
 Source and target change in one decision, so a crash neither loses nor duplicates a message. A message that the target
-refuses, or that was forwarded 4 times already (`MAX_HOPS`), goes to the transfer dead-letter queue of the source.
+refuses, or that was forwarded 4 times already (`MAX_HOPS`), goes to the transfer dead-letter queue of the source. An
+entity that forwards to itself, or a subscription to its topic, ends so, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from twinbus.namespace.engine.receive_state import DeliveryLane, ReceiveState
 from twinbus.namespace.engine.send_target import ForwardedMessage
 from twinbus.namespace.engine.settlement import dead_letter_properties, dead_letter_row, drop_row, expire_row
 from twinbus.namespace.engine.storage_protocol import (
+    PutCounters,
     QueueLane,
     Row,
     StoreRead,
@@ -57,7 +59,7 @@ def forward(
     if target is not None and moving:
         try:
             forwarded = [_forwarded(row, source.path, now) for row in moving]
-            results = yield from target.accept_forwarded(forwarded, now, decision)
+            results = yield from target.accept_forwarded(forwarded, now, decision, is_return=source.root is target)
         except Exception:
             _return_rows(lane, rows)
             raise
@@ -73,7 +75,17 @@ def forward(
             drop_row(state, row, decision)
     state.request_delivery(lane)  # notes the next forward, if more rows are left
     yield from source.conclude(now, decision)
+    if source.root is target:
+        _keep_last_counters(decision, state.counters.queue)
     return decision
+
+
+def _keep_last_counters(decision: EngineDecision, queue: int) -> None:
+    """Keep only the last write of the counters: the entity was the target, and then the source."""
+    writes = decision.writes
+    places = [index for index, each in enumerate(writes) if isinstance(each, PutCounters) and each.queue == queue]
+    for place in reversed(places[:-1]):
+        del writes[place]
 
 
 def _take_rows(state: ReceiveState, lane: DeliveryLane) -> Generator[StoreRead, Any, list[Row]]:

@@ -20,6 +20,7 @@ from typing import Any
 from twinbus.namespace.engine.deadline_heap import DeadlineHeap
 from twinbus.namespace.engine.descriptions import QueueDescription, SubscriptionDescription
 from twinbus.namespace.engine.duplicate_detection import SeenIdBudget
+from twinbus.namespace.engine.effects import Refusal, not_allowed
 from twinbus.namespace.engine.lifecycle import EntityCounters
 from twinbus.namespace.engine.read_ahead import ReadAhead, ReadAheadBudget
 from twinbus.namespace.engine.storage_protocol import QueueLane, Row
@@ -293,10 +294,25 @@ class ReceiveState:
 
     def apply_forwarding(self) -> None:
         """Set the forwarding targets of the lanes from the settings."""
+        delivered_by_session = self.delivers_by_session
         self.main.forward_to = self.settings.forward_to or None
+        if self.delivers_by_session is not delivered_by_session:
+            # Rows are in the main lane only while the entity forwards: they are read again from the store.
+            self.main.read_ahead.close()
+            self.main.read_ahead = self._new_lane(QueueLane.ACTIVE).read_ahead
         self.dead_letter.forward_to = self.settings.forward_dead_letters_to or None
         for lane in (self.main, self.dead_letter):
             self.request_delivery(lane)
+
+    @property
+    def delivers_by_session(self) -> bool:
+        """Whether each row belongs to the lane of its session. All rows of an entity that forwards are in one lane."""
+        return self.settings.requires_session and self.main.forward_to is None
+
+    def forwarding_refusal(self, lane: DeliveryLane) -> Refusal:
+        """Return why a receiver cannot receive from a lane that is forwarded."""
+        what = "its dead letters" if lane is self.dead_letter else "its messages"
+        return not_allowed(f"'{self.path}' forwards {what} to '{lane.forward_to}': they cannot be received here.")
 
     def arm_timer(self, at: int) -> None:
         """Let the timer fire at the instant `at`, if it does not fire before that anyway."""
@@ -321,7 +337,7 @@ class ReceiveState:
             return self.transfer_dead_letter
         if row.lane >= QueueLane.DEAD:
             return self.dead_letter
-        if not self.settings.requires_session:
+        if not self.delivers_by_session:
             return self.main
         held = self.sessions.held.get(row.session or "")
         return held.lane if held else None

@@ -101,7 +101,7 @@ def decide(state: ReceiveState, event: ReceivingEvent, now: int, decision: Engin
 
 def enqueue(state: ReceiveState, rows: Iterable[Row], now: int, decision: EngineDecision) -> None:
     """Add new rows at the end of the active lane, in order. The caller makes the writes that store the rows."""
-    if state.settings.requires_session:
+    if state.delivers_by_session:
         _enqueue_by_session(state, rows, now, decision)
         return
     append = state.main.read_ahead.append
@@ -162,7 +162,7 @@ def _attach(state: ReceiveState, event: ReceiverAttached, decision: EngineDecisi
     elif not state.settings.status.gives_receives:
         refusal = disabled(state.path, "receives")
     elif lane.forward_to is not None:
-        refusal = _forwarding_refusal(state, lane)
+        refusal = state.forwarding_refusal(lane)
     else:
         receiver = AttachedReceiver(event.receiver, event.peek_lock)
         lane.attach(receiver)
@@ -198,13 +198,10 @@ def change_settings(state: ReceiveState, settings: ReceiveSettings, now: int, de
             _detach_with(state, handle, disabled(state.path, "receives"), now, decision)
     state.apply_forwarding()
     for handle, receiver in list(state.receivers.items()):
-        if receiver.lane is not None and receiver.lane.forward_to is not None:
-            _detach_with(state, handle, _forwarding_refusal(state, receiver.lane), now, decision)
-
-
-def _forwarding_refusal(state: ReceiveState, lane: DeliveryLane) -> Refusal:
-    what = "its dead letters" if lane is state.dead_letter else "its messages"
-    return not_allowed(f"'{state.path}' forwards {what} to '{lane.forward_to}': they cannot be received here.")
+        # A receiver of a session, or one that waits for a session, receives what the main lane now forwards.
+        lane = state.main if receiver.lane is None or receiver.lane.session is not None else receiver.lane
+        if lane.forward_to is not None:
+            _detach_with(state, handle, state.forwarding_refusal(lane), now, decision)
 
 
 def close(state: ReceiveState, now: int, decision: EngineDecision) -> None:

@@ -162,15 +162,12 @@ class EntityRegistry:
     def _forwarding_refusal(self, description: Description) -> Refusal | None:
         if isinstance(description, TopicDescription):
             return None
-        topic = description.topic if isinstance(description, SubscriptionDescription) else description.path
         for name, address in (
             ("ForwardTo", description.forward_to),
             ("ForwardDeadLetteredMessagesTo", description.forward_dead_letters_to),
         ):
-            if not address:
+            if not address or _key(path_of_address(address)) == _key(description.path):
                 continue
-            if _key(path_of_address(address)) == _key(topic):
-                return Refusal(Condition.ARGUMENT_ERROR, f"{name}: '{description.path}' cannot forward to itself.")
             if self._forward_target(address) is None:
                 text = f"{name}: there is no queue or topic '{address}' in this namespace."
                 return Refusal(Condition.ARGUMENT_ERROR, text)
@@ -245,7 +242,7 @@ def _required_paths(description: Description) -> list[str]:
     paths = [path_of_address(each) for each in (description.forward_to, description.forward_dead_letters_to) if each]
     if isinstance(description, SubscriptionDescription):
         paths.append(description.topic)
-    return [_key(path) for path in paths]
+    return [key for key in map(_key, paths) if key != _key(description.path)]
 
 
 def _key(path: str) -> str:

@@ -249,17 +249,19 @@ class SendTarget(NamespaceEntity):
         return seqs
 
     def accept_forwarded(
-        self, forwarded: Sequence[ForwardedMessage], now: int, decision: EngineDecision
+        self, forwarded: Sequence[ForwardedMessage], now: int, decision: EngineDecision, *, is_return: bool = False
     ) -> Generator[StoreRead, Any, list[Refusal | None]]:
         """Store messages that another entity forwards. Returns for each message None, or why the message is refused.
 
-        A refused message does not affect the others. (A client's transfer is accepted or refused as a whole.)
+        A refused message does not affect the others. (A client's transfer is accepted or refused as a whole.) With
+        `is_return` the messages come from this entity, or from a subscription of this topic: they are no duplicates.
         """
         if self.lifecycle.ended:
             return [not_found(self.path)] * len(forwarded)
         taken, results = self._check_forwarded(forwarded)
         messages = [each.fields for each in taken]
-        kept = yield from without_pings_and_duplicates(messages, self.seen_ids, now, decision)
+        seen_ids = None if is_return else self.seen_ids
+        kept = yield from without_pings_and_duplicates(messages, seen_ids, now, decision)
         self.counters.accessed = now
         default_ttl, keeps_sessions = self.description.default_time_to_live, self.keeps_sessions
         accepted = [

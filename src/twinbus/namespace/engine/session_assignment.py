@@ -61,6 +61,8 @@ def _attach_refusal(state: ReceiveState, session: str | None, now: int) -> Refus
         return not_allowed(f"'{state.path}' does not take sessions; a session receiver cannot be made for it.")
     if not state.settings.status.gives_receives:
         return disabled(state.path, "receives")
+    if state.main.forward_to is not None:
+        return state.forwarding_refusal(state.main)
     if session is None:
         return None
     if not 0 < len(session) <= limits.MAX_SESSION_ID_CHARACTERS:

@@ -107,8 +107,12 @@ def _name_faults(description: Description) -> Iterator[Refusal]:
 
 
 def _sending_faults(description: QueueDescription | TopicDescription) -> Iterator[Refusal]:
-    if description.max_size_megabytes not in limits.QUEUE_MEGABYTES:
-        sizes = ", ".join(map(str, limits.QUEUE_MEGABYTES))
+    sizes_allowed: tuple[int, ...] = limits.QUEUE_MEGABYTES
+    if description.enable_partitioning:
+        # The service multiplies the size by the number of partitions, and clients send back the size that they read.
+        sizes_allowed += tuple(limits.PARTITIONS * size for size in limits.QUEUE_MEGABYTES)
+    if description.max_size_megabytes not in sizes_allowed:
+        sizes = ", ".join(map(str, sizes_allowed))
         yield _out_of_range(f"MaxSizeInMegabytes is one of {sizes}; {description.max_size_megabytes} is not.")
     yield from _duration_faults(description, "duplicate_window")
     yield from _authorization_rule_faults(description.authorization_rules)
@@ -120,8 +124,6 @@ def _receiving_faults(description: QueueDescription | SubscriptionDescription) -
         yield _out_of_range(
             f"MaxDeliveryCount is 1 to {limits.MAX_DELIVERY_COUNT}; {description.max_delivery_count} is not."
         )
-    if description.forward_to and description.requires_session:
-        yield _argument(f"ForwardTo ('{description.forward_to}') cannot be set where RequiresSession is.")
 
 
 def _duration_faults(description: Description, field: str) -> Iterator[Refusal]:

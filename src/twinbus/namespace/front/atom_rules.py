@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -20,7 +20,7 @@ from twinbus.namespace.engine.descriptions import (
     SqlFilter,
     TrueFilter,
 )
-from twinbus.namespace.engine.rules.values import Duration
+from twinbus.namespace.engine.rules.values import Duration, ZonelessTime
 from twinbus.namespace.front.atom_xml import INSTANCE, AtomError, children, element, escaped, is_nil, text_of
 from twinbus.namespace.iso8601 import parse_duration, render_duration, render_instant
 from twinbus.values import Byte, Float32, Int, Long, Short, Timestamp, UByte, UInt, ULong, UShort
@@ -28,6 +28,10 @@ from twinbus.values import Byte, Float32, Int, Long, Short, Timestamp, UByte, UI
 _SCHEMA: Final = "http://www.w3.org/2001/XMLSchema"
 _SERIALIZATION: Final = "http://schemas.microsoft.com/2003/10/Serialization/"
 _COMPATIBILITY_LEVEL: Final = "<CompatibilityLevel>20</CompatibilityLevel>"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_FIRST_INSTANT: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
+_LAST_INSTANT: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
 # The most characters of a value. No property of a message may have as many.
 _MAX_TEXT: Final = 40_000
 
@@ -139,8 +143,9 @@ def _read_boolean(text: str) -> bool:
 
 def _read_instant(text: str) -> Timestamp:
     instant = datetime.fromisoformat(text.strip())
-    instant = instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
-    return Timestamp(round(instant.timestamp() * 1000))
+    kind = Timestamp if instant.tzinfo is not None else ZonelessTime
+    aware = instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
+    return kind(round((aware - _EPOCH) / _MILLISECOND))
 
 
 def _read_duration(text: str) -> Duration:
@@ -183,6 +188,7 @@ _XML_TYPES: Final[dict[type, str]] = {
     Float32: "float",
     float: "double",
     Timestamp: "dateTime",
+    ZonelessTime: "dateTime",
     Duration: "duration",
     UUID: "guid",
 }
@@ -260,5 +266,8 @@ def _value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Timestamp):
-        return render_instant(value)
+        # An AMQP client may set an instant outside of the calendar.
+        within = min(max(int(value), _FIRST_INSTANT), _LAST_INSTANT)
+        text = (_EPOCH + within * _MILLISECOND).isoformat(timespec="milliseconds").removesuffix("+00:00")
+        return text if isinstance(value, ZonelessTime) else f"{text}Z"
     return render_duration(int(value)) if isinstance(value, Duration) else str(value)

@@ -187,11 +187,11 @@ def _attach_session_receiver(
             f"{limits.MAX_SESSION_ID_CHARACTERS} characters.",
         )
     wait = link.properties.get(_TIMEOUT, _DEFAULT_SESSION_WAIT)
-    if not isinstance(wait, int) or not 0 <= wait <= _MAX_SESSION_WAIT:
-        return Refusal(Condition.INVALID_FIELD, f"'{_TIMEOUT}' has to be a number of milliseconds, up to a day.")
+    if not isinstance(wait, int) or wait < 0:
+        return Refusal(Condition.INVALID_FIELD, f"'{_TIMEOUT}' has to be a number of milliseconds.")
     receiver = OutgoingLink(context, link, entity, address)
     context.links.add(link, receiver)
-    deadline = context.runtime.now() + int(wait)
+    deadline = context.runtime.now() + min(int(wait), _MAX_SESSION_WAIT)
     context.runtime.submit(entity, SessionReceiverAttached(receiver, session, deadline, _peek_lock(link)))
     return None
 

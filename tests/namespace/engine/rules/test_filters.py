@@ -356,6 +356,32 @@ def test_an_operation_that_csharp_does_not_have_is_an_evaluation_error(expressio
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("expression", "told"),
+    [
+        ("color LIKE 5", "LIKE needs a string, not an integer"),
+        ("color LIKE 'a' ESCAPE 'xy'", "the escape character of LIKE is one character"),
+        ("color LIKE 'a!' ESCAPE '!'", "ends with its escape character"),
+        ("sys.Color = 1", "there is no system property 'Color'"),
+        ("sys.LockToken = 1", "there is no system property 'LockToken'"),
+        ("color = @p", "the parameter @p has no value"),
+        ("'a' = 1", "a string cannot be compared (=) with an integer"),
+        ("n = 1 / 0", "an integer is divided by zero"),
+        ("n = 'a' * 2", "a string and an integer have no operation *"),
+        ("- 'a' = n", "a string has no sign (-)"),
+        ("EXISTS(sys.Color)", "there is no system property 'Color'"),
+        ("NOT (1 = 0 AND 'a' = 1 OR n / 0 = @p)", "the parameter @p has no value"),
+    ],
+)
+def test_n1_a_filter_that_can_never_be_evaluated_is_accepted_and_is_an_evaluation_error(
+    expression: str, told: str
+) -> None:
+    run = compile_filter(expression, {}).evaluate
+    with pytest.raises(RuleEvaluationError) as caught:
+        run(view())
+    assert told in str(caught.value)
+
+
 def test_new_ids_come_from_outside() -> None:
     assert compile_filter("'' + newid() = '00010203-0405-4607-8809-0a0b0c0d0e0f'", {}).evaluate(view()) is True
 

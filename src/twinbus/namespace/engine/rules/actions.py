@@ -13,7 +13,7 @@ from twinbus.amqp import EncodeError, with_sections
 from twinbus.namespace.engine.rules.compiler import Evaluator, ExpressionCompiler, PropertyName
 from twinbus.namespace.engine.rules.errors import RuleEvaluationError
 from twinbus.namespace.engine.rules.grammar import SyntaxTree, parse
-from twinbus.namespace.engine.rules.message_view import MessageView, by_lower_name
+from twinbus.namespace.engine.rules.message_view import SYSTEM_PROPERTIES, MessageView, by_lower_name
 from twinbus.namespace.engine.rules.values import Duration, as_text, from_amqp, kind_of, to_amqp, with_type_of
 from twinbus.values import Symbol, Timestamp
 
@@ -169,6 +169,8 @@ def compile_action(text: str, parameters: Mapping[str, Any]) -> ApplyAction:
 def _statement(compiler: ExpressionCompiler, node: SyntaxTree) -> Statement:
     trees = [child for child in node.children if not isinstance(child, str)]
     name = compiler.property_name(trees[0])
+    if name.is_system and name.key not in SYSTEM_PROPERTIES:
+        raise compiler.error(f"there is no system property '{name.name}'.", name.position)
     if name.is_system and name.key not in _SETTABLE:
         raise compiler.error(f"the system property '{name.name}' cannot be changed.", name.position)
     if node.data == "remove":

@@ -87,8 +87,6 @@ class ExpressionCompiler:
                 f"'{owner}' is no scope: it is sys or user. Write [{owner}.{name}] for a name with a dot.",
                 _position(scope[0]),
             )
-        if owner == "sys" and name.lower() not in SYSTEM_PROPERTIES:
-            raise self.error(f"there is no system property '{name}'.", position)
         return PropertyName(owner == "sys", name, name.lower(), position)
 
     # --- expressions -----------------------------------------------------------------------------------------------
@@ -96,7 +94,7 @@ class ExpressionCompiler:
     def _property(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         name = self.property_name(node)
         if name.is_system:
-            return CompiledTerm(SYSTEM_PROPERTIES[name.key])
+            return _system_property(name)
         key = name.key
 
         def read(view: MessageView) -> Any:
@@ -129,7 +127,7 @@ class ExpressionCompiler:
         assert isinstance(token, Token), "a parameter is one token"
         key = token[1:].lower()
         if key not in self._parameters:
-            raise self.error(f"the parameter {token} has no value.", _position(token))
+            return failing_term(f"the parameter {token} has no value")
         return constant_term(values.from_amqp(self._parameters[key]))
 
     def _call(self, node: SyntaxTree, depth: int) -> CompiledTerm:
@@ -161,7 +159,7 @@ class ExpressionCompiler:
         left, right = (self.term(tree, depth) for tree in subtrees(node))
         sign = next(token for token in node.children if isinstance(token, Token))
         calculate = _CALCULATIONS[sign]
-        term = self._binary(left, right, lambda a, b: None if a is None or b is None else calculate(a, b), node)
+        term = self._binary(left, right, lambda a, b: None if a is None or b is None else calculate(a, b))
         return term if term.is_constant or sign != "+" else CompiledTerm(_spend_for_text(term.evaluate))
 
     def _signed(self, node: SyntaxTree, depth: int) -> CompiledTerm:
@@ -169,29 +167,20 @@ class ExpressionCompiler:
         apply = values.negate if node.children[0] == "-" else values.unary_plus
         evaluate = operand.evaluate
         term = CompiledTerm(lambda view: None if (value := evaluate(view)) is None else apply(value))
-        return self._folded(term, node) if operand.is_constant else term
+        return _folded(term) if operand.is_constant else term
 
     # --- common helpers --------------------------------------------------------------------------------------------
 
     def _evaluators(self, node: SyntaxTree, depth: int) -> tuple[Evaluator, ...]:
         return tuple(self.term(tree, depth).evaluate for tree in subtrees(node))
 
-    def _binary(
-        self, left: CompiledTerm, right: CompiledTerm, decide: Callable[[Any, Any], Any], node: SyntaxTree
-    ) -> CompiledTerm:
+    def _binary(self, left: CompiledTerm, right: CompiledTerm, decide: Callable[[Any, Any], Any]) -> CompiledTerm:
         first, second = left.evaluate, right.evaluate
         if right.is_constant:
             value = right.value
             term = CompiledTerm(lambda view: decide(first(view), value))
-            return self._folded(term, node) if left.is_constant else term
+            return _folded(term) if left.is_constant else term
         return CompiledTerm(lambda view: decide(first(view), second(view)))
-
-    def _folded(self, term: CompiledTerm, node: SyntaxTree) -> CompiledTerm:
-        """Return the constant value of an expression that depends on no message. Raises RuleSyntaxError."""
-        try:
-            return constant_term(term.evaluate(_NO_MESSAGE))
-        except RuleEvaluationError as error:
-            raise self.error(f"{error}.", position_of(node)) from None
 
 
 _NO_MESSAGE: Final = MessageView(b"", now=0, seq=0, ttl=None, new_token=bytes)
@@ -199,6 +188,28 @@ _NO_MESSAGE: Final = MessageView(b"", now=0, seq=0, ttl=None, new_token=bytes)
 
 def constant_term(value: Any) -> CompiledTerm:
     return CompiledTerm(lambda view: value, True, value)
+
+
+def _folded(term: CompiledTerm) -> CompiledTerm:
+    """Return the constant value of an expression that depends on no message."""
+    try:
+        return constant_term(term.evaluate(_NO_MESSAGE))
+    except RuleEvaluationError as error:
+        return failing_term(str(error))
+
+
+def failing_term(fault: str) -> CompiledTerm:
+    """Return a term that no message can be evaluated with. The service accepts such a rule, and so does Twinbus."""
+
+    def fail(view: MessageView) -> Any:
+        raise RuleEvaluationError(fault)
+
+    return CompiledTerm(fail)
+
+
+def _system_property(name: PropertyName) -> CompiledTerm:
+    reader = SYSTEM_PROPERTIES.get(name.key)
+    return failing_term(f"there is no system property '{name.name}'") if reader is None else CompiledTerm(reader)
 
 
 def subtrees(node: SyntaxTree) -> list[SyntaxTree]:
@@ -304,9 +315,9 @@ class ConditionCompiler(ExpressionCompiler):
         alike = _directly_comparable(right.value)
         if not right.is_constant:
             # Only two properties can be texts that are both long.
-            return self._binary(left._replace(evaluate=_spend_for_text(left.evaluate)), right, compare, node)
+            return self._binary(left._replace(evaluate=_spend_for_text(left.evaluate)), right, compare)
         if left.key is None or alike is None:
-            return self._binary(left, right, compare, node)
+            return self._binary(left, right, compare)
         key, constant = left.key, right.value
 
         def compare_property(view: MessageView) -> bool | None:
@@ -363,7 +374,7 @@ class ConditionCompiler(ExpressionCompiler):
         subject, wanted = self.term(left, depth), self.term(like, depth)
         escape = self.term(rest[0], depth) if rest else None
         if wanted.is_constant and (escape is None or escape.is_constant):
-            return self._is_like_constant(subject, wanted.value, escape, like)
+            return self._is_like_constant(subject, wanted.value, escape)
 
         def is_like(view: MessageView) -> bool | None:
             value, text = subject.evaluate(view), wanted.evaluate(view)
@@ -378,16 +389,14 @@ class ConditionCompiler(ExpressionCompiler):
 
         return CompiledTerm(is_like)
 
-    def _is_like_constant(
-        self, subject: CompiledTerm, text: Any, escape: CompiledTerm | None, node: SyntaxTree
-    ) -> CompiledTerm:
+    def _is_like_constant(self, subject: CompiledTerm, text: Any, escape: CompiledTerm | None) -> CompiledTerm:
         if text is None or (escape is not None and escape.value is None):
             return constant_term(None)
         try:
             mark = None if escape is None else values.require_text(escape.value, "ESCAPE")
             pattern = compile_like(values.require_text(text, "LIKE"), mark)
         except RuleEvaluationError as error:
-            raise self.error(f"{error}.", position_of(node)) from None
+            return failing_term(str(error))
         evaluate = subject.evaluate
 
         def is_like(view: MessageView) -> bool | None:
@@ -407,7 +416,7 @@ class ConditionCompiler(ExpressionCompiler):
     def _exists(self, node: SyntaxTree, depth: int) -> CompiledTerm:
         name = self.property_name(subtrees(node)[0])
         if name.is_system:
-            evaluate = SYSTEM_PROPERTIES[name.key]
+            evaluate = _system_property(name).evaluate
             return CompiledTerm(lambda view: evaluate(view) is not None)
         key = name.key
         return CompiledTerm(lambda view: key in (view.user if view.user is not None else view.read_user()))

@@ -42,6 +42,12 @@ class Duration(int):
     __slots__ = ()
 
 
+class ZonelessTime(Timestamp):
+    """A point in time that was written without a time zone. Rules take it as UTC; the management API shows no zone."""
+
+    __slots__ = ()
+
+
 class ValueKind(Enum):
     """The types of the language. The texts are used in error messages."""
 
@@ -78,6 +84,8 @@ def kind_of(value: Any) -> ValueKind:
 
 def from_amqp(value: Any) -> Any:
     """Return an AMQP value as a value of the rule language. Described values of .NET types become times and texts."""
+    if value.__class__ is ZonelessTime:
+        return Timestamp(value)
     if value.__class__ is not Described:
         return value
     name, inner = str(value.descriptor), value.value
