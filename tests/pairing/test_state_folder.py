@@ -82,14 +82,26 @@ def test_s16_a_damaged_file_counts_as_healthy_and_hides_no_other(folder: FolderS
     assert folder.read().unreadable == ()
 
 
-def test_s15_damaged_holds_are_reported_and_the_next_hold_mends_them(folder: FolderState) -> None:
+def test_s15_damaged_holds_are_reported_and_kept_until_all_entities_are_released(
+    folder: FolderState, caplog: pytest.LogCaptureFixture
+) -> None:
     folder.write([OVER, hold()])
     (folder.folder / "holds.json").write_text("{")
     state, unreadable, hides_holds = folder.read()
     assert (set(state.failovers), dict(state.holds), len(unreadable)) == ({"orders/eu"}, {}, 1)
     assert hides_holds
+    folder.write([hold("bills"), ReleaseRecord("letters", 1_000_000.0, "me")])
+    kept = folder.folder / "holds.json.damaged-1"
+    assert kept.read_text() == "{"
+    assert str(kept) in caplog.text
+    state, unreadable, hides_holds = folder.read()
+    assert (set(state.holds), hides_holds) == ({"bills"}, True), "a hold that is missing has not ended"
+    assert str(kept) in unreadable[0]
+    (folder.folder / "holds.json").write_text("x" * 2_000_000)
     folder.write([hold("bills")])
-    assert set(folder.read().state.holds) == {"bills"}
+    assert len(folder.read().unreadable) == 2
+    folder.write([ReleaseRecord(EVERY_ENTITY, 1_000_000.0, "me")])
+    assert folder.read() == (replace(KnownState(), failovers=state.failovers), (), False)
 
 
 def test_s16_a_pipe_or_a_link_in_place_of_a_file_is_unreadable_and_blocks_nobody(

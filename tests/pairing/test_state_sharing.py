@@ -9,9 +9,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from azure.core.exceptions import HttpResponseError, ServiceRequestError, ServiceResponseError
 from azure.servicebus.exceptions import MessagingEntityNotFoundError, ServiceBusAuthorizationError
 
 from twinbus.backlog import FailureKind
@@ -228,6 +230,44 @@ def test_p8_a_missing_state_queue_that_cannot_be_created_is_reported_once(
     world.sleep(100.0)
     assert world.writes == []
     assert caplog.text.count("twinbus provision --state secondary") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ServiceResponseError("no answer"),
+        ServiceRequestError("Connection refused"),
+        ConnectionAbortedError("the pair closed meanwhile"),
+        TimeoutError(),
+        HttpResponseError(response=SimpleNamespace(status_code=503, reason="busy")),
+    ],
+)
+def test_s16_a_state_queue_that_could_not_be_created_for_now_is_created_with_the_next_write(
+    world: World, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    world.reads.pop()(MISSING)
+    world.creations.pop()(error)
+    assert "tries again" in caplog.text
+    world.entities[0].advance(FAILED)
+    world.written(MISSING)
+    world.creations.pop()(error)
+    world.sleep(40.0)
+    world.written(MISSING)
+    world.creations.pop()(None)
+    assert [one.entity for one in world.written()] == ["orders"]
+    assert world.sharing.is_written
+    assert "does not share" not in caplog.text
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+def test_s16_a_state_queue_whose_creation_is_refused_is_given_up(
+    world: World, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    world.reads.pop()(MISSING)
+    world.creations.pop()(HttpResponseError(response=SimpleNamespace(status_code=status, reason="no")))
+    world.entities[0].advance(FAILED)
+    assert world.writes == []
+    assert "does not share" in caplog.text
 
 
 def test_s16_a_new_entity_gets_what_the_look_found_until_that_is_too_old(world: World) -> None:

@@ -4,12 +4,15 @@
         failover-<digest of the path>.json    mode 0600; replaced with each ping, removed at a restore
         holds.json                            mode 0600; all holds
         holds.lock                            locked while holds.json is changed
+        holds.json.damaged-<n>                holds that could not be read, kept when holds.json was written anew
 
 Several processes may use a folder at the same time. A file is replaced as a whole: a reader sees the old file or the
 new one, also if the writer is killed. Each file is on the disk before it replaces the old one. A change of the holds
 reads them first, so it takes a lock; the kernel frees the lock of a killed process.
 
 A file that is damaged, too long or no regular file is unreadable, and so is not known. It does not hide other files.
+Damaged holds are never overwritten: which entities an operator holds is not known anywhere else. While their file is
+there, no missing hold counts as ended. A release of all entities, or an operator, removes the file.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import stat
@@ -27,6 +31,7 @@ from typing import Final
 from uuid import uuid4
 
 from twinbus.pairing.decide.known_state import (
+    EVERY_ENTITY,
     MAX_STATE_BYTES,
     FailoverRecord,
     HoldRecord,
@@ -43,8 +48,11 @@ from twinbus.pairing.decide.known_state import (
     state_text,
 )
 
+_log = logging.getLogger("twinbus.pairing")
+
 _HOLDS: Final = "holds.json"
 _LOCK: Final = "holds.lock"
+_DAMAGED_HOLDS: Final = re.compile(r"holds\.json\.damaged-[0-9]+")
 _FAILOVER: Final = re.compile(r"failover-[0-9a-f]{32}\.json")
 _TEMPORARY: Final = ".tmp"
 _MOST_FILES: Final = 10_000
@@ -65,7 +73,12 @@ class FolderState:
         changes: list[StateChange] = []
         unreadable: list[str] = []
         hides_holds = False
-        failovers = sorted(filter(_FAILOVER.fullmatch, os.listdir(self.folder)))  # noqa: PTH208 - names are enough
+        names = os.listdir(self.folder)  # noqa: PTH208 - names are enough
+        for name in sorted(filter(_DAMAGED_HOLDS.fullmatch, names)):
+            text = "these holds were damaged; release all entities, or remove the file when nothing in it is held"
+            unreadable.append(f"{self.folder / name}: {text}")
+            hides_holds = True
+        failovers = sorted(filter(_FAILOVER.fullmatch, names))
         for name in (_HOLDS, *failovers[:_MOST_FILES]):
             try:
                 found = self._read_file(name)
@@ -96,13 +109,23 @@ class FolderState:
         if holds:
             with self._locked():
                 self._replace_file(_HOLDS, hold_changes(apply_changes(holds, self._holds())))
+                if any(isinstance(change, ReleaseRecord) and change.entity == EVERY_ENTITY for change in holds):
+                    for kept in self._damaged_holds():
+                        kept.unlink(missing_ok=True)
 
     def _holds(self) -> KnownState:
         try:
             return apply_changes(self._read_file(_HOLDS))
-        except (FileNotFoundError, StateFormatError):
-            # A damaged file holds nothing (S16). This write mends it.
+        except FileNotFoundError:
             return KnownState()
+        except StateFormatError as error:
+            kept = self.folder / f"{_HOLDS}.damaged-{len(self._damaged_holds()) + 1}"
+            (self.folder / _HOLDS).rename(kept)
+            _log.warning("the holds of the shared state are damaged, and are kept in %s: %s", kept, error)
+            return KnownState()
+
+    def _damaged_holds(self) -> list[Path]:
+        return [path for path in self.folder.iterdir() if _DAMAGED_HOLDS.fullmatch(path.name)]
 
     @staticmethod
     def _failover_file(entity: str) -> str:

@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Final, Protocol
 from uuid import uuid4
 
-from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind, failure_kind
+from twinbus.backlog import COUNTING_FAILURES, CREDENTIAL_REFUSED, FailureKind, failure_kind
+from twinbus.pairing.administration import management_failure
 from twinbus.pairing.decide.failover import Entity, EntityMode
 from twinbus.pairing.decide.failover_events import Event, FailoverKnown, RestoreForced
 from twinbus.pairing.decide.known_state import (
@@ -222,24 +223,27 @@ class StateSharing:
             # No process has written to the folder yet.
             return
         if kind is FailureKind.ENTITY_NOT_FOUND and self.location.folder is None and self._may_create:
-            self._create(error)
+            self._create()
         elif kind in CREDENTIAL_REFUSED or kind is FailureKind.ENTITY_NOT_FOUND:
             self._share_no_more(kind, error)
         else:
             _log.warning("the shared state in %s was not read, and counts as healthy: %s", self.location, error)
 
-    def _create(self, error: Exception) -> None:
+    def _create(self) -> None:
         access = self._pair.state_access()
         if access is None:
-            self._created(error)
+            self._may_create = True
         else:
             access.create(self._created)
 
     def _created(self, error: Exception | None) -> None:
-        if error is not None:
-            self._share_no_more(FailureKind.ENTITY_NOT_FOUND, error)
-        else:
+        if error is None:
             self._write()
+        elif _is_transient(error):
+            self._may_create = True
+            _log.warning("the %s was not created, the next write tries again: %s", self.location, error)
+        else:
+            self._share_no_more(FailureKind.ENTITY_NOT_FOUND, error)
 
     def _share_no_more(self, kind: FailureKind, error: Exception) -> None:
         with self._lock:
@@ -529,7 +533,7 @@ class StateSharing:
                 return
             # It was deleted, or the look had no time to find that it is missing. It is created once.
             self._may_create = False
-            self._create(error)
+            self._create()
         self._write_timer.arm(self._now() + _RETRY_SECONDS)
 
     def _told_written(self) -> None:
@@ -598,6 +602,12 @@ def look_seconds(until: float | None, now: float) -> float:
 def was_created(error: Exception) -> bool:
     """Return whether a request to create a queue failed because another process has created the queue."""
     return getattr(error, "status_code", None) == 409 and "40901" not in str(error)
+
+
+def _is_transient(error: Exception) -> bool:
+    """Return whether a request to create a queue failed for a reason that may be gone later."""
+    kind = management_failure(error).kind
+    return kind in COUNTING_FAILURES or kind in (FailureKind.SERVER_BUSY, FailureKind.TOKEN_UNAVAILABLE)
 
 
 def _is_held(shared: SharedEntity) -> bool:
