@@ -164,6 +164,26 @@ def test_s15_a_hold_without_a_state_is_refused(strings: dict[str, str], verb: st
     assert "or `secondary`" in done.output
 
 
+def test_s15_a_wrong_folder_is_reported_and_not_made(strings: dict[str, str], tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    done = invoke("drill", "--release", "--state", str(wrong), "--yes", **strings)
+    assert (done.exit_code, f"the folder {wrong} does not exist" in done.output) == (1, True)
+    assert not wrong.exists()
+    held = invoke("drill", "--hold", "--state", str(wrong), "--yes", **strings)
+    assert "note: the folder did not exist" in held.stderr
+    assert "note" not in invoke("drill", "--release", "--state", str(wrong), "--yes", **strings).stderr
+
+
+@pytest.mark.thorough
+def test_s15_a_syphon_reports_a_folder_that_does_not_exist(strings: dict[str, str], tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    assert invoke("provision", "--count", "1", **strings).exit_code == 0
+    drained = run("syphon", "--drain", "--state", str(wrong), **strings)
+    assert drained.returncode == 0, drained.stderr
+    assert f"the folder {wrong} does not exist yet" in drained.stderr
+    assert not wrong.exists()
+
+
 def test_s15_a_hold_of_all_entities_is_shown_with_what_was_released(strings: dict[str, str], tmp_path: Path) -> None:
     state = ("--state", str(tmp_path / "state"), "--yes")
     assert "all entities of held: held in" in invoke("drill", "--hold", *state, **strings).output

@@ -317,6 +317,8 @@ def test_s15_what_is_held_is_named_although_another_part_of_the_state_cannot_be_
 def test_s15_a_hold_is_a_note_and_a_syphon_that_it_does_not_reach_needs_attention() -> None:
     held = StateFacts("folder f", held=("orders", "bills"))
     assert findings_of(GOOD, WELL, None, StateFacts("folder f")) == ()
+    missing = only(*findings_of(GOOD, WELL, None, StateFacts("folder f", is_missing=True)))
+    assert (missing.severity, missing.check) == (NOTE, "state_missing")
     note = only(*findings_of(GOOD, WELL, None, held))
     assert (note.severity, note.what) == (Severity.NOTE, "An operator holds orders, bills.")
     syphon, again = findings_of(GOOD, WELL, UNSHARED, held)

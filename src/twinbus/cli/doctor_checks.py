@@ -322,7 +322,7 @@ async def state_facts(state: str, name: str, secondary: str, seconds: float) -> 
             found = await shared.read()
         except FileNotFoundError:
             # No process has written there yet.
-            return StateFacts(location)
+            return StateFacts(location, is_missing=shared.location.is_missing())
         except Exception as error:
             return StateFacts(location, " ".join(str(error).split()) or type(error).__name__)
     return StateFacts(location, found.unreadable[0] if found.unreadable else None, found.state.held_names())

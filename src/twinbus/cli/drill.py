@@ -162,7 +162,7 @@ def _set_hold(
     json: bool,
 ) -> None:
     """Write a hold, or its end, to the shared state (S15)."""
-    from twinbus.pairing import LONGEST_PATH  # noqa: PLC0415 - slow
+    from twinbus.pairing import LONGEST_PATH, StateLocation  # noqa: PLC0415 - slow
 
     if entity is not None and not 0 < len(entity.strip("/")) <= LONGEST_PATH:
         raise WrongUsageError(
@@ -174,11 +174,19 @@ def _set_hold(
     if not yes and not json:
         effect = "will divert to the backlog" if hold else "will return to the primary"
         typer.confirm(f"Processes with this state {effect}: {which} of {name}. Continue?", abort=True)
+    is_new = StateLocation.of(state, name).is_missing()
+    if is_new and not hold:
+        raise OperatorError(
+            f"the folder {state} does not exist: nothing is held there",
+            "Give the folder that the applications have as their option `state`.",
+        )
     held = asyncio.run(_write_hold(secondary, state, name, entity, seconds, hold=hold))
     if json:
         typer.echo(json_text.dumps({"entity": entity, "hold": hold, "state": state, "held": held}))
         return
     typer.echo(f"{which} of {name}: {'held' if hold else 'released'} in {printable(state)}")
+    if is_new:
+        typer.echo("note: the folder did not exist. Only processes with the same `state` learn of the hold.", err=True)
     typer.echo(f"held there now: {printable(', '.join(held)) if held else 'nothing'}")
 
 

@@ -242,6 +242,8 @@ class _Work:
             return None
         opened = connections.shared_state(self.state, self.name, self.secondary, self.seconds, book)
         shared = await stack.enter_async_context(opened)
+        if shared.location.is_missing():
+            typer.echo(f"note: the folder {printable(self.state)} does not exist yet: nothing is held there", err=True)
         return SharedHolds.of_state(shared.read, in_secondary=shared.location.folder is None)
 
     async def run_on_spark(

@@ -157,6 +157,8 @@ class StateFacts:
     location: str
     problem: str | None = None
     held: tuple[str, ...] = ()
+    is_missing: bool = False
+    """The folder does not exist."""
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
@@ -463,6 +465,10 @@ def _about_state(facts: StateFacts, ledger: LedgerFolderFacts | None) -> Iterato
         what = f"The shared state in {facts.location}, or a part of it, cannot be read."
         step = "Mend it. Until then processes start as if that part held nothing, and what they hold stays held."
         yield Finding(_ATTENTION, "state_unreadable", what, facts.problem, step)
+    if facts.is_missing:
+        what = f"The {facts.location} of the shared state does not exist."
+        cause = "No process has shared a failover or a hold there yet, or applications use another folder."
+        yield Finding(_NOTE, "state_missing", what, cause, "Compare it with the option `state` of the applications.")
     held = _listed(facts.held)
     if facts.held:
         what, cause = f"An operator holds {held}.", "Processes that pair with this state divert, and send no pings."

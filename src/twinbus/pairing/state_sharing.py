@@ -84,6 +84,10 @@ class StateLocation:
     def queue(self) -> str:
         return state_queue_path(self.primary)
 
+    def is_missing(self) -> bool:
+        """Return whether the folder does not exist: no process has shared anything there, or it is a wrong folder."""
+        return self.folder is not None and not self.folder.exists()
+
     def __str__(self) -> str:
         return f"queue {self.queue} of the secondary" if self.folder is None else f"folder {self.folder}"
 
