@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from twinbus.backlog import Endpoint
 from twinbus.pairing.events import Notice
@@ -192,6 +192,25 @@ class SharedPair:
             self.changed()
         return others
 
+    def dropped(self) -> None:
+        """Note that a pair was dropped without being closed. If it was the last one, the ledger is closed.
+
+        The garbage collector calls this, in any thread and with any lock held. So another thread does the work.
+        """
+        # The set may count the pair until the garbage collector is done, but does not list it.
+        if self.is_used and not self.is_closed and not self.members and not list(self.made):
+            threading.Thread(target=self._close_if_unused, name="twinbus-dropped", daemon=True).start()
+
+    def _close_if_unused(self) -> None:
+        with _registering:
+            if self.members or list(self.made) or self.is_closed or self._process != os.getpid():
+                return
+            self.is_closed = True
+            if self.sharing is not None:
+                self.sharing.stop()
+        if self.ledger is not None and self.ledger is not self.options.ledger:
+            self.ledger.close()
+
     def act(self, driver: MemberDriver) -> None:
         """Make the deputy the acting member, because its timer fired first. Does nothing for the acting member."""
         if self.drivers[:1] == (driver,):
@@ -298,7 +317,8 @@ def shared_pair(
             found = SharedPair((primary, secondary), options, name, queues)
             _all_shared.add(found)
         found.made.add(member)
-        return found
+    finalize(member, found.dropped).atexit = False
+    return found
 
 
 def register(shared: SharedPair, member: PairState) -> None:

@@ -331,6 +331,22 @@ async def test_p3_what_is_shared_outlives_its_members_as_long_as_a_made_pair_use
     assert isinstance(entries[-1], Closed)
 
 
+@pytest.mark.thorough
+async def test_p3_l1_a_pair_that_is_dropped_unpaired_leaves_no_ledger_open(
+    world: World, primary: LocalNamespace, secondary: LocalNamespace, make: Make, tmp_path: Path
+) -> None:
+    one = await make("aio", ledger=tmp_path)
+    dropped = aio.pair_connection_strings(
+        primary.connection_string, secondary.connection_string, options=one.pair.options
+    )
+    assert dropped._state._shared is one.pair._state._shared
+    await one.close()
+    assert not [entry for entry in read_ledger(tmp_path) if isinstance(entry, Closed)], "the other pair may use it"
+    del dropped
+    gc.collect()
+    await world.until(lambda: any(isinstance(entry, Closed) for entry in read_ledger(tmp_path)))
+
+
 async def test_p3_a_pair_dropped_before_its_first_use_is_in_nobodys_way(make: Make, tmp_path: Path) -> None:
     options = (await make("aio", entered=False, ledger=tmp_path)).pair.options
     dropped = aio.pair_connection_strings(
