@@ -25,7 +25,7 @@ from twinbus.ledger import (
     dead_writers,
     read_ledger,
 )
-from twinbus.syphon import HeldMessage, MoveStep
+from twinbus.syphon import HeldMessage, MoveStep, context
 from twinbus.testing import LocalNamespaces
 
 COUNT = 20
@@ -186,6 +186,25 @@ async def test_l1_with_stop_a_message_that_cannot_be_recorded_as_dead_lettered_i
     with Ledger(full_disk.folder, Role.SYPHON) as ledger:
         assert (await ground.drain(ledger=ledger)).total.dead_lettered == 1
     assert set(await ground.dead_lettered()) == {"wrong"}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("step", [MoveStep.RECEIVED, MoveStep.CONFIRMED])
+async def test_y11_with_stop_a_drain_gives_up_if_the_disk_stays_full(
+    ground: TwoNamespaces, full_disk: FullDisk, step: MoveStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "LEDGER_PATIENCE", 0.0)
+    await fill(ground, full_disk.folder)
+    ledger = Ledger(full_disk.folder, Role.SYPHON, LedgerOptions(on_error="stop"))
+    with pytest.raises(LedgerUnavailableError):
+        await asyncio.wait_for(ground.drain(on_step=AtStep(full_disk, ledger, step), ledger=ledger), END_SECONDS)
+    assert ids(await ground.left()) == numbered(COUNT)
+    full_disk.mend()
+    with contextlib.suppress(LedgerUnavailableError):
+        ledger.close()
+    with Ledger(full_disk.folder, Role.SYPHON) as ledger:
+        await ground.drain(ledger=ledger)
+    assert set(ids(await ground.arrived())) == set(numbered(COUNT))
 
 
 @pytest.mark.thorough

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from twinbus.errors import OptionError
+from twinbus.ledger import LedgerUnavailableError
 from twinbus.syphon.broker_clock import BrokerClock
 from twinbus.syphon.plan import Destinations, RetryPolicy, destination_key
 from twinbus.syphon.shared_holds import SharedHolds
@@ -24,6 +25,9 @@ BURST_SECONDS: Final = 0.5
 MIB: Final = 1024 * 1024
 MAX_SENDERS: Final = 500
 """The most links to destinations that stay open. Beyond this number, the links that were idle longest are closed."""
+LEDGER_PATIENCE: Final = 60.0
+"""Seconds after which a drain gives up if its ledger cannot be written and `on_error` is "stop"."""
+_LEDGER_RETRY_SECONDS: Final = 1.0
 
 
 class MoveStep(StrEnum):
@@ -151,6 +155,8 @@ class SyphonContext:
         self.pump_count = 1
         self.pump_error: BaseException | None = None
         """The first error that ended a pump. The syphon ends after such an error."""
+        self.ledger_error: LedgerUnavailableError | None = None
+        """Why a drain gave up: the ledger could not be written."""
         self._clocks: dict[str, BrokerClock] = {}
         self._senders: dict[str, _Sender] = {}
         self._listeners: list[Callable[[], None]] = []
@@ -189,6 +195,21 @@ class SyphonContext:
     def notify_listeners(self) -> None:
         for call in self._listeners:
             call()
+
+    async def wait_for_ledger(self, since: float, error: LedgerUnavailableError) -> bool:
+        """Wait before the ledger is tried again. It has failed since the time `since`.
+
+        Returns False if the syphon stops instead: it was told to stop, or it drains and the ledger has failed for too
+        long.
+        """
+        if self.options.drain and self.now() - since >= max(self.options.wait_for_destinations, LEDGER_PATIENCE):
+            self.ledger_error = error
+            self.stopping = True
+            self.notify_listeners()
+        if self.stopping:
+            return False
+        await asyncio.sleep(_LEDGER_RETRY_SECONDS)
+        return True
 
     def pump_broke(self, error: BaseException) -> None:
         """Report that a pump ended by an unexpected error."""

@@ -51,7 +51,6 @@ _REASONS: Final = {
 }
 _LONGEST_DESCRIPTION: Final = 1000
 _SEND_RETRY_SECONDS: Final = 0.5
-_LEDGER_RETRY_SECONDS: Final = 1.0
 
 
 class _SendGroup(NamedTuple):
@@ -183,7 +182,7 @@ class Mover:
         Waits while the ledger cannot be written. If the syphon stops during this wait, abandons the messages and
         returns no groups.
         """
-        ledger = self._context.ledger
+        ledger, began = self._context.ledger, self._context.now()
         while True:
             intended: list[_SendGroup] = []
             broker_at = self._clock.time(self._context.now())
@@ -195,11 +194,10 @@ class Mover:
             except LedgerUnavailableError as error:
                 for group in intended:
                     ledger.send_not_tried(group.operation)
-                if self._context.stopping:
+                _log.error("nothing is sent while the ledger cannot be written: %s", error)
+                if not await self._context.wait_for_ledger(began, error):
                     await self._abandon(batch, [one.held for group in groups for one in group.messages])
                     return []
-                _log.error("nothing is sent while the ledger cannot be written: %s", error)
-                await asyncio.sleep(_LEDGER_RETRY_SECONDS)
             else:
                 for group in intended:
                     self._report(MoveStep.INTENDED, group.messages)
@@ -296,14 +294,14 @@ class Mover:
         Waits while the ledger cannot be written and its option `on_error` is "stop". Returns False if the syphon stops
         during this wait. `waiting` is for the log: what waits.
         """
+        began = self._context.now()
         while True:
             try:
                 self._context.ledger.write()
             except LedgerUnavailableError as error:
                 _log.error("%s: %s", waiting, error)
-                if self._context.stopping:
+                if not await self._context.wait_for_ledger(began, error):
                     return False
-                await asyncio.sleep(_LEDGER_RETRY_SECONDS)
             else:
                 return True
 

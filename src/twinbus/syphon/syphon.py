@@ -158,7 +158,8 @@ class Syphon:
         """Run until `stop` or, while draining, until no message that is left can move.
 
         The result of a drain that ended by itself names the messages that are left (`Progress.left`). Raises
-        SyphonBrokenError if a pump ended by a defect, and SecondaryAwayError if a drain finds no backlog queue.
+        SyphonBrokenError if a pump ended by a defect, SecondaryAwayError if a drain finds no backlog queue, and
+        LedgerUnavailableError if a drain must not go on without its ledger, which cannot be written.
         """
         context = self._context
         self.state = SyphonState.RUNNING
@@ -185,6 +186,8 @@ class Syphon:
             self.state = SyphonState.ENDED
         if context.pump_error is not None:
             raise SyphonBrokenError(f"a pump ended: {context.pump_error!r}") from context.pump_error
+        if context.ledger_error is not None:
+            raise context.ledger_error
         return replace(self.progress(), left=self._left()) if self._has_drained else self.progress()
 
     async def close(self) -> None:
