@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Final
 
 from twinbus.extras import missing_extra
+
+_INTERRUPTED: Final = 130
 
 
 def main() -> None:
@@ -17,6 +21,9 @@ def main() -> None:
             raise
         sys.stderr.write(f"error: {missing.text}\nhint: {missing.hint}\n")
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        os._exit(_INTERRUPTED)
     app()
 
 

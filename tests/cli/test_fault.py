@@ -72,7 +72,7 @@ def test_even_a_namespace_that_answers_nobody_lets_its_faults_be_cleared(connect
 def test_a_fault_that_makes_no_sense_is_refused_with_what_is_allowed(connection: str) -> None:
     refused = run("fault", "set", "refuse", "--on", "send", "-c", connection)
     assert refused.returncode == 2
-    assert "points: 'refuse' cannot hit 'send'; it can hit connect" in refused.stderr
+    assert "--on: 'refuse' cannot hit 'send'; it can hit connect" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 

@@ -34,3 +34,10 @@ def test_g4_an_unusable_primary_is_the_operators_with_a_hint() -> None:
     assert isinstance(error, OperatorError)
     assert (error.entity, error.cause) == ("orders", FailureKind.ENTITY_NOT_FOUND)
     assert str(error).endswith("Create the entity or mend the credential.")
+
+
+def test_p7_the_same_cause_of_several_queues_is_told_once() -> None:
+    causes = [errors.QueueCause(f"q{number}", FailureKind.TIMEOUT, "no answer") for number in range(3)]
+    causes.append(errors.QueueCause("q3", FailureKind.DNS, ""))
+    assert errors.listed_causes(causes) == "q0 and 2 more: timeout (no answer); q3: dns"
+    assert errors.BacklogUnavailableError("orders", causes).causes == tuple(causes)

@@ -10,7 +10,7 @@ from azure.core.exceptions import HttpResponseError, ServiceRequestError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 
-from twinbus.pairing.administration import Administration, AioAdministration
+from twinbus.pairing.administration import Administration, AioAdministration, service_text
 from twinbus.pairing.inspection import (
     SCRATCH,
     Cleaned,
@@ -21,7 +21,6 @@ from twinbus.pairing.inspection import (
     clock_of_refusal,
     inspect_backlog,
     orphans,
-    service_text,
 )
 from twinbus.pairing.provisioning import PROPERTIES, provisioning_steps
 from twinbus.testing import LocalEndpoint, LocalNamespaces

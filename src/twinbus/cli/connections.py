@@ -6,8 +6,8 @@ the verb contacts any namespace.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -201,6 +201,23 @@ def access_error(what: str, error: Exception) -> OperatorError:
     return OperatorError(
         f"{what} cannot be reached: {detail}", "Check the host name, and that the namespace is running."
     )
+
+
+@contextmanager
+def provisioning_explained() -> Iterator[None]:
+    """Turn the error of a pairing whose key the secondary refuses into one that says so."""
+    from twinbus.backlog import CREDENTIAL_REFUSED  # noqa: PLC0415
+    from twinbus.pairing import ProvisioningError  # noqa: PLC0415 - slow
+
+    try:
+        yield
+    except ProvisioningError as error:
+        if any(cause.kind not in CREDENTIAL_REFUSED for cause in error.causes):
+            raise
+        raise OperatorError(
+            f"the key was refused by the secondary: {error.causes[0].detail}",
+            f"Check the key's name and the key. {error.hint}",
+        ) from error
 
 
 def connection_error(side: str, error: Exception) -> OperatorError:

@@ -131,6 +131,22 @@ class _Backlog:
         self._secondary = secondary
         self._seconds = seconds
 
+    async def refuse_missing(self, entity: str) -> None:
+        """Raise OperatorError if the primary answers that it has no such queue or topic.
+
+        A primary that is away, or a key without the Send right, does not prevent a resubmission.
+        """
+        from twinbus.backlog import FailureKind, failure_kind  # noqa: PLC0415
+        from twinbus.connect import ServiceBusError, connect  # noqa: PLC0415 - other verbs start without it
+
+        async with connect(self._primary, timeout=self._seconds) as primary:
+            try:
+                await primary.sender(entity)
+            except ServiceBusError as error:
+                if failure_kind(error) is FailureKind.ENTITY_NOT_FOUND:
+                    where = connections.namespace_name("primary", self._primary)
+                    raise connections.missing_entity("queue or topic", entity, where) from error
+
     @asynccontextmanager
     async def opened(self, ledger: Path | None = None) -> AsyncIterator[DeadLetters]:
         from twinbus.backlog import primary_name  # noqa: PLC0415
@@ -193,6 +209,8 @@ async def _resubmit(
         line = printable(f"resubmitted  {letter.id} to {to or letter.destination}")
         typer.echo(json_text.dumps(row) if json else line)
 
+    if to is not None:
+        await backlog.refuse_missing(to)
     async with backlog.opened(ledger) as dead:
         census = await dead.census(wanted.__contains__)
         if to is None and (nowhere := census.destinations[None]):

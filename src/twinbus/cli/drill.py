@@ -92,7 +92,8 @@ def drill(
         # The pair's log records are dropped, because the drill prints the same events.
         logging.getLogger("twinbus").addHandler(logging.NullHandler())
         options = _options(context.obj, count, primary_name, seconds, by_ping=by_ping, assume=assume)
-        done = asyncio.run(_run(primary, secondary, entity, messages, options, leave=leave, quiet=json))
+        with connections.provisioning_explained():
+            done = asyncio.run(_run(primary, secondary, entity, messages, options, leave=leave, quiet=json))
         if json:
             moments = [{"after": round(moment.after, 3), "what": moment.what} for moment in done.moments]
             typer.echo(json_text.dumps({"entity": entity, "as_meant": done.as_meant, "moments": moments}))

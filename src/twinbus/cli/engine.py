@@ -1,11 +1,27 @@
-"""The options that choose where a verb does its work: in this process, or on Spark."""
+"""Where a verb does its work: in this process, or on Spark. Its options, and the start of Spark."""
 
 from __future__ import annotations
 
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+
+from twinbus.cli.errors import WrongUsageError
+from twinbus.cli.spinner import spinner
+from twinbus.errors import OperatorError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The file that marks a folder of tables: docs/tables.md.
+_CURRENT: Final = "current.json"
 
 
 class Engine(StrEnum):
@@ -16,3 +32,52 @@ class Engine(StrEnum):
 
 
 Master = Annotated[str | None, typer.Option(help="Spark master URL.", show_default="as submitted, or this machine")]
+
+
+def spark_session(name: str, master: str | None, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """Start Spark. Check all paths and options before: the start takes seconds."""
+    from twinbus.pipeline.session import session  # noqa: PLC0415 - slow; its error names the extra to install
+
+    before = signal.getsignal(signal.SIGINT)
+    with spinner("starting Spark"):
+        spark = session(name, master=master, settings=settings)
+    if threading.current_thread() is threading.main_thread():
+        # pyspark's own handler calls the JVM, on a connection that is in use, and prints what the JVM answers.
+        signal.signal(signal.SIGINT, before)
+    return spark
+
+
+def refuse_no_folder(what: str, folder: Path) -> None:
+    """Raise OperatorError if this is not a folder that can be read. `what` names the folder: `the ledger`."""
+    if not folder.is_dir():
+        kind = "is not a folder" if folder.exists() else "does not exist"
+        raise OperatorError(f"{what} {folder} {kind}", "Give the directory that the option `ledger` names.")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise OperatorError(f"{what} {folder} cannot be read by this user", "Check its permissions.")
+
+
+def refuse_unusable_tables(folder: Path) -> None:
+    """Raise OperatorError if tables cannot be written to this folder, which need not exist yet."""
+    existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not existing.is_dir():
+        raise OperatorError(f"the tables cannot be in {folder}: {existing} is a file", "Name another directory.")
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise OperatorError(
+            f"the tables cannot be in {folder}: {existing} cannot be written ({error.strerror})",
+            "Name another directory.",
+        ) from error
+
+
+def holds_tables(folder: Path) -> bool:
+    """Return whether a ledger was ingested into this folder."""
+    return (folder / _CURRENT).is_file()
+
+
+def refuse_missing_jars(jars: str | None) -> None:
+    """Raise WrongUsageError if a JAR file of the option --jars does not exist. Spark only warns of it."""
+    for jar in (jars or "").split(","):
+        if jar and "://" not in jar and not Path(jar).is_file():
+            raise WrongUsageError(f"--jars: {jar} is not a file", "Name JAR files, separated by commas.")

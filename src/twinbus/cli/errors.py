@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from twinbus.cli.interrupts import SIGNALLED, end_interrupted, interrupts_bounded, is_interrupted
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError, OptionError, TwinbusError
 from twinbus.extras import missing_extra
@@ -26,8 +27,6 @@ ATTENTION = 3
 """The command did its work, and found something that needs attention."""
 BROKEN = 4
 """The command did its work, and found that nothing can work."""
-SIGNALLED = 128
-"""The exit code after a signal is this number plus the number of the signal, as in shells."""
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -57,10 +56,20 @@ def print_error(error: BaseException, *, debug: bool = False) -> None:
 def errors_reported(*, debug: bool) -> Iterator[None]:
     """Print any error that is raised inside the `with` block, and exit with the exit code for the error."""
     try:
-        yield
-    except (typer.Exit, typer.Abort, typer.BadParameter):
+        with interrupts_bounded():
+            yield
+    except (typer.Exit, typer.BadParameter):
+        raise
+    except KeyboardInterrupt:
+        end_interrupted()
+    except typer.Abort as abort:
+        # A question that was answered with no, or with Ctrl-C.
+        if isinstance(abort.__context__, KeyboardInterrupt):
+            end_interrupted()
         raise
     except Exception as raised:
+        if is_interrupted(raised):
+            end_interrupted()
         error = (missing_extra(raised) if isinstance(raised, ImportError) else None) or raised
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():
             # The process that reads stdout (`| head`) has ended. Without this line, Python would try to flush the

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from twinbus.cli.connections import NOT_TYPED
+from twinbus.cli.connections import NOT_TYPED, namespace_name
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.terminal import console
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
     from twinbus.namespace import FaultClient
+
+_FIELD: Final = re.compile(r"^(entity|link|points|probability|count|duration|delay|seed|after): ")
+_OPTIONS: Final = {"points": "on"}
 
 app = typer.Typer(help="Inject faults into a running local namespace, repeatably.", no_args_is_help=True)
 
@@ -77,8 +81,15 @@ def set_fault(
     with errors_reported(debug=debug):
         from twinbus.namespace import NamespaceRequestError  # noqa: PLC0415 - `serve` starts without it
 
+        if kind == "delay" and delay is None:
+            raise WrongUsageError("a fault of kind delay needs --delay", "Give the seconds: --delay 0.5.")
+        client = _client(connection_string, ca)
+        if entity is not None and _is_missing(client, entity):
+            where = namespace_name("connection-string", connection_string)
+            warning = f"warning: {entity!r} is not on {where}. The fault is set, and waits for it."
+            typer.echo(printable(warning), err=True)
         try:
-            made = _client(connection_string, ca).set(
+            made = client.set(
                 kind,
                 entity=entity,
                 link=link,
@@ -92,7 +103,7 @@ def set_fault(
             )
         except NamespaceRequestError as error:
             if error.status == HTTPStatus.BAD_REQUEST:
-                raise WrongUsageError(error.text, error.hint) from error
+                raise WrongUsageError(_FIELD.sub(_as_option, error.text), error.hint) from error
             raise
         if json:
             _print_json(made)
@@ -144,6 +155,28 @@ def list_faults(connection_string: Connection, ca: Authority = None, json: Json 
             typer.echo("no fault is set")
         else:
             _print_table(faults)
+
+
+def _as_option(field: re.Match[str]) -> str:
+    """Return the option for the field at the start of an error: a request has `points`, the command line `--on`."""
+    return f"--{_OPTIONS.get(field[1], field[1])}: "
+
+
+def _is_missing(client: FaultClient, entity: str) -> bool:
+    """Return whether the namespace has no such queue, topic or subscription. False if it does not answer that."""
+    from twinbus.namespace import NamespaceRequestError  # noqa: PLC0415
+
+    try:
+        found = client.request("GET", "/$config")["config"]["UserConfig"]["Namespaces"]
+    except NamespaceRequestError:
+        return False  # another fault hits this request
+    known: set[str] = set()
+    for space in found:
+        known |= {one["Name"].lower() for one in space.get("Queues", ())}
+        for topic in space.get("Topics", ()):
+            name = topic["Name"].lower()
+            known |= {name, *(f"{name}/subscriptions/{one['Name'].lower()}" for one in topic.get("Subscriptions", ()))}
+    return entity.strip("/").lower().partition("/$")[0] not in known
 
 
 def _client(connection_string: str, ca: Path | None) -> FaultClient:

@@ -20,7 +20,7 @@ import typer
 
 from twinbus.cli import connections
 from twinbus.cli.connections import NOT_TYPED, PrimaryName, Secondary, Seconds
-from twinbus.cli.engine import Engine, Master
+from twinbus.cli.engine import Engine, Master, refuse_unusable_tables, spark_session
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import (
     LISTED,
@@ -32,7 +32,6 @@ from twinbus.cli.ledger import (
     show,
     show_message,
 )
-from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -129,6 +128,9 @@ def audit(
         name = None if primary is None and primary_name is None else _name(primary, primary_name)
         silence = None if dead_after is None else timedelta(seconds=dead_after)
         if engine is Engine.SPARK:
+            refuse_no_ledger(directory)
+            if tables is not None:
+                refuse_unusable_tables(tables)
             with _opened_tables(tables, master) as place:
                 found = run_audit_on_spark(directory, secondary, place, name, wait, seconds, silence)
         else:
@@ -145,10 +147,7 @@ def audit(
 @contextmanager
 def _opened_tables(tables: Path | None, master: str | None) -> Iterator[Tables]:
     """Yield the tables in this folder, or in a temporary folder."""
-    from twinbus.pipeline.session import session  # noqa: PLC0415 - slow; its error names the extra to install
-
-    with spinner("starting Spark"):
-        spark = session("twinbus ledger audit", master=master)
+    spark = spark_session("twinbus ledger audit", master)
     from twinbus.pipeline import Tables  # noqa: PLC0415 - needs Spark
 
     with TemporaryDirectory(prefix="twinbus-audit-") if tables is None else nullcontext(tables) as folder:

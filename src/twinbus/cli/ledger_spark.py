@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json as json_text
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,7 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from twinbus.cli.connections import NOT_TYPED
-from twinbus.cli.engine import Master
+from twinbus.cli.engine import (
+    Master,
+    holds_tables,
+    refuse_missing_jars,
+    refuse_no_folder,
+    refuse_unusable_tables,
+    spark_session,
+)
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import LISTED, SUMS, report, show
 from twinbus.cli.ledger_audit import AuditDeadAfter, audit_json, run_audit_on_spark, show_audit, spark_errors_explained
@@ -263,27 +271,33 @@ def _opened(options: LedgerJobOptions, jobs: Sequence[str]) -> tuple[Tables, Wri
     """Return the tables, the writers of the ledger, and the query that ingests it, or None if no ledger is given."""
     if options.follow and options.ledger is None:
         raise WrongUsageError("--follow needs a ledger", "Name its directory with --ledger.")
-    if options.ledger is not None and not options.ledger.is_dir():
-        raise OperatorError(f"{options.ledger} is no directory", "Name the directory that was given as `ledger`.")
     tables = _tables(options)
     from twinbus.pipeline import WriterStates, follow_jobs, ingest_ledger  # noqa: PLC0415 - needs Spark
 
     if options.ledger is None:
-        if not tables.version().number:
-            raise OperatorError(f"{options.tables} holds no tables", "Bring a ledger into them: twinbus ledger ingest.")
         return tables, WriterStates(silence=options.silence), None
     every, extend = (options.every, follow_jobs(jobs)) if options.follow else (None, None)
     writers = WriterStates.in_ledger(options.ledger, options.silence)
     return tables, writers, ingest_ledger(tables.spark, options.ledger, options.tables, every=every, extend=extend)
 
 
+def _check_before_spark(options: LedgerJobOptions) -> None:
+    """Raise an error for paths and options with which the job would fail after Spark has started."""
+    if options.since is not None and options.until is not None and options.since >= options.until:
+        raise WrongUsageError("--since is not before --until: the window is empty", "Give an earlier --since.")
+    refuse_missing_jars(options.jars)
+    if options.ledger is not None:
+        refuse_no_folder("the ledger", options.ledger)
+        refuse_unusable_tables(options.tables)
+    elif not holds_tables(options.tables):
+        raise OperatorError(f"{options.tables} holds no tables", "Bring a ledger into them: twinbus ledger ingest.")
+
+
 def _tables(options: LedgerJobOptions) -> Tables:
     """Start Spark, and return the tables."""
-    from twinbus.pipeline.session import session  # noqa: PLC0415 - slow; its error names the extra to install
-
-    with spinner("starting Spark"):
-        jars = {"spark.jars": options.jars} if options.jars else None
-        spark = session("twinbus ledger", master=options.master, settings=jars)
+    _check_before_spark(options)
+    jars = {"spark.jars": options.jars} if options.jars else None
+    spark = spark_session("twinbus ledger", options.master, jars)
     from twinbus.pipeline import Tables  # noqa: PLC0415 - needs Spark
 
     return Tables(spark, options.tables)
@@ -297,12 +311,16 @@ def _versions(tables: Tables, query: StreamingQuery | None, options: LedgerJobOp
                 query.awaitTermination()
         yield tables.version()
         return
+    stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: query.stop())
+        # The handler may run during a call of the JVM, so it must not make another call.
+        signal.signal(number, lambda *_: stopping.set())
     shown, ended = 0, False
     while not ended:
         with spark_errors_explained():
             ended = bool(query.awaitTermination(_POLL_SECONDS))
+            if stopping.is_set():
+                query.stop()
         version = tables.version()
         if version.number != shown:
             shown = version.number

@@ -48,7 +48,10 @@ def provision(
         paths = backlog_queue_paths(name, count)
         connections.endpoint("secondary", secondary)
         with connections.administration(secondary, seconds) as administration:
-            with spinner(f"creating backlog queues on {administration.namespace}"):
+            with (
+                connections.provisioning_explained(),
+                spinner(f"creating backlog queues on {administration.namespace}"),
+            ):
                 done = administration.run(provisioning_steps(paths))
                 if state == IN_SECONDARY:
                     done = _with_state_queue(administration, name, done)

@@ -8,12 +8,12 @@ from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from twinbus.cli.cost import PricesFile
-from twinbus.cli.engine import Master
+from twinbus.cli.engine import Master, holds_tables
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import DeadAfter, show_judgement
 from twinbus.cli.ledger_spark import Since, Until, in_utc, tables_and_writers
@@ -24,9 +24,6 @@ from twinbus.money import Prices, PricesError, Scenario
 
 if TYPE_CHECKING:
     from twinbus.pipeline import Tables, WriterStates
-
-# The file that marks a folder of tables: docs/tables.md.
-_CURRENT: Final = "current.json"
 
 
 def report(
@@ -105,7 +102,7 @@ def _open_tables(
 
     Also yields what is known of the writers of the ledger.
     """
-    if (ledger / _CURRENT).is_file():
+    if holds_tables(ledger):
         if tables is not None:
             raise OperatorError(f"{ledger} contains tables already", "Leave out --tables, or give the ledger.")
         yield tables_and_writers(ledger, None, master, silence)

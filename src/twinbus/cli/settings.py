@@ -43,7 +43,16 @@ def find(given: Path | None, environment: Mapping[str, str]) -> Path | None:
     if given is not None:
         return given
     home = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "/")) / ".config"
-    return next((path for path in (Path(NAME), Path(home) / "twinbus" / NAME) if path.is_file()), None)
+    return next((path for path in (Path(NAME), Path(home) / "twinbus" / NAME) if _is_file(path)), None)
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether there is such a file. Warns of a folder that this user may not read, and goes on without it."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        sys.stderr.write(printable(f"warning: {path} cannot be read: {error.strerror}. It is not used.") + "\n")
+        return False
 
 
 def apply(context: typer.Context, path: Path) -> None:

@@ -21,8 +21,9 @@ import typer
 
 from twinbus.cli import connections
 from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds, State
-from twinbus.cli.engine import Engine
-from twinbus.cli.errors import ATTENTION, FAILED, SIGNALLED, Debug, WrongUsageError, errors_reported
+from twinbus.cli.engine import Engine, spark_session
+from twinbus.cli.errors import ATTENTION, FAILED, Debug, WrongUsageError, errors_reported
+from twinbus.cli.interrupts import SIGNALLED
 from twinbus.cli.ledger import refuse_unwritable
 from twinbus.cli.ledger_audit import announce, audited, drain_audit, show_lost
 from twinbus.cli.option_values import span_option
@@ -186,12 +187,10 @@ def _on_loop(work: Coroutine[Any, Any, T]) -> T:
 def _on_spark(
     work: _Work, options: SyphonOptions, ledger: Path | None, shown: Display, master: str | None, lanes: int | None
 ) -> tuple[Progress, bool]:
-    from twinbus.pipeline.session import session  # noqa: PLC0415 - slow
-
     if work.carrier is not Carrier.NATIVE:
         raise WrongUsageError("--engine spark works with the native transport only", "Leave out --transport.")
     # The Spark session is not stopped here, because another part of this process may have made the session.
-    spark = session("twinbus syphon", master=master)
+    spark = spark_session("twinbus syphon", master)
     return _on_loop(work.run_on_spark(spark, options, None if ledger is None else ledger.absolute(), shown, lanes))
 
 

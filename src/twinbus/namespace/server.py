@@ -110,7 +110,8 @@ class NamespaceServer:
         """
         host = self.options.host
         if not is_wildcard(host):
-            return Authority("localhost" if _is_loopback(host) else host.strip("[]"), self.port)
+            # Other loopback addresses, such as 127.0.0.2, are not what `localhost` stands for.
+            return Authority("localhost" if host in ("localhost", "127.0.0.1", "::1") else host.strip("[]"), self.port)
         named = parse_authority(next(iter(self.options.host_names), "localhost"))
         return Authority(named.host, named.port or self.port)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         management_credential,
         management_failure,
         provision_state_queue,
+        service_text,
     )
     from twinbus.pairing.aio.pair import Pair as AioPair
     from twinbus.pairing.aio.pair import PairSide as AioPairSide
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
         clock_of_refusal,
         clock_offset,
         inspect_backlog,
-        service_text,
     )
     from twinbus.pairing.metrics import PING_SUCCEEDED
     from twinbus.pairing.options import CHOICES, RANGES, SendAvailabilityOptions
@@ -175,7 +175,7 @@ __all__ = [
 # If a name is offered under another name, the offered name follows after a colon.
 _NAMES_BY_MODULE: Final = {
     "administration": "ALL_ENTITIES Administration AioAdministration management_credential management_failure "
-    "provision_state_queue",
+    "provision_state_queue service_text",
     "aio.pair": (
         "Pair:AioPair PairSide:AioPairSide pair_connection_strings:aio_pair_connection_strings "
         "pair_namespaces:aio_pair_namespaces"
@@ -198,7 +198,7 @@ _NAMES_BY_MODULE: Final = {
     ),
     "inspection": (
         "Depth FoundQueue Inspection PingCheck Visibility check_pings clean_extra clock_of_refusal clock_offset "
-        "inspect_backlog service_text"
+        "inspect_backlog"
     ),
     "metrics": "PING_SUCCEEDED",
     "options": "CHOICES RANGES SendAvailabilityOptions",

@@ -488,12 +488,14 @@ _NAMES: Final = (
 
 def management_failure(error: BaseException) -> QueueFailure:
     """Classify an error of an administration client by its status, or by how reaching the service failed."""
-    # The service answers with XML, and azure-core puts a sentence of its own before it.
+    return QueueFailure(_kind_of(error), service_text(error))
+
+
+def service_text(error: BaseException) -> str:
+    """Return the reason in an answer of the management API, without the XML and the sentence around it."""
     text = str(error)
     found = _DETAIL.search(text)
-    return QueueFailure(
-        _kind_of(error), " ".join((text if found is None else html.unescape(found[1])).split())[:_LONGEST_DETAIL]
-    )
+    return " ".join((text if found is None else html.unescape(found[1])).split())[:_LONGEST_DETAIL]
 
 
 def _kind_of(error: BaseException) -> FailureKind:

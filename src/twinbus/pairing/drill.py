@@ -15,6 +15,7 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
+from twinbus.backlog import CREDENTIAL_REFUSED, FailureKind, failure_kind
 from twinbus.errors import OperatorError
 from twinbus.pairing.aio.pair import Pair, pair_namespaces
 from twinbus.pairing.events import Notice, facts
@@ -81,7 +82,7 @@ async def run_drill(
         restored = asyncio.Event()
         pair.on("*", lambda notice: log.add(_text_of(notice)))
         pair.on("restored", lambda _: restored.set())
-        await _phases(pair, entity, messages, options, log, restored)
+        await _phases(pair, entity, messages, options, log, restored, primary.fully_qualified_namespace)
         if leave:
             log.add("what was diverted is left in the backlog, for the syphon")
         else:
@@ -91,14 +92,18 @@ async def run_drill(
 
 
 async def _phases(
-    pair: Pair, entity: str, messages: int, options: SendAvailabilityOptions, log: _Log, restored: asyncio.Event
+    pair: Pair,
+    entity: str,
+    messages: int,
+    options: SendAvailabilityOptions,
+    log: _Log,
+    restored: asyncio.Event,
+    where: str,
 ) -> None:
     try:
         sender = await pair.get_queue_sender(entity).__aenter__()
     except Exception as error:
-        raise OperatorError(
-            f"{entity} cannot be opened on the primary: {error}", "A drill needs an entity that works."
-        ) from error
+        raise _not_opened(entity, where, error) from error
     async with sender:
         await _send(pair, sender, messages, log, "before", diverts=False)
         pair.force_failover(entity)
@@ -111,6 +116,23 @@ async def _phases(
         if not restored.is_set():
             pair.force_restore(entity)
         await _send(pair, sender, messages, log, "after", diverts=False)
+
+
+def _not_opened(entity: str, where: str, error: Exception) -> OperatorError:
+    kind = failure_kind(error)
+    if kind is FailureKind.ENTITY_NOT_FOUND:
+        return OperatorError(
+            f"queue or topic {entity!r} is not on {where}",
+            "Create the entity, or correct its name.",
+        )
+    if kind in CREDENTIAL_REFUSED:
+        return OperatorError(
+            f"the key was refused by the primary, {where}",
+            "Check the key's name, the key, its Send right, and this machine's clock.",
+        )
+    return OperatorError(
+        f"{entity} cannot be opened on the primary: {kind} ({error})", "A drill needs an entity that works."
+    )
 
 
 async def _send(pair: Pair, sender: Any, messages: int, log: _Log, when: str, *, diverts: bool) -> None:

@@ -35,11 +35,22 @@ class QueueCause(NamedTuple):
     detail: str
 
 
+def listed_causes(causes: Sequence[QueueCause]) -> str:
+    """Return the causes as text, each cause once: `a and 9 more: timeout (no answer)`."""
+    queues: dict[tuple[FailureKind, str], list[str]] = {}
+    for queue, kind, detail in causes:
+        queues.setdefault((kind, detail), []).append(queue)
+    return "; ".join(
+        f"{found[0]}{f' and {len(found) - 1} more' if len(found) > 1 else ''}: {kind}{f' ({detail})' if detail else ''}"
+        for (kind, detail), found in queues.items()
+    )
+
+
 class BacklogUnavailableError(RetryError):
     """No usable backlog queue is left for this call. The caller must keep the message and send it again (S6)."""
 
     def __init__(self, entity: str, causes: Sequence[QueueCause]) -> None:
-        listed = "; ".join(f"{queue}: {kind}{f' ({detail})' if detail else ''}" for queue, kind, detail in causes)
+        listed = listed_causes(causes)
         super().__init__(
             f"no backlog queue can take the message for {entity}: {listed or 'none was found or created'}; keep it and "
             "send it again"

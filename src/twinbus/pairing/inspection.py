@@ -9,7 +9,6 @@ removes a queue.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -26,13 +25,14 @@ from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.backlog import (
     TRANSFER_SEGMENT,
+    FailureKind,
     backlog_queue_index,
     backlog_queue_paths,
     classify,
     evidence_of,
     extra_backlog_queues,
 )
-from twinbus.pairing.administration import Administration, AioAdministration
+from twinbus.pairing.administration import Administration, AioAdministration, service_text
 from twinbus.pairing.message_copies import ping_message
 from twinbus.pairing.provisioning import LONGEST, PROPERTIES, LosingProperty, losing_properties
 
@@ -46,7 +46,6 @@ DEFAULTS: Final[Mapping[str, object]] = {
     "status": "Active",
 }
 _SPANS: Final = {LONGEST: timedelta(days=10675199), "PT1M": timedelta(minutes=1)}
-_LONGEST_TEXT: Final = 200
 _DEPTH_FIELDS: Final = (
     "active_message_count",
     "dead_letter_message_count",
@@ -212,13 +211,6 @@ def _ahead(date: str | None, here: float) -> float | None:
         return None
 
 
-def service_text(error: BaseException) -> str:
-    """Return the reason in an answer of the management API, without the XML around it."""
-    text = " ".join(str(error).split())
-    detail = re.search("<Detail>(.*?)</Detail>", text)
-    return detail[1] if detail else text[:_LONGEST_TEXT]
-
-
 # --- cleaning --------------------------------------------------------------------------------------------------------
 
 
@@ -304,6 +296,8 @@ async def check_pings(
                 return await _in_queue(client, path, scratch=True)
     except Exception as error:
         kind = "timeout" if isinstance(error, TimeoutError) else classify(evidence_of(error))
+        if kind is FailureKind.ENTITY_NOT_FOUND and entity is not None:
+            return PingCheck(Visibility.UNKNOWN, f"queue {entity!r} is not on {client.fully_qualified_namespace}")
         text = service_text(error)
         return PingCheck(Visibility.UNKNOWN, f"the check failed ({kind}{f': {text}' if text else ''})")
 

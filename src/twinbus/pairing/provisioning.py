@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from twinbus.backlog import FailureKind
 from twinbus.errors import OperatorError
-from twinbus.pairing.errors import QueueCause
+from twinbus.pairing.errors import QueueCause, listed_causes
 
 # The properties that P5 demands, by their names in the SDK's QueueProperties. All others have the service's defaults.
 LONGEST: Final = "P10675199DT2H48M5.4775807S"
@@ -120,8 +120,7 @@ class ProvisioningError(OperatorError):
     """No backlog queue was found or could be created (P7). `causes` has one entry per queue."""
 
     def __init__(self, causes: Sequence[QueueCause]) -> None:
-        listed = "; ".join(f"{queue}: {kind}{f' ({detail})' if detail else ''}" for queue, kind, detail in causes)
-        super().__init__(f"no backlog queue was found or could be created: {listed}", _hint(causes))
+        super().__init__(f"no backlog queue was found or could be created: {listed_causes(causes)}", _hint(causes))
         self.causes = tuple(causes)
 
 

