@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
@@ -27,8 +27,8 @@ from twinbus.connect import ReceivedMessage, Receiver
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.jobs import follow_jobs
 from twinbus.pipeline.servicebus import ServiceBusDataSource, broker
-from twinbus.pipeline.servicebus.offsets import Offset
 from twinbus.pipeline.servicebus.options import SourceOptions
+from twinbus.pipeline.servicebus.session_stream_reader import SessionStreamReader
 from twinbus.pipeline.servicebus.stream_reader import StreamReader
 from twinbus.pipeline.servicebus.task_reader import TaskReader
 from twinbus.pipeline.session import session, start_query
@@ -98,26 +98,29 @@ class StoppedSource(ServiceBusDataSource):
     def name(cls) -> str:
         return "servicebus_stopped"
 
-    def streamReader(self, schema: StructType) -> StoppedReader:  # noqa: N802  # Spark's name
+    def streamReader(  # noqa: N802  # Spark's name
+        self, schema: StructType
+    ) -> StoppedReader | StoppedSessionReader:
         options = SourceOptions.parse(self.options)
-        return StoppedReader(options, TaskReader(options, schema), self._stop_at, self._folder)
+        kind = StoppedSessionReader if options.sessions else StoppedReader
+        made = kind(options, TaskReader(options, schema))
+        made.stop_at, made.folder = self._stop_at, self._folder
+        return made
 
 
-class StoppedReader(StreamReader):
-    def __init__(self, options: SourceOptions, reader: TaskReader, stop_at: str, folder: Path) -> None:
-        super().__init__(options, reader)
-        self._stop_at = stop_at
-        self._folder = folder
+class Stopping(DataSourceStreamReader):
+    stop_at: str
+    folder: Path
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        if self._stop_at == OFFSET_LOGGED and Offset.of_json(start).read:
+        if self.stop_at == OFFSET_LOGGED and _has_messages(start):
             self._stop()
         return super().partitions(start, end)
 
     def commit(self, end: dict[str, Any]) -> None:
-        if self._stop_at == BEFORE_COMPLETION:
+        if self.stop_at == BEFORE_COMPLETION and _has_messages(end):
             self._stop()
-        if self._stop_at == DURING_COMPLETION:
+        if self.stop_at == DURING_COMPLETION:
             completed = broker._completed
 
             async def then_stop(receiver: Receiver, messages: Sequence[ReceivedMessage]) -> set[int]:
@@ -131,8 +134,20 @@ class StoppedReader(StreamReader):
         super().commit(end)
 
     def _stop(self) -> None:
-        (self._folder / READ).touch()
+        (self.folder / READ).touch()
         time.sleep(_FOR_EVER)
+
+
+class StoppedReader(Stopping, StreamReader):
+    pass
+
+
+class StoppedSessionReader(Stopping, SessionStreamReader):
+    pass
+
+
+def _has_messages(offset: dict[str, Any]) -> bool:
+    return bool(offset.get("read") or offset.get("sessions"))
 
 
 # --- D2: the syphon ---------------------------------------------------------------------------------------------------

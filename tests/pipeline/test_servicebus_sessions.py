@@ -17,15 +17,19 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiver
 from azure.servicebus.management import EntityStatus, ServiceBusAdministrationClient
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual
 
 from tests.pipeline.stream_steps import Entity, Killed, Query, close_opened
 from tests.tiers import budget
 from twinbus.connect import MessageState, ReceivedMessage, Receiver, SessionCannotBeLockedError, connect
 from twinbus.pipeline.servicebus import broker as broker_module
 from twinbus.pipeline.servicebus import session_stream_reader as reader_module
+from twinbus.pipeline.servicebus.broker import Broker
 from twinbus.pipeline.servicebus.offsets import OffsetError
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
+from twinbus.pipeline.servicebus.rows import READ_SCHEMA
 from twinbus.pipeline.servicebus.session_stream_reader import SessionHeldError
+from twinbus.pipeline.servicebus.source import ServiceBusDataSource
 from twinbus.testing import LocalNamespace
 
 pytestmark = pytest.mark.timeout(120)
@@ -61,6 +65,11 @@ class SessionQueue(Entity):
 
     def delivery_counts(self) -> set[int]:
         return {one.delivery_count or 0 for one in self.messages()}
+
+    def source(self, **options: str) -> ServiceBusDataSource:
+        return ServiceBusDataSource(
+            {"connectionString": self.namespace.connection_string, "entity": self.name, **options}
+        )
 
     def stream(self, **options: object) -> Query:
         self.queries.append(self.query(sessions="true", **options))
@@ -236,6 +245,39 @@ def test_d1_a_subscription_with_sessions_is_streamed(namespace: LocalNamespace, 
         assert admin.get_subscription_runtime_properties("sessions", "all").active_message_count == 0
 
 
+@pytest.mark.thorough
+def test_d1_a_batch_read_of_listed_sessions_peeks_at_no_other(
+    queue: SessionQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = queue.put("abc", 4)
+    session, number, peeked = ("session_id",), ("sequence_number",), list[str]()
+    peek = Broker._peek
+
+    async def recorded(broker: Broker, *arguments: Any) -> list[ReceivedMessage]:
+        found = await peek(broker, *arguments)
+        peeked.extend(str(one.session_id) for one in found)
+        return found
+
+    def read(*conditions: Filter) -> list[str]:
+        peeked.clear()
+        reader = queue.source(sessions="true").reader(READ_SCHEMA)
+        left_to_spark = [one for one in conditions if getattr(one, "attribute", None) == session]
+        assert list(reader.pushFilters(list(conditions))) == left_to_spark
+        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+        return [str(one) for batch in batches for one in batch["message_id"].to_pylist()]
+
+    monkeypatch.setattr(Broker, "_peek", recorded)
+    assert read(EqualTo(session, "b")) == [f"b/{one}" for one in range(4)]
+    assert set(peeked) == {"b"}
+    assert sorted(read(In(session, ("a", "c", "z")), In(session, ("c", "z")))) == [f"c/{one}" for one in range(4)]
+    assert set(peeked) == {"c"}
+    assert read(EqualTo(session, "a"), GreaterThan(number, 1), LessThanOrEqual(number, 7)) == ["a/1", "a/2"]
+    assert read(EqualTo(session, "a"), GreaterThan(number, 7), LessThanOrEqual(number, 1)) == []
+    assert read(EqualTo(session, "z")) == []
+    assert sorted(read()) == sorted(sent)
+    assert queue.left() == sent
+
+
 # --- locks -----------------------------------------------------------------------------------------------------------
 
 
@@ -279,6 +321,32 @@ def test_d1_a_lock_that_is_lost_at_any_step_is_accepted_again(queue: SessionQueu
     assert Counter(query.ids) == Counter(sent)
     assert _is_in_order(query.ids)
     assert queue.left() == []
+
+
+@pytest.mark.thorough
+def test_d1_a_namespace_that_is_killed_at_any_step_of_a_stream_of_sessions_loses_nothing() -> None:
+    with LocalNamespace() as namespace:
+        for at in ("planned", "read", "batch committed"):
+            with (
+                ServiceBusClient.from_connection_string(namespace.connection_string) as client,
+                _queue(namespace, client) as queue,
+            ):
+                sent = queue.put("ab", 4)
+                query = queue.stream(maxMessagesPerTrigger=4)
+                kills: list[str] = []
+
+                def step(name: str, at: str = at, kills: list[str] = kills) -> None:
+                    if name == at and not kills:
+                        namespace.kill()
+                        namespace.start()
+                        kills.append(name)
+
+                query.run(step)
+                assert kills
+                assert Counter(query.ids) == Counter(sent)
+                assert _is_in_order(query.ids)
+                assert queue.left() == []
+                close_opened()
 
 
 @pytest.mark.thorough

@@ -5,13 +5,14 @@
 | a Python worker, also at random instants | `test_spark_syphon.py`: `…python_workers_at_each_step_and_at_random…` |
 | the destination; the backlog's server | `test_spark_syphon.py`: `…the_destination_and_of_the_backlog_at_each_step…` |
 | the driver and its JVM, with all workers | here: `…the_driver_and_its_jvm…` |
-| the driver, at every step of a stream read | here: `…the_driver_at_each_step_of_a_stream_read…` |
+| the driver, at every step of a stream read | here: `…at_each_step_of_a_stream_read…`, `…of_a_stream_of_sessions…` |
 | an executor's JVM, with its workers | here: `…kill_9_of_one_at_each_step…` |
 | nobody: a clean stop | `test_spark_syphon.py`: `…a_clean_stop_at_any_step…` |
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -237,6 +238,52 @@ def test_d1_kill_9_of_the_driver_at_each_step_of_a_stream_read_removes_nothing_u
             if left(step) == old:
                 break
         assert left(step) == old
+
+
+def test_d1_kill_9_of_the_driver_at_each_step_of_a_stream_of_sessions_loses_nothing_and_keeps_the_order(
+    spark: SparkSession, namespace: LocalNamespace, tmp_path: Path
+) -> None:
+    """One driver with a stream at each step. Plain peeks, which need no session, count what is in the queues."""
+    steps: dict[str, dict[str, Any]] = {
+        "batch-read": {"dead_in": 1},
+        "offset-logged": {"stop_at": OFFSET_LOGGED},
+        "before-completion": {"stop_at": BEFORE_COMPLETION},
+        "during-completion": {"stop_at": DURING_COMPLETION},
+    }
+    text, sent = namespace.connection_string, [f"{one % 3}/{one}" for one in range(18)]
+    options = {"maxMessagesPerTrigger": "9", "sessions": "true"}
+    queues = {step: new_queue(namespace, f"sessions-{step}", requires_session=True) for step in steps}
+    with ServiceBusClient.from_connection_string(text) as client:
+        for queue in queues.values():
+            with client.get_queue_sender(queue) as sender:
+                sender.send_messages([ServiceBusMessage("", message_id=one, session_id=one[0]) for one in sent])
+
+    def left(step: str) -> set[str]:
+        return set(asyncio.run(waiting(namespace, queues[step])))
+
+    reads = [
+        {"text": text, "queue": queues[step], "folder": str(tmp_path / step), "options": options, **stopped}
+        for step, stopped in steps.items()
+    ]
+    log = tmp_path / "driver.log"
+    with process(*driven({"folder": str(tmp_path), "reads": reads, "master": "local[2,4]"}), log=log) as driver:
+        until((tmp_path / READ).exists, driver, log)
+        kill(driver)
+
+    completed = {step: set(sent) - left(step) for step in steps}
+    found = {step: len(gone) for step, gone in completed.items()}
+    # Batch 0 was committed in each. In `during-completion` no session had completed more than two of three messages.
+    assert 1 <= found.pop("during-completion") <= 6
+    assert found == {"batch-read": 9, "offset-logged": 9, "before-completion": 0}
+    for step in steps:
+        folder = tmp_path / step
+        assert completed[step] <= written(folder, committed(folder)[:1])
+        reading(spark, text, queues[step], folder, now=True, options=options).awaitTermination()
+        batches = [json.loads(sink(folder, batch).read_text()) for batch in committed(folder)]
+        ids = [one for batch in batches for one in batch]
+        assert Counter(ids) == Counter(sent)
+        assert sorted(ids, key=lambda one: one[0]) == sorted(sent, key=lambda one: one[0]), "within each session"
+        assert left(step) == set()
 
 
 def goes_on(spark: SparkSession, ledger: Path, tables: Tables) -> None:

@@ -1,13 +1,14 @@
 """Filters of a batch read that the data source applies itself, so that fewer messages are read or become rows.
 
 Spark offers the conditions of a query as filters. This module applies those on `sequence_number`, `enqueued_time` and
-`state`, and leaves all others to Spark. A filter on `sequence_number` also limits which messages are peeked at.
+`state`, and leaves all others to Spark. A filter on `sequence_number` also limits which messages are peeked at. So does
+a filter on `session_id` if whole sessions are read; Spark applies it, too.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -87,6 +88,14 @@ def is_applicable(condition: Filter) -> bool:
     values = value if isinstance(condition, In) else (value,)
     # A time without a zone depends on the time zone of the session: Spark compares it.
     return all(isinstance(one, column[0]) and not (isinstance(one, datetime) and one.tzinfo is None) for one in values)
+
+
+def sessions_of_condition(condition: Filter) -> frozenset[str] | None:
+    """Returns the only sessions whose messages can meet the condition; None if the condition lists no sessions."""
+    if _column(condition) != "session_id" or not isinstance(condition, EqualTo | EqualNullSafe | In):
+        return None
+    values: Sequence[Any] = condition.value if isinstance(condition, In) else (condition.value,)
+    return frozenset(values) if all(isinstance(value, str) for value in values) else None
 
 
 def _meets(condition: Filter, marks: MessageMarks) -> bool:

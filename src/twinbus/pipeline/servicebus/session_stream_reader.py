@@ -226,6 +226,7 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._taken_over is not None and not self._free:
             held = self._sessions
             self._release(one for one in self._taken_over.read if one in held and one not in self._uncompleted)
+            self._none_free = float("-inf")
 
     def _accept_next(self, wait: float) -> None:
         """Accepts sessions that have messages, at most `maxSessions` in all."""

@@ -28,7 +28,7 @@ from pyspark.sql.types import StructField, StructType
 
 from twinbus.message import Message
 from twinbus.pipeline.servicebus.broker import Broker
-from twinbus.pipeline.servicebus.filters import MessageFilter, is_applicable
+from twinbus.pipeline.servicebus.filters import MessageFilter, is_applicable, sessions_of_condition
 from twinbus.pipeline.servicebus.message_marks import session_of
 from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.options import CONNECTION_OPTIONS, SourceOptionError, SourceOptions, options_of_table
@@ -47,6 +47,7 @@ _log = logging.getLogger(__name__)
 
 _SEND_TOGETHER: Final = 500
 _OPTIONS: Final = "servicebus.options"
+_HIGHEST: Final = 2**63 - 2  # no entity reaches this sequence number
 # If a list of partitions were empty, Spark would make a partition itself.
 _NOTHING: Final = RangePartition(0, -1)
 
@@ -130,6 +131,8 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._reader = TaskReader(options, schema)
         self._filter = MessageFilter()
+        self._sessions: frozenset[str] | None = None
+        """The only sessions that are read; None for all."""
         # An attribute, because Spark must not find a method `pushFilters` in the class: see FilterPushdown.
         self.pushFilters = FilterPushdown(self)  # type: ignore[method-assign]  # it is called like one
 
@@ -137,12 +140,20 @@ class BatchReader(DataSourceReader):
         """Add a condition: only messages that meet all conditions are read."""
         self._filter = MessageFilter((*self._filter.conditions, condition))
 
+    def limit_sessions(self, condition: Filter) -> None:
+        """Read no sessions whose messages cannot meet this condition. Spark still has to apply it."""
+        listed = sessions_of_condition(condition)
+        if listed is not None:
+            self._sessions = listed if self._sessions is None else self._sessions & listed
+
     def partitions(self) -> Sequence[InputPartition]:
         options, wanted = self._options, self._filter
         lowest = max(options.from_sequence_number, wanted.lowest)
         limits = (options.to_sequence_number, wanted.highest)
         last = min((limit for limit in limits if limit is not None), default=None)
         if options.sessions:
+            with Broker(options) as broker:
+                broker.check_sessions()
             return self._partitions_of_sessions(lowest, last)
         if wanted.numbers is not None:
             within = (number for number in wanted.numbers if lowest <= number and (last is None or number <= last))
@@ -157,12 +168,15 @@ class BatchReader(DataSourceReader):
         return split_range(first, last, options.partitions)
 
     def _partitions_of_sessions(self, lowest: int, highest: int | None) -> Sequence[InputPartition]:
-        """Returns partitions with whole sessions. Peeks at all messages in order to find the sessions."""
+        """Returns partitions with whole sessions. If no sessions are listed, peeks at all messages to find them."""
+        if self._sessions is not None:
+            whole = SequenceNumbers([(lowest, _HIGHEST if highest is None else highest)])
+            listed = dict.fromkeys(sorted(self._sessions), whole) if whole.first <= whole.last else {}
+            return split_sessions(listed, self._options.partitions) or [_NOTHING]
         ends: dict[str, tuple[int, int]] = {}
         sizes: Counter[str] = Counter()
         unknown: list[int] = []
         with Broker(self._options) as broker:
-            broker.check_sessions()
             for number, message in broker.from_number(lowest):
                 if number is None:
                     _log.warning("%s: a message without a readable sequence number is left out", self._options.address)
@@ -201,6 +215,7 @@ class FilterPushdown:
             if is_applicable(one):
                 self._reader.apply(one)
             else:
+                self._reader.limit_sessions(one)
                 yield one
 
 
