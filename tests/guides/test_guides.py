@@ -19,6 +19,7 @@ QUICK = ("README",)
 NOT_FOLLOWED = {
     ("README", "make demo"): "tests/cli/test_demo.py plays it",
     ("README", "make test"): "this test is a part of it",
+    ("README", "pip install"): "as in the guide `install`",
     ("cluster", ""): "needs a cluster, a database, or what pip brings from the network; tests/pipeline runs the jobs",
     ("costs", "twinbus cost actual"): "starts Spark on tables of its own; tests/pipeline/test_actual_cost.py runs it",
     ("install", "pip install"): "brings packages from the network; tests/test_extras.py checks what each needs",
