@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import Figure, ProcessMeter, Samples, ratios, show, write_json
 from tests.pipeline import oracle
-from twinbus.pipeline import JOBS, JUDGED, OPERATIONS, TablePart, Tables, TablesVersion, result_over_history
+from twinbus.pipeline import JOBS, JUDGED, OPERATIONS, Tables, result_over_history
 from twinbus.pipeline.session import session
 
 AIM: Final = 2.0
@@ -61,14 +61,16 @@ _PER_MESSAGE: Final = 1.2
 
 
 def made(tables: Tables, entries: int) -> None:
-    part = TablePart(f"{OPERATIONS}/generated")
-    folder = tables.root / part.path
-    folder.mkdir(parents=True)
     database = duckdb.connect()
     database.execute(f"set threads = {os.cpu_count() or 2}")
     messages = int(entries / _PER_MESSAGE)
-    database.execute(_LEDGER.format(messages=messages, folder=folder))
-    tables.commit(TablesVersion(parts={OPERATIONS: (part,)}, newest=1_790_035_200_000 + 3 * 86_400_000))
+    change = tables.change()
+    with tables.storage.staging(OPERATIONS) as folder:
+        Path(folder).mkdir(parents=True)
+        database.execute(_LEDGER.format(messages=messages, folder=folder))
+        change.added[OPERATIONS] = tables.adopted(folder, OPERATIONS)
+    change.newest = 1_790_035_200_000 + 3 * 86_400_000
+    tables.commit(change)
 
 
 @dataclass(slots=True)

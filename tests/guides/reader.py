@@ -150,7 +150,7 @@ class Reader:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=PATIENCE,
+            timeout=SPARK_PATIENCE,
             check=False,
         )
         assert done.returncode == 0, f"$ {text}\nended with {done.returncode}:\n{done.stdout}"

@@ -12,7 +12,7 @@ from twinbus.pairing import CHOICES, EVENTS, RANGES, SendAvailabilityOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "guides"
-PAGES = [ROOT / "README.md", *sorted(GUIDES.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "tables.md", *sorted(GUIDES.glob("*.md"))]
 # Pages that `make test` follows; `make test-all` follows every page.
 QUICK = ("README",)
 # By page: the first characters of commands that no test can run, or that another test runs.

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import duckdb
+from deltalake import DeltaTable
 
-from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, TablesVersion, struct
+from twinbus.pipeline.snapshots import TablesVersion
+from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, struct
 
 _TYPES: Final = {
     "string": "varchar",
     "bigint": "bigint",
     "array<string>": "varchar[]",
+    "array<bigint>": "bigint[]",
     "map<string,string>": "map(varchar, varchar)",
 }
 
@@ -226,7 +229,7 @@ def connect(root: Path, version: TablesVersion, dead: Collection[str] = ()) -> d
     """
     database = duckdb.connect()
     for table in (OPERATIONS, ENTRIES, PENDING):
-        files = [str(root / part.path / "**" / "*.parquet") for part in version.of(table)]
+        files = DeltaTable(root / table, version=version.tables[table]).file_uris()
         source = f"read_parquet({files}, hive_partitioning=true, union_by_name=true)" if files else _nothing(table)
         name = "settled" if table == OPERATIONS else table
         database.execute(f"create view {name} as select * from {source}")  # noqa: S608  # the test's own folders

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -21,8 +22,7 @@ from tests.pipeline.books import MIDNIGHT, halves, operation, segment_name, writ
 from twinbus.cli.main import app
 from twinbus.ledger import Role, SegmentHeader, Stage, encode_entry
 from twinbus.pipeline.jobs import JOBS, result_over_history
-from twinbus.pipeline.sinks import RESULTS_FOLDER
-from twinbus.pipeline.tables import Tables, struct
+from twinbus.pipeline.tables import RESULTS_FOLDER, Tables, struct
 
 pytestmark = pytest.mark.timeout(600)  # Spark is slow on a busy machine
 JAR = Path("/usr/share/java/postgresql.jar")
@@ -122,11 +122,15 @@ def test_d3_d4_cost_incidents_and_latency_are_printed_and_written_to_files(
     assert code == 0, said
     assert "contoso/orders" in said
     for job in ("cost", "incidents", "latency"):
-        kept = spark.read.parquet(str(folder / RESULTS_FOLDER / job))
+        kept = spark.read.parquet(*DeltaTable(folder / RESULTS_FOLDER / job).file_uris())
         assert kept.count() > 0
         assert [(one.name, one.dataType) for one in kept.schema] == [
             (one.name, one.dataType) for one in struct(JOBS[job].result)
         ]
+    before = DeltaTable(folder / RESULTS_FOLDER / "cost").version()
+    code, said = run("cost", str(folder), "--until", "2026-01-01", "--json")
+    assert (code, json.loads(said)) == (0, [])
+    assert DeltaTable(folder / RESULTS_FOLDER / "cost").version() == before, "tables of results are about all time"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +163,7 @@ def test_the_deprecated_format_json_prints_the_same_as_json_and_a_warning(ledger
 def test_d3_a_ledger_without_entries_gives_empty_results(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
     code, said = run("ingest", str(tmp_path / "ledger"), str(tmp_path / "tables"), "--json")
-    assert (code, json.loads(said)) == (0, {"operations": 0, "pending": 0, "entries": 0, "problems": []})
+    assert (code, json.loads(said)) == (0, {"operations": 0, "pending": 0, "entries": 0, "problems": [], "steps": 0})
     for verb in ("cost", "incidents", "latency"):
         code, said = run(verb, str(tmp_path / "tables"), "--json")
         assert (code, json.loads(said)) == (0, [])

@@ -10,24 +10,31 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from typer.testing import CliRunner
 
 from tests.formats.sets import expected, sets_with, unpacked
 from tests.pipeline.queues import new_queue
+from twinbus.cli.main import app
 from twinbus.ledger import Ledger, Stage
 from twinbus.pipeline.ingest import ingest_ledger
-from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs
+from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, is_followed
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, Tables
 from twinbus.testing import LocalNamespace
 
 pytestmark = pytest.mark.timeout(180)
 
 
+OLD = [one for one in sets_with("tables.tar.xz") if one.id == "set1"]
+"""Tables behind `current.json`."""
+DELTA = [one for one in sets_with("tables.tar.xz") if one.id != "set1"]
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("found", sets_with("tables.tar.xz"))
+@pytest.mark.parametrize("found", DELTA)
 def test_d3_older_tables_are_read_and_their_stream_resumes(spark: SparkSession, found: Path, tmp_path: Path) -> None:
     root, ledger = opened(found, tmp_path)
     said, tables = expected(found / "tables.json"), Tables(spark, root)
-    assert tables.version().followed["cost"] == tables.version().number
+    assert is_followed(JOBS["cost"], tables.version())
     with Ledger(ledger) as writer:
         writer.begin(Stage.SEND_PRIMARY, "contoso", "orders", "new", 1).end()
     query = ingest_ledger(spark, ledger, root, extend=follow_jobs(("cost",)))
@@ -38,10 +45,31 @@ def test_d3_older_tables_are_read_and_their_stream_resumes(spark: SparkSession, 
     said["entries"] += [["header", f"{prefix}-segment-0"], ["closed", f"{prefix}-closed"]]
     for name in ("operations", "units", "bytes"):
         said["cost"]["send_primary"][name] += 1
+    assert is_followed(JOBS["cost"], tables.version()), "the sums come from the tallies of all batches"
     check(tables, said)
 
 
-@pytest.mark.parametrize("found", sets_with("tables.tar.xz"))
+@pytest.mark.thorough
+@pytest.mark.parametrize("found", OLD)
+def test_d5_tables_of_the_old_format_are_refused_and_one_command_makes_them_again(
+    spark: SparkSession, found: Path, tmp_path: Path
+) -> None:
+    root, ledger = opened(found, tmp_path)
+    (root / "notes.txt").write_text("of the user")
+    for verb in (["ingest", str(ledger), str(root)], ["cost", str(root)], ["reconcile", str(root), "--ledger", ledger]):
+        done = CliRunner().invoke(app, ["ledger", *map(str, verb)])
+        assert done.exit_code == 1
+        assert f"the tables in {root} have the format of an earlier version" in done.output.replace("\n", " ")
+        assert "--rebuild" in done.output
+    assert (root / "current.json").exists(), "a refusal changes nothing"
+    done = CliRunner().invoke(app, ["ledger", "ingest", str(ledger), str(root), "--rebuild"])
+    assert done.exit_code == 0, done.output
+    assert not (root / "current.json").exists()
+    assert (root / "notes.txt").exists()
+    check(Tables(spark, root), expected(found / "tables.json"))
+
+
+@pytest.mark.parametrize("found", OLD)
 def test_l7_a_stream_whose_tables_are_gone_does_not_start_new_ones_in_the_middle_of_the_ledger(
     spark: SparkSession, found: Path, tmp_path: Path
 ) -> None:
@@ -52,7 +80,7 @@ def test_l7_a_stream_whose_tables_are_gone_does_not_start_new_ones_in_the_middle
         writer.begin(Stage.SEND_PRIMARY, "contoso", "orders", "new", 1).end()
     with pytest.raises(StreamingQueryException, match="are gone, but the checkpoint of their stream is there"):
         ingest_ledger(spark, ledger, root).awaitTermination()
-    assert not (root / "current.json").exists()
+    assert not (root / "snapshots").exists()
     assert sorted(root.glob("**/*.parquet")) == left != []
 
 
@@ -72,8 +100,6 @@ def check(tables: Tables, said: dict[str, Any]) -> None:
     assert sorted(map(list, entries)) == sorted(said["entries"])
     problems = tables.read(PROBLEMS).select("file", "line").collect()
     assert sorted([Path(row.file).name, row.line] for row in problems) == said["problems"]
-    version = tables.version()
-    assert version.followed == {"cost": version.number}, "the sums come from the tallies of all batches"
     sums = current_result(tables, JOBS["cost"]).groupBy("stage").sum("operations", "units", "bytes").collect()
     assert {row[0]: dict(zip(("operations", "units", "bytes"), row[1:], strict=True)) for row in sums} == said["cost"]
 

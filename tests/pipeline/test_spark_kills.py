@@ -14,14 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import socket
-import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -47,6 +43,7 @@ from tests.pipeline.driven import (
     sink,
     syphoned,
 )
+from tests.pipeline.driver_processes import LONG, kill, process, until
 from tests.pipeline.queues import new_queue
 from tests.syphon.two_namespaces import ids, numbered
 from tests.tiers import budget
@@ -55,7 +52,7 @@ from twinbus.ledger import balance, read_ledger
 from twinbus.message import Message
 from twinbus.namespace import find_free_port
 from twinbus.pipeline.ingest import ingest_ledger
-from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, result_over_history
+from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, is_followed, result_over_history
 from twinbus.pipeline.reconcile import JUDGED
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.session import java_home
@@ -64,8 +61,6 @@ from twinbus.pipeline.tables import OPERATIONS, Tables
 from twinbus.testing import LocalNamespace
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(700)]
-ROOT = Path(__file__).resolve().parents[2]
-LONG = 300.0
 # A run kills one driver with a lane at each step of a move, or one executor at each step. Each kill costs a JVM.
 RUNS = budget(1, 1, 5)
 
@@ -84,34 +79,8 @@ def backlog(pair: tuple[LocalNamespace, LocalNamespace], tmp_path: Path) -> Back
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def process(*command: str, log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process in its own process group. The group is killed at the end."""
-    surroundings = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "SPARK_LOCAL_IP": "127.0.0.1", **environment}
-    with log.open("ab") as out:
-        made = subprocess.Popen(command, env=surroundings, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
-    try:
-        yield made
-    finally:
-        kill(made)
-
-
-def kill(one: subprocess.Popen[bytes]) -> None:
-    if one.poll() is None:
-        os.killpg(one.pid, signal.SIGKILL)
-    one.wait()
-
-
 def driven(told: dict[str, Any]) -> list[str]:
     return [sys.executable, "-m", "tests.pipeline.driven", json.dumps(told)]
-
-
-def until(holds: Callable[[], object], alive: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + LONG
-    while not holds():
-        assert alive.poll() is None, log.read_text()
-        assert time.monotonic() < end, log.read_text()
-        time.sleep(0.05)
 
 
 # --- the driver -------------------------------------------------------------------------------------------------------
@@ -289,12 +258,12 @@ def test_d1_kill_9_of_the_driver_at_each_step_of_a_stream_of_sessions_loses_noth
 def goes_on(spark: SparkSession, ledger: Path, tables: Tables) -> None:
     """Check that following the ledger continues, and gives the same result as reading it from the beginning."""
     reached = tables.version()
-    assert reached.followed == dict.fromkeys(FOLLOWED, reached.number)
+    assert all(is_followed(JOBS[name], reached) for name in FOLLOWED)
     assert tables.read(OPERATIONS).count() > 0
     ingest_ledger(spark, ledger, tables.root, extend=follow_jobs(FOLLOWED)).awaitTermination()
     version = tables.version()
     assert version.number > reached.number
-    assert version.followed == dict.fromkeys(FOLLOWED, version.number)
+    assert all(is_followed(JOBS[name], version) for name in FOLLOWED)
     for name in FOLLOWED:
         followed, anew = current_result(tables, JOBS[name]).collect(), result_over_history(tables, JOBS[name]).collect()
         assert sorted(map(str, followed)) == sorted(map(str, anew))

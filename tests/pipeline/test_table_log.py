@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from twinbus.errors import OperatorError
-from twinbus.pipeline.snapshots import SNAPSHOTS, Snapshots, TablesVersion
+from twinbus.pipeline.snapshots import Snapshots, TablesVersion
 from twinbus.pipeline.table_log import AppTransaction, DataFile, TableLog, described_file, merged_size
-from twinbus.pipeline.table_storage import TableStorage
+from twinbus.pipeline.table_storage import SNAPSHOTS, TableStorage
 
 SCHEMA = json.dumps(
     {
@@ -43,7 +43,7 @@ class Sample:
 
     def written(self, *ids: str | None, day: str = DAYS[0]) -> DataFile:
         """Return a new file with a row for each id, which no commit has yet."""
-        with self.storage.staging() as folder:
+        with self.storage.staging(self.log.name) as folder:
             target = Path(folder) / f"day={day}" / "any.parquet"
             target.parent.mkdir(parents=True)
             rows = {"id": pa.array(ids, pa.string()), "at": pa.array(range(len(ids)), pa.int64())}
@@ -199,6 +199,7 @@ def test_d5_the_files_of_many_snapshots_are_replaced_by_one(tmp_path: Path) -> N
         snapshots.add(TablesVersion(number, {"operations": number}), AppTransaction("app", number))
     assert len(TableLog(TableStorage(tmp_path), SNAPSHOTS).files()) == 1
     assert snapshots.last() == TablesVersion(65, {"operations": 65})
+    assert snapshots.is_committed(AppTransaction("app", 65))
     assert sorted(polars.read_delta(str(tmp_path / SNAPSHOTS))["snapshot"]) == [*range(1, 66)]
 
 

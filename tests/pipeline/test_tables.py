@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from twinbus.pipeline.tables import OPERATIONS, PENDING, TablePart, Tables, TablesVersion
+from twinbus.errors import OperatorError
+from twinbus.pipeline.table_log import DataFile
+from twinbus.pipeline.tables import OPERATIONS, PENDING, Tables
 
 PARTITIONS = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
 
@@ -18,11 +20,9 @@ PARTITIONS = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
 def tables(spark: SparkSession, tmp_path: Path) -> Tables:
     """Tables of 40 MB, by the length of their files."""
     made = Tables(spark, tmp_path)
-    folder = tmp_path / OPERATIONS / "part"
-    folder.mkdir(parents=True)
-    with (folder / "one.parquet").open("wb") as file:
-        file.truncate(40 * 1024 * 1024)
-    made.commit(TablesVersion().having(OPERATIONS, [TablePart(f"{OPERATIONS}/part")]))
+    change = made.change()
+    change.added[OPERATIONS] = [DataFile("one.parquet", 40 * 1024 * 1024, 1, {"day": "2026-09-22"}, "{}")]
+    made.commit(change)
     return made
 
 
@@ -49,3 +49,29 @@ def test_when_a_query_fails_those_that_have_not_started_never_do(tables: Tables)
         assert [one.cancelled() for one in asked[-5:]] == [True] * 5
     finally:
         go_on.set()
+
+
+def test_d5_rebuilding_removes_the_tables_and_nothing_else(tables: Tables, tmp_path: Path) -> None:
+    for name in ("results", "checkpoints", "tallies-cost", "notes"):
+        (tmp_path / name).mkdir()
+    tables.remove()
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "notes"}
+    (tmp_path / "results").mkdir()
+    tables.remove()
+    assert (tmp_path / "results").exists(), "without tables, the folder is somebody else's"
+
+
+def test_l7_a_table_that_is_gone_is_not_started_again_without_its_rows(tables: Tables, tmp_path: Path) -> None:
+    (tmp_path / OPERATIONS).rename(tmp_path / "elsewhere")
+    with pytest.raises(OperatorError, match=r"the table operations in .* is gone"), tables.locked():
+        pass
+    assert not (tmp_path / OPERATIONS).exists()
+
+
+def test_d5_the_lock_leaves_results_alone_that_another_process_is_writing(tables: Tables) -> None:
+    with tables.storage.staging("results/cost") as theirs, tables.storage.staging(OPERATIONS) as left:
+        for folder in (theirs, left):
+            Path(folder).mkdir(parents=True)
+        with tables.locked():
+            pass
+        assert (Path(theirs).exists(), Path(left).exists()) == (True, False)

@@ -56,8 +56,7 @@ def test_d4_an_empty_ledger_has_a_page_that_says_so(tmp_path: Path) -> None:
 
 def test_impossible_arguments_are_refused_before_spark_starts(tmp_path: Path) -> None:
     ledger = write_ledger(tmp_path / "ledger", [])
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / "current.json").write_text("{}")
+    (tmp_path / "tables" / "snapshots" / "_delta_log").mkdir(parents=True)
     for arguments, told in (
         ([tmp_path / "nowhere"], "contains neither a ledger nor tables"),
         ([tmp_path], "contains neither a ledger nor tables"),

@@ -9,19 +9,17 @@ import threading
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from twinbus.cli.errors import WrongUsageError
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
+from twinbus.pipeline import TableStorage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-# The file that marks a folder of tables: docs/tables.md.
-_CURRENT: Final = "current.json"
 
 
 class Engine(StrEnum):
@@ -73,7 +71,7 @@ def refuse_unusable_tables(folder: Path) -> None:
 
 def holds_tables(folder: Path) -> bool:
     """Return whether a ledger was ingested into this folder."""
-    return (folder / _CURRENT).is_file()
+    return TableStorage(folder).has_tables()
 
 
 def refuse_missing_jars(jars: str | None) -> None:

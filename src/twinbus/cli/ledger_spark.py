@@ -111,6 +111,9 @@ def ingest(
         bool, typer.Option("--follow", help="Keep running: ingest new entries when they appear.")
     ] = False,
     every: Every = 10.0,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Remove the tables first, and read the whole ledger again.")
+    ] = False,
     form: DeprecatedFormat = Format.TABLE,
     json: Json = False,
     master: Master = None,
@@ -125,11 +128,12 @@ def ingest(
     Examples:
       twinbus ledger ingest ./ledger ./tables
       twinbus ledger ingest ./ledger ./tables --follow --every 60
+      twinbus ledger ingest ./ledger ./tables --rebuild
     """
     with errors_reported(debug=debug):
         json = _wants_json(json, form)
         options = LedgerJobOptions(tables, ledger, None, None, json, master, follow, every, None, None)
-        place, _, query = _opened(options, ())
+        place, _, query = _opened(options, (), rebuild=rebuild)
         for version in _versions(place, query, options):
             _print_ingested(place, version, json)
 
@@ -267,13 +271,17 @@ def tables_and_writers(
     return place, writers
 
 
-def _opened(options: LedgerJobOptions, jobs: Sequence[str]) -> tuple[Tables, WriterStates, StreamingQuery | None]:
+def _opened(
+    options: LedgerJobOptions, jobs: Sequence[str], *, rebuild: bool = False
+) -> tuple[Tables, WriterStates, StreamingQuery | None]:
     """Return the tables, the writers of the ledger, and the query that ingests it, or None if no ledger is given."""
     if options.follow and options.ledger is None:
         raise WrongUsageError("--follow needs a ledger", "Name its directory with --ledger.")
     tables = _tables(options)
     from twinbus.pipeline import WriterStates, follow_jobs, ingest_ledger  # noqa: PLC0415 - needs Spark
 
+    if rebuild:
+        tables.remove()
     if options.ledger is None:
         return tables, WriterStates(silence=options.silence), None
     every, extend = (options.every, follow_jobs(jobs)) if options.follow else (None, None)
@@ -342,7 +350,9 @@ def _results(name: str, options: LedgerJobOptions) -> Iterator[tuple[Tables, Wri
     for _ in _versions(tables, query, options):
         with ExitStack() as stack:
             with spinner(f"computing {name}"):
-                rows = stack.enter_context(saved_result(tables, job, current_result(tables, job, window, writers)))
+                rows = stack.enter_context(
+                    saved_result(tables, job, current_result(tables, job, window, writers), window)
+                )
             if options.jdbc is not None:
                 write_to_database(job, rows, options.jdbc)
             yield tables, writers, rows
@@ -361,8 +371,9 @@ def in_utc(instant: datetime | None) -> datetime | None:
 def _print_ingested(tables: Tables, version: TablesVersion, json: bool) -> None:
     from twinbus.pipeline import PROBLEMS, SCHEMAS  # noqa: PLC0415 - needs the extra `spark`
 
-    counts = {table: tables.read(table, version=version).count() for table in SCHEMAS}
-    problems = [row.asDict() for row in tables.read(PROBLEMS, version=version).orderBy("file", "line").collect()]
+    counts = {table: sum(file.rows for file in tables.files(table, version)) for table in SCHEMAS}
+    found = tables.read(PROBLEMS, version=version).orderBy("file", "line").collect() if counts[PROBLEMS] else []
+    problems = [row.asDict() for row in found]
     if json:
         typer.echo(json_text.dumps({**counts, PROBLEMS: problems}))
         return

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     )
     from twinbus.pipeline.report_queries import collect_report_data, off_clocks
     from twinbus.pipeline.sinks import saved_result, write_to_database
-    from twinbus.pipeline.tables import OPERATIONS, PROBLEMS, SCHEMAS, TablePart, Tables, TablesVersion
+    from twinbus.pipeline.snapshots import TablesVersion
+    from twinbus.pipeline.table_storage import TableStorage
+    from twinbus.pipeline.tables import OPERATIONS, PROBLEMS, SCHEMAS, Tables
     from twinbus.pipeline.time_window import TimeWindow
     from twinbus.pipeline.writer_states import WriterStates
 
@@ -52,7 +54,7 @@ __all__ = [
     "ReportData",
     "RowValues",
     "SparkAudit",
-    "TablePart",
+    "TableStorage",
     "Tables",
     "TablesVersion",
     "TimeWindow",
@@ -83,7 +85,9 @@ _MODULES = {
     "report_data": ("BUCKET_WIDTHS", "LATENCY_EDGES", "ReportData", "RowValues", "Timeline", "TopRows", "WriterClock"),
     "report_queries": ("collect_report_data", "off_clocks"),
     "sinks": ("saved_result", "write_to_database"),
-    "tables": ("OPERATIONS", "PROBLEMS", "SCHEMAS", "TablePart", "Tables", "TablesVersion"),
+    "snapshots": ("TablesVersion",),
+    "table_storage": ("TableStorage",),
+    "tables": ("OPERATIONS", "PROBLEMS", "SCHEMAS", "Tables"),
     "time_window": ("TimeWindow",),
     "writer_states": ("WriterStates",),
 }  # fmt: skip

@@ -34,7 +34,8 @@ from twinbus.ledger import (
 )
 from twinbus.pipeline import reconcile
 from twinbus.pipeline.jobs import JOBS, followed_sums, is_followed, read_history
-from twinbus.pipeline.tables import Tables, TablesVersion, struct
+from twinbus.pipeline.snapshots import TablesVersion
+from twinbus.pipeline.tables import Tables, struct
 from twinbus.pipeline.writer_states import WriterStates
 
 _KEY: Final = ("destination", "id")

@@ -1,15 +1,16 @@
 """Copies the entries of a ledger into tables: each entry once, intent and outcome as one operation, by day.
 
-Spark may repeat a batch, and a user may start the stream again from the beginning. So a batch becomes visible with a
-single commit, and entries that the tables already have are not added again. Lines that are not entries go to the table
-`problems`.
+A batch becomes visible with one snapshot. Spark may repeat a batch: the number of a batch is committed with it, so a
+batch that is in the tables is left out. A user may start the stream again from the beginning: entries that the tables
+already have are not added again. Lines that are not entries go to the table `problems`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,21 +22,30 @@ from pyspark.sql.streaming.query import StreamingQuery
 from twinbus.errors import OperatorError
 from twinbus.ledger import Intent, Operation, Outcome
 from twinbus.pipeline.line_parsing import parse_lines, reread_lines
+from twinbus.pipeline.message_steps import add_steps
 from twinbus.pipeline.segment_source import LedgerDataSource
 from twinbus.pipeline.session import start_query
-from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, SCHEMAS, Tables, TablesVersion, columns
+from twinbus.pipeline.snapshots import TablesVersion
+from twinbus.pipeline.table_log import AppTransaction
+from twinbus.pipeline.tables import (
+    CHECKPOINTS_FOLDER,
+    ENTRIES,
+    OPERATIONS,
+    PENDING,
+    PROBLEMS,
+    SCHEMAS,
+    Tables,
+    TablesChange,
+    columns,
+)
 
 _OPERATION, _INTENT, _OUTCOME = Operation.kind, Intent.kind, Outcome.kind
 _OUTCOME_COLUMNS: Final = ("seconds", "result", "cause", "failed")
 # Days since 1970. An entry may have any number as its time, but Spark's dates have a limit.
 _LAST_DAY: Final = 2_932_896
 
-Extend = Callable[[Tables, TablesVersion, TablesVersion], TablesVersion]
-"""A function that adds parts to a commit.
-
-The arguments are the tables, the version before the commit, and the version that is to be committed. The result
-replaces the latter.
-"""
+Extend = Callable[[TablesChange], None]
+"""A function that adds files to the change that a batch makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,44 +79,57 @@ def ingest_ledger(
 
     If `every` is None, the query ends when it has ingested the entries that exist at its start. Otherwise the query
     runs until it is stopped, and looks for new entries every `every` seconds. `most_bytes` limits the bytes of one
-    batch.
+    batch. Raises OperatorError if the tables have the format of an earlier version.
     """
+    Tables(spark, root).version()
     spark.dataSource.register(LedgerDataSource)
     source = spark.readStream.format("ledger").option("directory", str(ledger.absolute()))
     if most_bytes is not None:
         source = source.option("maxBytesPerTrigger", str(most_bytes))
     # One checkpoint per ledger: several ledgers may go into the same tables.
-    checkpoint = root.absolute() / "checkpoints" / hashlib.sha256(str(ledger.absolute()).encode()).hexdigest()[:16]
+    checkpoint = root.absolute() / CHECKPOINTS_FOLDER / hashlib.sha256(str(ledger.absolute()).encode()).hexdigest()[:16]
     writer = source.load().writeStream.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=f"{every} seconds")
-    return start_query(writer.foreachBatch(partial(_ingest_batch, ledger.absolute(), root.absolute(), extend)).start)
+    ingest = partial(_ingest_batch, ledger.absolute(), root.absolute(), checkpoint, extend)
+    return start_query(writer.foreachBatch(ingest).start)
 
 
-def _ingest_batch(ledger: Path, root: Path, extend: Extend | None, lines: DataFrame, batch: int) -> None:
+def _ingest_batch(
+    ledger: Path, root: Path, checkpoint: Path, extend: Extend | None, lines: DataFrame, batch: int
+) -> None:
     tables = Tables(lines.sparkSession, root)
     if batch > 0 and not tables.version().number:
         # Each batch makes a commit, so somebody removed the tables. To go on would lose all earlier batches forever.
         raise OperatorError(
             f"the tables in {root} are gone, but the checkpoint of their stream is there",
-            f"Put them back, or remove {root / 'checkpoints'} too: then the whole ledger is read again.",
+            f"Put them back, or remove {root / CHECKPOINTS_FOLDER} too: then the whole ledger is read again.",
         )
     with tables.locked():
-        commit_batch(tables, lines, ledger, extend)
+        # A stream that starts from the beginning again has a new id, so its batches are not taken for earlier ones.
+        transaction = AppTransaction(f"ingest-{_stream_id(checkpoint)}", batch)
+        if not tables.snapshots.is_committed(transaction):
+            commit_batch(tables, lines, ledger, transaction, extend)
 
 
-def commit_batch(tables: Tables, lines: DataFrame, ledger: Path, extend: Extend | None = None) -> TablesVersion:
-    """Ingests one batch of lines with one commit. Returns the committed version."""
+def _stream_id(checkpoint: Path) -> str:
+    """Returns the id that Spark has given to the stream of a checkpoint."""
+    return str(json.loads((checkpoint / "metadata").read_text())["id"])
+
+
+def commit_batch(
+    tables: Tables, lines: DataFrame, ledger: Path, transaction: AppTransaction, extend: Extend | None = None
+) -> TablesVersion:
+    """Ingests one batch of lines with one snapshot. Returns the snapshot. The tables must be locked."""
     rows = parse_lines(lines).withColumn("day", _day_number()).persist()
     try:
         batch = _measure(rows)
-        before = tables.version()
-        tables.set_partitions(before, PENDING, rows=batch.count)
+        change = tables.change()
+        tables.set_partitions(change.before, PENDING, rows=batch.count)
         reread = reread_lines(rows.where("line is not null"), ledger).persist() if batch.rejected else None
-        after = _write_batch(tables, before, batch, reread, ledger)
-        after = extend(tables, before, after) if extend is not None else after
-        for table in (OPERATIONS, ENTRIES, PROBLEMS):
-            after = tables.compacted(after, table, SCHEMAS[table], lambda parts: parts)
-        return tables.commit(after)
+        _write_batch(change, batch, reread, ledger)
+        if extend is not None:
+            extend(change)
+        return tables.commit(change, transaction)
     finally:
         rows.unpersist()
 
@@ -117,38 +140,30 @@ def _measure(rows: DataFrame) -> ParsedBatch:
     return ParsedBatch(rows, found[0], found[1], found[2] or 0, found[3] or 0, found[4] or 0)
 
 
-def _write_batch(
-    tables: Tables, before: TablesVersion, batch: ParsedBatch, reread: DataFrame | None, ledger: Path
-) -> TablesVersion:
-    names = columns(SCHEMAS[PENDING])
+def _write_batch(change: TablesChange, batch: ParsedBatch, reread: DataFrame | None, ledger: Path) -> None:
+    tables, before, names = change.tables, change.before, columns(SCHEMAS[PENDING])
     good = batch.rows.where("line is null").select(*names)
-    after = replace(before, newest=max(before.newest, batch.newest))
+    change.newest = max(before.newest, batch.newest)
     if reread is not None:
         good = good.unionAll(reread.where("problem is null").select(*names))
         known_problems = tables.read(PROBLEMS, version=before).select("file", "line")
-        after = _add(
-            tables, after, PROBLEMS, problems(reread, ledger).join(known_problems, ["file", "line"], "left_anti")
-        )
+        _add(change, PROBLEMS, problems(reread, ledger).join(known_problems, ["file", "line"], "left_anti"))
     fresh = new_entries(good, known_entries(tables, before, batch)).persist()
     try:
         halves = fresh.where(F.col("kind").isin(_INTENT, _OUTCOME)).unionAll(tables.read(PENDING, version=before))
         met = join_halves(halves).persist()
         whole = fresh.where(F.col("kind") == _OPERATION)
-        after = _add(tables, after, OPERATIONS, operations(whole, met))
-        after = after.having(PENDING, [part] if (part := tables.write(PENDING, pending(met))) else [])
-        # A reader of the version before may still use its rows.
-        after = replace(after, retired={**after.retired, **{old.path: before.number for old in before.of(PENDING)}})
-        others = fresh.where(~F.col("kind").isin(_OPERATION, _INTENT, _OUTCOME)).withColumn("day", day())
-        after = _add(tables, after, ENTRIES, others)
+        _add(change, OPERATIONS, operations(whole, met))
+        change.replace(PENDING, pending(met))
+        _add(change, ENTRIES, fresh.where(~F.col("kind").isin(_OPERATION, _INTENT, _OUTCOME)).withColumn("day", day()))
+        add_steps(change, batch.count)
         met.unpersist()
-        return after
     finally:
         fresh.unpersist()
 
 
-def _add(tables: Tables, version: TablesVersion, table: str, rows: DataFrame) -> TablesVersion:
-    part = tables.write(table, rows.select(*columns(SCHEMAS[table])))
-    return version.having(table, [*version.of(table), part]) if part else version
+def _add(change: TablesChange, table: str, rows: DataFrame) -> None:
+    change.add(table, rows.select(*columns(SCHEMAS[table])))
 
 
 # --- what is new -----------------------------------------------------------------------------------------------------
@@ -160,7 +175,7 @@ def known_entries(tables: Tables, version: TablesVersion, batch: ParsedBatch) ->
     These are the entries of the days of the batch, of one day before and of one day after: a line that was written
     twice has the same time both times.
     """
-    if not version.of(OPERATIONS) and not version.of(ENTRIES) and not version.of(PENDING):
+    if not any(tables.files(table, version) for table in (OPERATIONS, ENTRIES, PENDING)):
         return None
     days = F.col("day").between(
         F.date_from_unix_date(F.lit(max(0, batch.first_day - 1))), F.date_from_unix_date(F.lit(batch.last_day + 1))

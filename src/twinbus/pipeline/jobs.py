@@ -3,7 +3,8 @@
 Theory of operation. A *tally* is a row with counts or sums that a job makes from ledger entries. A job turns entries
 into tallies, merges the tallies by key, and summarizes the merged tallies into its result. Tallies may be merged in
 several steps: the result is the same as with one merge of all tallies. *Following* a job uses this: the ingest
-computes the tallies of each batch, stores them in a table and commits them with the batch.
+computes the tallies of each batch, stores them in a table and commits them with the batch. The snapshot of the batch
+then names that table.
 The result of a followed job is computed from the stored tallies, without reading the history again. If a job was not
 followed for some batches, its stored tallies are useless, and following it again starts with the whole history.
 
@@ -13,7 +14,7 @@ The modules `reconcile`, `cost`, `incidents` and `latency` define one job each.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -23,7 +24,8 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from twinbus.ledger import UNKNOWN, Closed, Dropped, Ended, Gap, Intent, Outcome, SegmentHeader, balance
 from twinbus.pipeline import cost, incidents, latency, reconcile
 from twinbus.pipeline.ingest import day, destination
-from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, TALLIES, Tables, TablesVersion, columns
+from twinbus.pipeline.snapshots import TablesVersion
+from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, TALLIES, Tables, TablesChange, columns
 from twinbus.pipeline.time_window import TimeWindow
 from twinbus.pipeline.writer_states import WRITER_ID, WriterStates, dead_in_tables, entry_of
 
@@ -137,35 +139,33 @@ def _of_dead_writer(begun: DataFrame, tables: Tables, version: TablesVersion, wr
 # --- followed --------------------------------------------------------------------------------------------------------
 
 
-def follow_jobs(names: Sequence[str]) -> Callable[[Tables, TablesVersion, TablesVersion], TablesVersion]:
+def follow_jobs(names: Sequence[str]) -> Callable[[TablesChange], None]:
     """Returns a function for the argument `extend` of `ingest_ledger`.
 
-    For each batch, this function adds the tallies of the named jobs to the commit of the batch.
+    For each batch, this function adds the tallies of the named jobs to the change of the batch.
     """
     return partial(_follow, tuple(names))
 
 
-def _follow(names: tuple[str, ...], tables: Tables, before: TablesVersion, after: TablesVersion) -> TablesVersion:
-    for name in JOBS:
-        table = TALLIES + name
-        if name in names:
-            after = _advanced(tables, JOBS[name], before, after)
-        elif after.of(table):
-            # The stored tallies of this job do not include this batch, so they cannot be used any more.
-            after = after.having(table, ())
-    return replace(after, followed=dict.fromkeys(names, before.number + 1))
+def _follow(names: tuple[str, ...], change: TablesChange) -> None:
+    for name in names:
+        _advance(change, JOBS[name])
 
 
-def _advanced(tables: Tables, job: LedgerJob, before: TablesVersion, after: TablesVersion) -> TablesVersion:
-    table = TALLIES + job.name
-    goes_on = before.followed.get(job.name) == before.number
-    seen = set(before.of(OPERATIONS) + before.of(ENTRIES)) if goes_on else set()
-    new = {name: [part for part in after.of(name) if part not in seen] for name in (OPERATIONS, ENTRIES)}
-    operations, entries = (tables.read_parts(parts, SCHEMAS[name]) for name, parts in new.items())
-    part = tables.write(table, job.merge(job.tally(operations, entries)).select(*columns(job.tallies)))
-    parts = after.of(table) if goes_on else ()
-    after = after.having(table, [*parts, part] if part else parts)
-    return tables.compacted(after, table, job.tallies, job.merge)
+def _advance(change: TablesChange, job: LedgerJob) -> None:
+    """Adds the tallies of a batch. If the last batch has no tallies of this job, adds those of the whole history."""
+    table, tables = TALLIES + job.name, change.tables
+    new = [change.added_rows(name) for name in (OPERATIONS, ENTRIES)]
+    goes_on = is_followed(job, change.before)
+    if not goes_on:
+        old = [tables.read(name, version=change.before) for name in (OPERATIONS, ENTRIES)]
+        new = [one.unionAll(other) for one, other in zip(old, new, strict=True)]
+    tallies = job.merge(job.tally(*new)).select(*columns(job.tallies))
+    if goes_on:
+        change.add(table, tallies, job.tallies)
+        change.merge(table, job.merge)
+    else:
+        change.replace(table, tallies, job.tallies)
 
 
 def current_result(
@@ -185,14 +185,14 @@ def current_result(
 
 def is_followed(job: LedgerJob, version: TablesVersion) -> bool:
     """Returns whether the tables have the tallies of this job for every batch up to this version."""
-    return version.followed.get(job.name) == version.number
+    return TALLIES + job.name in version.tables
 
 
 def followed_sums(tables: Tables, version: TablesVersion, job: LedgerJob, writers: WriterStates) -> DataFrame:
     """Returns the merged tallies of a followed job, for all time."""
     tables.set_partitions(version, TALLIES + job.name, PENDING)
     kept = tables.read(TALLIES + job.name, job.tallies, version)
-    nothing = tables.read_parts((), SCHEMAS[ENTRIES])
+    nothing = tables.read_files(ENTRIES, (), SCHEMAS[ENTRIES])
     undone = _in_flight(tables, version, writers if job.judges_intents else None)
     in_flight = job.tally(undone, nothing).select(*columns(job.tallies))
     return job.resolve(job.merge(kept.unionAll(in_flight)), kept)

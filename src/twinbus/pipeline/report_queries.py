@@ -19,7 +19,8 @@ from twinbus.pipeline.actual_cost import ActualCost
 from twinbus.pipeline.jobs import JOBS, UNKNOWN_STATES, current_result, read_history, why_incomplete
 from twinbus.pipeline.reconcile import JUDGED, LISTED
 from twinbus.pipeline.report_data import ReportData, RowValues, Timeline, TopRows, WriterClock
-from twinbus.pipeline.tables import Tables, TablesVersion
+from twinbus.pipeline.snapshots import TablesVersion
+from twinbus.pipeline.tables import Tables
 from twinbus.pipeline.time_window import TimeWindow
 from twinbus.pipeline.timeline import build_timeline
 from twinbus.pipeline.writer_states import WriterStates

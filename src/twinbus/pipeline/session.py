@@ -52,6 +52,8 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.memory": "2g",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
+    # With more files than this, Spark starts a job to list them. The log of a table names the files.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
     "spark.shuffle.sort.bypassMergeThreshold": "8",  # with more partitions, a task writes only one file
 }
 

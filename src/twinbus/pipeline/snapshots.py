@@ -21,9 +21,8 @@ from deltalake.exceptions import TableNotFoundError
 
 from twinbus.errors import OperatorError
 from twinbus.pipeline.table_log import RETENTION, TABLE_CONFIGURATION, AppTransaction, TableLog, commit_properties
-from twinbus.pipeline.table_storage import TableStorage
+from twinbus.pipeline.table_storage import OLD_FORMAT, SNAPSHOTS, TableStorage
 
-SNAPSHOTS: Final = "snapshots"
 _SCHEMA: Final = pa.schema(
     [
         ("snapshot", pa.int64()),
@@ -35,8 +34,6 @@ _SCHEMA: Final = pa.schema(
 )
 # Each snapshot adds a file. This number of files is replaced by one file.
 _MOST_FILES: Final = 64
-# Earlier versions wrote this file instead of the table `snapshots`.
-_OLD_FORMAT: Final = "current.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class Snapshots:
     """The table `snapshots` of a storage."""
 
     def __init__(self, storage: TableStorage) -> None:
-        self._storage = storage
+        self.storage = storage
         self._log = TableLog(storage, SNAPSHOTS)
 
     def last(self) -> TablesVersion:
@@ -99,11 +96,11 @@ class Snapshots:
             kept = pc.field("at") >= now - int(RETENTION.total_seconds() * 1000)
             rows = pa.concat_tables([self._log.open().to_pyarrow_dataset().to_table(filter=kept).cast(_SCHEMA), rows])
         write_deltalake(
-            self._storage.uri(SNAPSHOTS),
+            self.storage.uri(SNAPSHOTS),
             rows,
             mode="overwrite" if is_rewritten else "append",
             configuration=TABLE_CONFIGURATION,
-            storage_options=self._storage.options,
+            storage_options=self.storage.options,
             commit_properties=commit_properties(transaction),
         )
 
@@ -112,9 +109,9 @@ class Snapshots:
         self._log.vacuum()
 
     def _refuse_old_format(self) -> None:
-        root = self._storage.root
-        if (root / _OLD_FORMAT).is_file() and not (root / SNAPSHOTS).exists():
+        if self.storage.has_old_format():
+            root = self.storage.root
             raise OperatorError(
-                f"the tables in {root} have the format of an earlier version ({_OLD_FORMAT})",
+                f"the tables in {root} have the format of an earlier version ({OLD_FORMAT})",
                 f"Make them again from the ledger: twinbus ledger ingest LEDGER {root} --rebuild",
             )

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 from uuid import uuid4
 
+SNAPSHOTS: Final = "snapshots"
+"""The table that names the versions of the other tables."""
+OLD_FORMAT: Final = "current.json"
+"""The file that earlier versions wrote instead of the table `snapshots`."""
 _STAGING: Final = ".staging"
+_ABANDONED: Final = 24 * 3600.0
 
 
 class TableStorage:
@@ -24,6 +30,13 @@ class TableStorage:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
+
+    def has_tables(self) -> bool:
+        """Returns whether there are tables, also of the old format."""
+        return (self.root / SNAPSHOTS / "_delta_log").is_dir() or self.has_old_format()
+
+    def has_old_format(self) -> bool:
+        return (self.root / OLD_FORMAT).is_file()
 
     def uri(self, table: str) -> str:
         """Returns the address of a table, for `deltalake` and Spark."""
@@ -37,16 +50,19 @@ class TableStorage:
         return (self.root / table / path).open("rb")
 
     @contextmanager
-    def staging(self) -> Iterator[str]:
-        """Yields the address of a folder that does not exist, for Spark to write to. Removes the folder at the end."""
-        folder = self.root / _STAGING / uuid4().hex
+    def staging(self, table: str) -> Iterator[str]:
+        """Yields the address of a folder that does not exist, for Spark to write files of a table to.
+
+        Removes the folder at the end.
+        """
+        folder = (self.root / table).parent / _STAGING / uuid4().hex
         try:
             yield str(folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def adopt(self, staged: str, table: str) -> list[tuple[str, dict[str, str]]]:
-        """Moves the Parquet files of a staged folder into a table.
+    def adopt(self, staged: str, table: str, prefix: str = "") -> list[tuple[str, dict[str, str]]]:
+        """Moves the Parquet files of a staged folder into a table. Their new names start with `prefix`.
 
         Returns the new path of each file, relative to the table, and its partition: the `name=value` folders that the
         file was in.
@@ -54,13 +70,28 @@ class TableStorage:
         moved = []
         for file in sorted(Path(staged).glob("**/*.parquet")):
             folders = file.parent.relative_to(staged)
-            target = self.root / table / folders / f"{uuid4().hex}.parquet"
+            target = self.root / table / folders / f"{prefix}{uuid4().hex}.parquet"
             target.parent.mkdir(parents=True, exist_ok=True)
             file.rename(target)
             partition = dict(folder.split("=", 1) for folder in folders.parts)
             moved.append((str(target.relative_to(self.root / table)), partition))
         return moved
 
+    def remove(self, name: str) -> None:
+        """Removes a table, or another folder or file beside the tables. Does nothing if there is none."""
+        path = self.root / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
     def discard_staged(self) -> None:
-        """Removes staged folders of processes that died. Only the process that holds the lock may call this."""
+        """Removes staged folders of processes that died. Only the process that holds the lock may call this.
+
+        Files of results are written without the lock: only those of the day before are removed.
+        """
         shutil.rmtree(self.root / _STAGING, ignore_errors=True)
+        for folder in self.root.glob(f"*/{_STAGING}/*"):
+            with suppress(FileNotFoundError):  # its process has just removed it
+                if folder.stat().st_mtime < time.time() - _ABANDONED:
+                    shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,11 @@
-"""The tables of the pipeline, on a disk that the driver and all executors share.
+"""The tables of the pipeline, as Spark reads and writes them, on a disk that the driver and all executors share.
 
-A table is a set of parts. A part is a folder of Parquet files that never changes. One small file, `current.json`, names
-the live parts of all tables. A commit replaces this file, so that either all rows of a batch become visible or none.
-Parts that no commit names remain after a crash; the next process that locks the tables removes them.
+Each table is a Delta Lake table (`table_log`), and the table `snapshots` names the versions that belong together. Spark
+writes Parquet files, and reads the files that the log of a table names; it never sees the log. A batch writes all its
+files first. `Tables.commit` then commits one table after the other, and adds the snapshot last.
+
+A process that dies between two commits leaves versions that no snapshot names. The next process that locks the tables
+undoes them, and the batch is ingested again.
 
 docs/tables.md describes the columns.
 """
@@ -11,22 +14,20 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Final
-from uuid import uuid4
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from twinbus.errors import OperatorError
+from twinbus.pipeline.snapshots import Snapshots, TablesVersion
+from twinbus.pipeline.table_log import AppTransaction, DataFile, TableLog, described_file, merged_size
+from twinbus.pipeline.table_storage import OLD_FORMAT, SNAPSHOTS, TableStorage
 
-OPERATIONS, PENDING, ENTRIES, PROBLEMS = "operations", "pending", "entries", "problems"
+OPERATIONS, PENDING, ENTRIES, PROBLEMS, STEPS = "operations", "pending", "entries", "problems", "steps"
 _ENTRY: Final = """at long, id string, writer string, role string, host string, pid long, version string, segment long,
     stage string, namespace string, entity string, ids array<string>, bytes long, units long, destination string,
     seconds double, result string, cause string, failed array<string>, event string, pair string,
@@ -39,16 +40,17 @@ SCHEMAS: Final[Mapping[str, str]] = {
     PENDING: f"kind string, {_ENTRY}",
     ENTRIES: f"kind string, {_ENTRY}, day date",
     PROBLEMS: "file string, line long, cause string",
+    STEPS: """prefix string, id string, at long, ended long, stage string, move string, namespace string, entity string,
+        source string, destination string, result string, cause string, reason string, broker_at long, entry string""",
 }
 TALLIES: Final = "tallies-"
 """Prefix of the tables that hold the tallies of a job; the job's name follows."""
 BY_DAY: Final = frozenset({OPERATIONS, ENTRIES})
-_CURRENT: Final = "current.json"
-# This number of parts of one level are merged into one part of the next level. So the number of files stays low, and a
-# row is rewritten only once per level.
-_MERGED_PARTS: Final = 16
-# A replaced part is removed only after this number of commits, because readers may still use it.
-_KEPT_COMMITS: Final = 16
+RESULTS_FOLDER: Final = "results"
+CHECKPOINTS_FOLDER: Final = "checkpoints"
+_REMOVED: Final = frozenset({*SCHEMAS, SNAPSHOTS, RESULTS_FOLDER, CHECKPOINTS_FOLDER, OLD_FORMAT})
+# The number of versions of tables whose files are remembered.
+_KNOWN_VERSIONS: Final = 256
 _PARTITIONS: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
 # The size of a shuffle partition, as bytes of Parquet files. The rows need several times as much memory.
 _PARTITION_BYTES: Final = 4 * 1024 * 1024
@@ -56,37 +58,54 @@ _ROW_BYTES: Final = 40
 _FEWEST_PARTITIONS: Final = 2
 _MOST_PARTITIONS: Final = 200
 _PARALLEL_QUERIES: Final = 4
+VACUUM_COMMITS: Final = 64
+"""Number of commits between two removals of files that no reader needs."""
+_DAY: Final = "day"
 
 
-@dataclass(frozen=True, slots=True)
-class TablePart:
-    """A folder of Parquet files."""
+class TablesChange:
+    """The files that one commit adds and removes. Make it with `Tables.change`."""
 
-    path: str
-    level: int = 0
-    """How often the rows of this part were merged with rows of other parts."""
+    def __init__(self, tables: Tables, before: TablesVersion) -> None:
+        self.tables = tables
+        self.before = before
+        self.newest = before.newest
+        """Time of the newest entry after the commit."""
+        self.added: dict[str, list[DataFile]] = {}
+        """The new files of each table. A table of tallies is in the next snapshot only if it is named here."""
+        self.removed: dict[str, Sequence[DataFile]] = {}
+        self.schemas: dict[str, str] = dict(SCHEMAS)
 
+    def add(self, table: str, rows: DataFrame, schema: str | None = None, prefix: str = "") -> None:
+        """Writes rows, to be added to a table.
 
-@dataclass(frozen=True, slots=True)
-class TablesVersion:
-    """The state of all tables after a commit."""
+        `schema` is needed for tables of tallies only. The names of the files start with `prefix`.
+        """
+        self.schemas[table] = schema or SCHEMAS[table]
+        self.added.setdefault(table, []).extend(self.tables.write(table, rows, prefix))
 
-    number: int = 0
-    """How many commits there were."""
-    parts: Mapping[str, tuple[TablePart, ...]] = field(default_factory=dict)
-    """The live parts of each table."""
-    followed: Mapping[str, int] = field(default_factory=dict)
-    """For each followed job, the commit up to which its tallies are complete."""
-    retired: Mapping[str, int] = field(default_factory=dict)
-    """Parts that were replaced by others, with the number of the commit that replaced them."""
-    newest: int = 0
-    """Time of the newest entry, in milliseconds since the epoch."""
+    def replace(self, table: str, rows: DataFrame, schema: str | None = None) -> None:
+        """Writes rows, to be the only rows of a table."""
+        self.removed[table] = self.tables.latest_files(table)
+        self.add(table, rows, schema)
 
-    def of(self, table: str) -> tuple[TablePart, ...]:
-        return self.parts.get(table, ())
+    def added_rows(self, table: str) -> DataFrame:
+        """Returns the rows that this change adds to a table."""
+        return self.tables.read_files(table, self.added.get(table, ()), self.schemas[table])
 
-    def having(self, table: str, parts: Sequence[TablePart]) -> TablesVersion:
-        return replace(self, parts={**self.parts, table: tuple(parts)})
+    def merge(self, table: str, merge: Callable[[DataFrame], DataFrame]) -> None:
+        """Merges the rows of small files of a table with `merge`, if there are many small files."""
+        removed = self.removed.get(table, ())
+        gone = {file.path for file in removed}
+        living = [file for file in self.tables.latest_files(table) if file.path not in gone]
+        files = [*living, *self.added[table]]
+        limit = merged_size([file.size for file in files])
+        if limit is None:
+            return
+        small = [file for file in files if file.size < limit]
+        merged = self.tables.write(table, merge(self.tables.read_files(table, small, self.schemas[table])))
+        self.removed[table] = [*removed, *(file for file in living if file.size < limit)]
+        self.added[table] = [*(file for file in self.added[table] if file.size >= limit), *merged]
 
 
 class Tables:
@@ -94,31 +113,50 @@ class Tables:
 
     def __init__(self, spark: SparkSession, root: str | os.PathLike[str]) -> None:
         self.spark = spark
-        self.root = Path(root).absolute()
+        self.storage = TableStorage(root)
+        self.root = self.storage.root
+        self.snapshots = Snapshots(self.storage)
+        self._files: dict[tuple[str, int], tuple[DataFile, ...]] = {}
+        """The files of some versions. They never change."""
         self._parallel = 0
         """How many `parallel_queries` blocks are open."""
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def version(self) -> TablesVersion:
-        """Returns the version of the last commit."""
-        try:
-            values = json.loads((self.root / _CURRENT).read_text())
-        except FileNotFoundError:
-            return TablesVersion()
-        parts = {table: tuple(TablePart(**part) for part in found) for table, found in values["parts"].items()}
-        return TablesVersion(values["number"], parts, values["followed"], values["retired"], values["newest"])
+        """Returns the last snapshot. Raises OperatorError if the tables have the format of an earlier version."""
+        return self.snapshots.last()
+
+    def files(self, table: str, version: TablesVersion) -> tuple[DataFile, ...]:
+        """Returns the files that a table has in a snapshot."""
+        number = version.tables.get(table)
+        if number is None:
+            return ()
+        found = self._files.get((table, number))
+        if found is None:
+            if len(self._files) >= _KNOWN_VERSIONS:
+                self._files.clear()
+            found = self._files[table, number] = self.log(table).files(number)
+        return found
+
+    def latest_files(self, table: str) -> tuple[DataFile, ...]:
+        """Returns the files of the latest version of a table, whatever the last snapshot is."""
+        return () if self.log(table).version() is None else self.log(table).files()
+
+    def log(self, table: str) -> TableLog:
+        return TableLog(self.storage, table)
 
     def read(self, table: str, schema: str | None = None, version: TablesVersion | None = None) -> DataFrame:
         """Returns all rows of a table. `schema` is needed for tables of tallies only."""
-        version = version or self.version()
-        return self.read_parts(version.of(table), schema or SCHEMAS[table])
+        return self.read_files(table, self.files(table, version or self.version()), schema or SCHEMAS[table])
 
-    def read_parts(self, parts: Sequence[TablePart], schema: str) -> DataFrame:
-        if not parts:
+    def read_files(self, table: str, files: Sequence[DataFile], schema: str) -> DataFrame:
+        """Returns the rows of some files of a table."""
+        if not files:
             return self.spark.createDataFrame([], schema)
-        frames = [self.spark.read.schema(schema).parquet(str(self.root / part.path)) for part in parts]
-        return _union(frames)
+        reader = self.spark.read.schema(schema).option("basePath", self.storage.uri(table))
+        rows = reader.parquet(*(self.storage.file_uri(table, file.path) for file in files))
+        return rows.select(*columns(schema))  # Spark puts the columns of partitions last
 
     def set_partitions(self, version: TablesVersion, *tables: str, rows: int = 0) -> None:
         """Sets the number of shuffle partitions for queries on these tables and on `rows` rows that are not stored yet.
@@ -128,8 +166,7 @@ class Tables:
         """
         if self._parallel:
             return
-        parts = [self.root / part.path for table in tables for part in version.of(table)]
-        size = sum(file.stat().st_size for part in parts for file in part.glob("**/*.parquet")) + rows * _ROW_BYTES
+        size = sum(file.size for table in tables for file in self.files(table, version)) + rows * _ROW_BYTES
         # A user may allow more partitions than we do, with Spark's own setting.
         allowed = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
         most = max(_MOST_PARTITIONS, allowed)
@@ -144,7 +181,7 @@ class Tables:
         and the end of running queries is not awaited.
         """
         version = self.version()
-        self.set_partitions(version, *version.parts)
+        self.set_partitions(version, *version.tables)
         pool = ThreadPoolExecutor(_PARALLEL_QUERIES)
         self._parallel += 1
         try:
@@ -161,7 +198,17 @@ class Tables:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the tables for changes by this process. Raises OperatorError if another process has the lock."""
+        """Locks the tables for changes by this process, and undoes what a process left that died between two commits.
+
+        Raises OperatorError if another process has the lock.
+        """
+        with self._lock():
+            self.storage.discard_staged()
+            self._undo_unfinished()
+            yield
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("w") as lock:
             try:
@@ -170,74 +217,81 @@ class Tables:
                 raise OperatorError(
                     f"another process is writing the tables in {self.root}", "Wait for it, or end it."
                 ) from None
-            self._remove_unused()
             yield
 
-    def write(self, table: str, rows: DataFrame, level: int = 0) -> TablePart | None:
-        """Writes rows as a new part.
+    def _undo_unfinished(self) -> None:
+        """Restores each table to its version in the last snapshot. Before the first snapshot, all tables are empty.
 
-        Returns the part; None if there are no rows. A commit has to make the part live.
+        Raises OperatorError if a table of the snapshot is gone.
         """
-        path = f"{table}/{uuid4().hex}"
-        writer = rows.write.option("compression", "zstd")
-        (writer.partitionBy("day") if table in BY_DAY else writer).parquet(str(self.root / path))
-        if next((self.root / path).glob("**/*.parquet"), None) is None:
-            shutil.rmtree(self.root / path)
-            return None
-        return TablePart(path, level)
+        version = self.version()
+        for table in version.tables if version.number else SCHEMAS:
+            known, latest = version.tables.get(table, 0), self.log(table).version()
+            if latest is None and version.number:
+                raise OperatorError(
+                    f"the table {table} in {self.root} is gone",
+                    f"Put it back, or make all tables again: twinbus ledger ingest LEDGER {self.root} --rebuild",
+                )
+            if latest is not None and latest != known:
+                self.log(table).restore(known)
 
-    def commit(self, version: TablesVersion) -> TablesVersion:
-        """Makes this version the current version. Returns the version with its new number."""
-        recent = {path: number for path, number in version.retired.items() if number > version.number - _KEPT_COMMITS}
-        committed = replace(version, number=version.number + 1, retired=recent)
-        values: dict[str, Any] = {
-            "number": committed.number,
-            "parts": {
-                table: [{"path": part.path, "level": part.level} for part in parts]
-                for table, parts in committed.parts.items()
-            },
-            "followed": dict(committed.followed),
-            "retired": dict(committed.retired),
-            "newest": committed.newest,
-        }
-        path = self.root / f".{_CURRENT}"
-        with path.open("w") as file:
-            json.dump(values, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        path.replace(self.root / _CURRENT)
+    def write(self, table: str, rows: DataFrame, prefix: str = "") -> list[DataFile]:
+        """Writes rows as new files of a table, and returns the files. A commit has to add them."""
+        with self.storage.staging(table) as folder:
+            by_day = table in BY_DAY
+            # Without this, each task would write a file for each day.
+            writer = (rows.hint("rebalance", _DAY) if by_day else rows).write.option("compression", "zstd")
+            (writer.partitionBy(_DAY) if by_day else writer).parquet(folder)
+            return self.adopted(folder, table, prefix)
+
+    def adopted(self, folder: str, table: str, prefix: str = "") -> list[DataFile]:
+        """Moves the Parquet files of a staged folder into a table, and returns them. A commit has to add them."""
+        moved = self.storage.adopt(folder, table, prefix)
+        found = [described_file(self.storage, table, path, partition) for path, partition in moved]
+        return [file for file in found if file.rows]
+
+    def change(self, before: TablesVersion | None = None) -> TablesChange:
+        """Returns a change of the tables as they are in the last snapshot. The tables must be locked."""
+        return TablesChange(self, before or self.version())
+
+    def commit(self, change: TablesChange, transaction: AppTransaction | None = None) -> TablesVersion:
+        """Commits the change of each table, and adds the snapshot. Returns the snapshot.
+
+        Raises CommitFailedError if another process has committed the same transaction.
+        """
+        number = change.before.number + 1
+        versions = {table: self._commit_table(table, change, transaction) for table in {**SCHEMAS, **change.added}}
+        if number % VACUUM_COMMITS == 0:
+            versions = {table: self.log(table).vacuum() for table in versions}
+            self.snapshots.vacuum()
+        committed = TablesVersion(number, versions, change.newest)
+        self.snapshots.add(committed, transaction)
         return committed
 
-    def compacted(
-        self, version: TablesVersion, table: str, schema: str, merge: Callable[[DataFrame], DataFrame]
-    ) -> TablesVersion:
-        """Merges small parts of a table with `merge`. Returns the new version, which the caller has to commit.
+    def _commit_table(self, table: str, change: TablesChange, transaction: AppTransaction | None) -> int:
+        log, by_day = self.log(table), table in BY_DAY
+        version = log.create(struct(change.schemas[table]).json(), [_DAY] if by_day else [])
+        added, removed = change.added.get(table, ()), change.removed.get(table, ())
+        if not added and not removed:
+            return version
+        version = log.commit(added, removed, transaction)
+        # The rows of the other tables must not be mixed: they are sorted, or merged by their keys.
+        return log.compact(_DAY if by_day else None) if by_day or table == PROBLEMS else version
 
-        The old parts are not removed yet, because other processes may be reading them.
+    def remove(self) -> None:
+        """Removes the tables, their results and the checkpoints of their streams; also tables of the old format.
+
+        Other files stay. Does nothing in a folder without tables: there, a folder `results` would be somebody else's.
+        Raises OperatorError if another process has the lock.
         """
-        level = 0
-        while len(small := [part for part in version.of(table) if part.level == level]) >= _MERGED_PARTS:
-            merged = self.write(table, merge(self.read_parts(small, schema)), level + 1)
-            kept = [part for part in version.of(table) if part.level != level]
-            version = version.having(table, [*kept, merged] if merged else kept)
-            version = replace(version, retired={**version.retired, **{part.path: version.number for part in small}})
-            level += 1
-        return version
-
-    def _remove_unused(self) -> None:
-        """Removes parts that were never committed, and parts that were replaced over `_KEPT_COMMITS` commits ago."""
-        version = self.version()
-        kept = {part.path for parts in version.parts.values() for part in parts} | set(version.retired)
-        for folder in self.root.glob("*/*"):
-            if folder.parent.name.startswith((*SCHEMAS, TALLIES)) and str(folder.relative_to(self.root)) not in kept:
-                shutil.rmtree(folder)
-
-
-def _union(frames: Sequence[DataFrame]) -> DataFrame:
-    union = frames[0]
-    for frame in frames[1:]:
-        union = union.unionAll(frame)
-    return union
+        if not self.storage.has_tables():
+            return
+        with self._lock():
+            names = [path.name for path in self.root.iterdir()]
+            # What marks the folder as one with tables goes last: a removal that was interrupted can be repeated.
+            for name in sorted(names, key=lambda name: name in (SNAPSHOTS, OLD_FORMAT)):
+                if name in _REMOVED or name.startswith(TALLIES):
+                    self.storage.remove(name)
 
 
 def struct(schema: str) -> StructType:

@@ -29,7 +29,8 @@ from twinbus.ledger import (
     list_segments,
 )
 from twinbus.pipeline.ingest import day_of
-from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, Tables, TablesVersion
+from twinbus.pipeline.snapshots import TablesVersion
+from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, Tables
 
 WRITER_ID: Final = "substring(id, 1, 16)"
 """SQL expression: the 16 digits of the writer of an entry, as `twinbus.ledger.writer_id` returns them."""
