@@ -45,6 +45,16 @@ Secondary = Annotated[
         help=f"Connection string of the secondary. {NOT_TYPED}",
     ),
 ]
+OptionalSecondary = Annotated[
+    str | None,
+    typer.Option(
+        "--secondary",
+        envvar="TWINBUS_SECONDARY_CONNECTION_STRING",
+        show_envvar=True,
+        show_default=False,
+        help=f"Connection string of the secondary. {NOT_TYPED}",
+    ),
+]
 PrimaryName = Annotated[
     str | None,
     typer.Option(

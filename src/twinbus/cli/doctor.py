@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from twinbus.cli import connections
-from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seconds, State
+from twinbus.cli.connections import Count, OptionalSecondary, Primary, PrimaryName, Seconds, State
 from twinbus.cli.errors import ATTENTION, BROKEN, Debug, WrongUsageError, errors_reported
 from twinbus.cli.spinner import spinner
 from twinbus.cli.terminal import console
@@ -40,7 +40,7 @@ _COLOURS: Final = {"broken": "bold red", "attention": "bold yellow", "note": "di
 
 def doctor(
     primary: Primary,
-    secondary: Secondary,
+    secondary: OptionalSecondary = None,
     count: Count = 10,
     primary_name: PrimaryName = None,
     entity: Annotated[
@@ -56,6 +56,9 @@ def doctor(
     ] = None,
     state: State = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds between two looks at messages that wait.")] = 5.0,
+    conformance: Annotated[
+        bool, typer.Option("--conformance", help="Compare the primary with what Twinbus assumes, in scratch entities.")
+    ] = False,
     clean: Annotated[bool, typer.Option("--clean", help="Remove empty extra queues, after a confirmation.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --clean: do not ask for confirmation.")] = False,
     seconds: Seconds = 10.0,
@@ -66,6 +69,9 @@ def doctor(
 
     Each finding has a cause and a next step. Changes nothing without --clean.
 
+    With --conformance, make scratch entities on the primary instead, and compare how they behave with what Twinbus
+    assumes. Needs no secondary. Everything is removed at the end.
+
     Exit code: 0 if all is well, 3 if something needs attention, 4 if the pair is broken, 1 if the check failed.
 
     Examples:
@@ -73,10 +79,21 @@ def doctor(
       twinbus doctor --entity orders --ledger ./ledger --state ./state
       twinbus doctor --count 5 --clean     # remove empty queues beyond five, after a confirmation
       twinbus doctor --no-ping --json
+      twinbus doctor --conformance
     """
     with errors_reported(debug=debug):
         if json and clean and not yes:
             raise WrongUsageError("--clean asks for confirmation, and --json cannot ask", "Add --yes.")
+        if conformance:
+            if clean:
+                raise WrongUsageError("--conformance and --clean do not go together", "Run two commands.")
+            connections.endpoint("primary", primary)
+            from twinbus.cli.conformance import check_conformance  # noqa: PLC0415 - slow
+
+            check_conformance(primary, seconds, json=json)
+            return
+        if secondary is None:
+            raise WrongUsageError("--secondary is missing", "Set TWINBUS_SECONDARY_CONNECTION_STRING.")
         connections.require_two_namespaces(primary, secondary)
         name = connections.backlog_name(primary, primary_name)
         from twinbus.cli.doctor_checks import DoctorChecks, ledger_facts, state_facts  # noqa: PLC0415 - slow

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         clock_offset,
         inspect_backlog,
     )
+    from twinbus.pairing.message_copies import PING_CONTENT_TYPE
     from twinbus.pairing.metrics import PING_SUCCEEDED
     from twinbus.pairing.options import CHOICES, RANGES, SendAvailabilityOptions
     from twinbus.pairing.pair_sides import (
@@ -94,6 +95,7 @@ __all__ = [
     "EVERY_ENTITY",
     "IN_SECONDARY",
     "LONGEST_PATH",
+    "PING_CONTENT_TYPE",
     "PING_SUCCEEDED",
     "RANGES",
     "STATE_PROPERTIES",
@@ -200,6 +202,7 @@ _NAMES_BY_MODULE: Final = {
         "Depth FoundQueue Inspection PingCheck Visibility check_pings clean_extra clock_of_refusal clock_offset "
         "inspect_backlog"
     ),
+    "message_copies": "PING_CONTENT_TYPE",
     "metrics": "PING_SUCCEEDED",
     "options": "CHOICES RANGES SendAvailabilityOptions",
     "pair_sides": "NotPairedError PairClosedError PairFaultedError PairForkedError PairLoopError PairingRefusedError",

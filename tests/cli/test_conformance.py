@@ -1,0 +1,106 @@
+"""`twinbus doctor --conformance`: a local namespace agrees, differences are shown, and nothing is left behind."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from tests.cli.running import COMMAND, PATIENCE, environment, invoke
+from twinbus.cli.conformance_checks import ASSUMPTIONS, PREFIX, Observation
+from twinbus.testing import LocalNamespace
+
+PRIMARY = "TWINBUS_PRIMARY_CONNECTION_STRING"
+RULES = [
+    {"name": "all", "claims": ["Manage"], "primary_key": "all"},
+    {"name": "app", "claims": ["Send", "Listen"], "primary_key": "app"},
+]
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[LocalNamespace]:
+    config = {"namespaces": [{"name": "primary", "queues": [{"name": "orders"}], "authorization_rules": RULES}]}
+    with LocalNamespace("primary", memory=True, config=config) as found:
+        yield found
+
+
+def entities(namespace: LocalNamespace) -> list[str]:
+    admin = ServiceBusAdministrationClient.from_connection_string(
+        namespace.connection_string, connection_verify=str(namespace.ca), use_env_settings=False
+    )
+    with admin:
+        return [queue.name for queue in admin.list_queues()] + [topic.name for topic in admin.list_topics()]
+
+
+def test_p6_every_assumption_has_a_name_of_its_own_and_a_difference_is_a_difference() -> None:
+    assert len({one.name for one in ASSUMPTIONS}) == len(ASSUMPTIONS)
+    assert Observation("ping", "hidden", "hidden").agrees
+    assert not Observation("ping", "hidden", "visible").agrees
+
+
+def test_p6_without_the_right_to_make_entities_the_check_fails_and_says_why(namespace: LocalNamespace) -> None:
+    weak = namespace.connection_string.replace("SharedAccessKeyName=all", "SharedAccessKeyName=app")
+    result = invoke("doctor", "--conformance", **{PRIMARY: weak.replace("SharedAccessKey=all", "SharedAccessKey=app")})
+    assert result.exit_code == 1
+    assert "error:" in result.stderr
+    assert entities(namespace) == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [(["--conformance", "--clean"], "do not go together"), ([], "--secondary is missing")],
+)
+def test_p6_wrong_options_of_the_doctor_are_refused(namespace: LocalNamespace, options: list[str], told: str) -> None:
+    result = invoke("doctor", *options, **{PRIMARY: namespace.connection_string})
+    assert (result.exit_code, told in result.stderr) == (2, True)
+
+
+@pytest.mark.thorough
+def test_p6_a_local_namespace_shows_what_twinbus_assumes(namespace: LocalNamespace) -> None:
+    result = invoke("doctor", "--conformance", "--json", **{PRIMARY: namespace.connection_string})
+    told = json.loads(result.stdout)
+    assert [one for one in told["observations"] if not one["agrees"]] == []
+    assert result.exit_code == 0
+    assert [one["check"] for one in told["observations"]] == [one.name for one in ASSUMPTIONS]
+    assert (told["state"], told["differences"], told["left"]) == ("agrees", 0, [])
+    assert told["units"] >= told["operations"] > len(ASSUMPTIONS)
+    assert 0 < told["cost_at_most"] < 0.001
+    assert entities(namespace) == ["orders"]
+
+
+@pytest.mark.thorough
+def test_p6_differences_are_listed_with_what_was_expected(namespace: LocalNamespace) -> None:
+    namespace.faults.set("internal-error", points=["send"])
+    try:
+        result = invoke("doctor", "--conformance", **{PRIMARY: namespace.connection_string})
+    finally:
+        namespace.faults.clear()
+    assert result.exit_code == 3
+    [row] = [line for line in result.stdout.splitlines() if line.startswith("disabled_entity")]
+    assert row.split() == ["disabled_entity", "com.microsoft:entity-disabled", "amqp:internal-error"]
+    assert f"of {len(ASSUMPTIONS)} assumptions differ" in result.stdout
+    assert "forward_to_itself" not in result.stdout
+    assert entities(namespace) == ["orders"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_p6_a_signal_ends_the_check_and_removes_its_entities(namespace: LocalNamespace, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "doctor", "--conformance", "--json"],
+        env=environment(**{PRIMARY: namespace.connection_string}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    end = time.monotonic() + PATIENCE
+    while not any(name.startswith(PREFIX) for name in entities(namespace)):
+        assert time.monotonic() < end
+        assert process.poll() is None
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, stdout) == (128 + number, ""), stderr
+    assert entities(namespace) == ["orders"]
