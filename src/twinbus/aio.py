@@ -1,4 +1,11 @@
-"""The public API for asyncio."""
+"""The public API for asyncio: the same as `twinbus`, with the types of `azure.servicebus.aio`.
+
+    async with pair_connection_strings(primary, secondary) as pair:
+        async with pair.get_queue_sender("orders") as sender:
+            await sender.send_messages(ServiceBusMessage("two coffees"))
+
+Events, states and errors are in `twinbus`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +23,9 @@ from twinbus.pairing import PairSyphon as Syphon
 
 if TYPE_CHECKING:
     from os import PathLike
+    from ssl import SSLContext
 
+    from azure.servicebus import TransportType
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
     from twinbus.pairing import PairState
@@ -43,7 +52,7 @@ def pair_namespaces(
     options: SendAvailabilityOptions | None = None,
     state: str | PathLike[str] | None = None,
 ) -> Pair:
-    """Pair two namespaces, with clients that the caller made (P1) and must close.
+    """Pair two namespaces, with clients that the caller made, of any credential. The caller must close them.
 
     Returns the pair without network I/O, as the SDK returns its client. `async with pair`, `await pair` or the first
     call of a sender pairs the namespaces and raises the error if pairing fails. If the secondary cannot be reached, a
@@ -51,7 +60,9 @@ def pair_namespaces(
     `async with pair` and `await pair`, the option `on_secondary_down` decides whether they fail in this case. Use the
     pair in one event loop only, and close the pair.
 
-    `state` replaces the option `state`: where processes share failovers and holds (S16).
+    `state` replaces the option `state`: where processes share failovers and holds.
+
+    Example: `async with pair_namespaces(ServiceBusClient(host, credential), other_client) as pair: ...`.
     """
     return pairing.aio_pair_namespaces(
         primary, secondary, secondary_admin=secondary_admin, options=options, state=state, syphon=_syphon
@@ -64,14 +75,43 @@ def pair_connection_strings(
     *,
     options: SendAvailabilityOptions | None = None,
     state: str | PathLike[str] | None = None,
+    retry_total: int = 3,
+    retry_backoff_factor: float = 0.8,
+    retry_backoff_max: float = 120,
+    retry_mode: str = "exponential",
+    transport_type: TransportType | None = None,
+    http_proxy: dict[str, Any] | None = None,
+    user_agent: str | None = None,
+    logging_enable: bool = False,
+    ssl_context: SSLContext | None = None,
     **kwargs: Any,
 ) -> Pair:
-    """Pair two namespaces by their connection strings. The pair makes both clients, with `kwargs`, and closes them.
+    """Pair two namespaces by their connection strings. The pair makes both clients, and closes them.
 
-    The docstring of `pair_namespaces` explains when pairing happens.
+    The docstring of `pair_namespaces` explains when pairing happens. The keywords from `retry_total` on are those of
+    `ServiceBusClient.from_connection_string`, and go to both clients.
+
+    Example: `pair = await pair_connection_strings(primary, secondary, retry_total=1)`.
     """
+    given = {
+        "transport_type": transport_type,
+        "http_proxy": http_proxy,
+        "user_agent": user_agent,
+        "ssl_context": ssl_context,
+    }
     return pairing.aio_pair_connection_strings(
-        primary, secondary, options=options, state=state, syphon=_syphon, **kwargs
+        primary,
+        secondary,
+        options=options,
+        state=state,
+        syphon=_syphon,
+        retry_total=retry_total,
+        retry_backoff_factor=retry_backoff_factor,
+        retry_backoff_max=retry_backoff_max,
+        retry_mode=retry_mode,
+        logging_enable=logging_enable,
+        **{name: value for name, value in given.items() if value is not None},
+        **kwargs,
     )
 
 

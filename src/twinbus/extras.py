@@ -34,7 +34,10 @@ _PURPOSES: Final[Mapping[str, str]] = {
 
 
 class MissingExtraError(OperatorError, ImportError):
-    """An optional part of Twinbus is not installed. The hint is the command that installs it."""
+    """An optional part of Twinbus is not installed. The hint is the command that installs it.
+
+    Example: `except MissingExtraError as error: print(error.hint)` prints `Install them: pip install …`.
+    """
 
     def __init__(self, extra: str) -> None:
         missing = [module for module in EXTRAS[extra] if not is_installed(module)]

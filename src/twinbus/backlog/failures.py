@@ -24,6 +24,11 @@ from twinbus.values import Condition
 
 
 class FailureKind(StrEnum):
+    """Why an attempt failed. `cause` and `kind` of events and errors have one of these values.
+
+    Example: `event.cause is FailureKind.TIMEOUT`.
+    """
+
     TIMEOUT = "timeout"
     CONNECTION_LOST = "connection_lost"
     DETACHED = "detached"

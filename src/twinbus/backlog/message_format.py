@@ -59,7 +59,10 @@ class MessageFields:
 
 
 class AliasInUseError(CallerError, ValueError):
-    """The message already uses application properties that diverting needs (S7)."""
+    """The message already uses application properties that diverting needs.
+
+    Example: `except AliasInUseError as error: print(error.names)`.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(

@@ -49,6 +49,8 @@ class Ledger:
     """A writer of the ledger in a directory. Many writers may share the directory.
 
     Safe to use from threads, from asyncio tasks and after a fork.
+
+    Example: `SendAvailabilityOptions(ledger=Ledger("/var/lib/twinbus/ledger"))`.
     """
 
     def __init__(
@@ -94,6 +96,8 @@ class Ledger:
         `destination` is the entity on the primary that the messages are meant for, as `namespace/entity`, if the
         operation is on another entity. `broker_at` and `waited` are the times of the broker's clock, as in `Intent`.
         Raises LedgerUnavailableError if the operation must not begin, and TypeError if `ids` is not a sequence.
+
+        Example: `running = ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", ["id"], 120)`, then `running.end()`.
         """
         if isinstance(size, int):
             size = int(size)  # True would be written as a JSON boolean
@@ -109,6 +113,8 @@ class Ledger:
 
         `prefix` is the result of `operation_prefix` for the stage, namespace, entity and destination. `ids` and `size`
         are not copied: the caller must not change these objects after the call.
+
+        Example: `ledger.begin_as(prefix, ["id"], 120)`.
         """
         if self.stops_on_error:
             self.check()
@@ -133,6 +139,8 @@ class Ledger:
 
         For receives, and for operations that are also tried while the ledger cannot be written. `result`, `cause` and
         `failed` are described at `RunningOperation.end`, and `broker_at` at `Intent`.
+
+        Example: `ledger.done(Stage.RECEIVE_PRIMARY, "contoso", "orders", ["id"], 120, seconds=0.02)`.
         """
         operation = Operation(
             at=int((time.time() - seconds) * 1000),
@@ -155,14 +163,20 @@ class Ledger:
         return operation.id
 
     def check(self) -> None:
-        """Raises LedgerUnavailableError if `on_error` is "stop" and the ledger cannot be written."""
+        """Raises LedgerUnavailableError if `on_error` is "stop" and the ledger cannot be written.
+
+        Example: `ledger.check()` before work that must be recorded.
+        """
         if self.stops_on_error and (self._writer.is_closing or self._writer.failure is not None):
             raise LedgerUnavailableError(self.directory, self._writer.failure or "it was closed")
 
     # --- other facts -------------------------------------------------------------------------------------------------
 
     def state(self, event: str, facts: Mapping[str, Fact], *, pair: str = "", at: int | None = None) -> None:
-        """Records a change of state (S11). `at` is in milliseconds since the epoch; the default is now."""
+        """Records a change of state. `at` is in milliseconds since the epoch; the default is now.
+
+        Example: `ledger.state("restored", {"entity": "orders"}, pair="contoso")`.
+        """
         at = _milliseconds() if at is None else at
         self._writer.put(State(at=at, id=self._new_id(), event=event, pair=pair, facts=dict(facts)))
 
@@ -179,6 +193,8 @@ class Ledger:
         """Records a move of messages from `source` to `destination`, both `namespace/entity`.
 
         `op` is the id of the operation that moved the messages. `broker_at` is described at `Movement`.
+
+        Example: `ledger.moved(Move.DELIVERED, ["id"], "fabrikam/backlog", "contoso/orders")`.
         """
         self._writer.put(
             Movement(
@@ -197,7 +213,10 @@ class Ledger:
     def metered(
         self, namespace: str, entity: str, operation: str, count: int, size: int, units: int, since: int, until: int
     ) -> None:
-        """Records how many operations of one kind a namespace served in an interval (N5)."""
+        """Records how many operations of one kind a namespace served in an interval.
+
+        Example: `ledger.metered("contoso", "orders", "send", 10, 1200, 10, since, until)`.
+        """
         self._writer.put(
             Metered(
                 at=_milliseconds(),
@@ -216,11 +235,13 @@ class Ledger:
     # --- durability --------------------------------------------------------------------------------------------------
 
     def write(self) -> bool:
-        """Writes all entries that were recorded before this call to the segment, without waiting for a sync (L1).
+        """Writes all entries that were recorded before this call to the segment, without waiting for a sync.
 
         After this, the entries survive the end of the process at any instant; after `flush`, also a power loss. Returns
         False if this fails; the entries then wait in memory. If `on_error` is "stop", raises LedgerUnavailableError
         instead of returning False.
+
+        Example: `ledger.write()`.
         """
         return self._flush_result(self._writer.write())
 
@@ -229,6 +250,8 @@ class Ledger:
 
         If `on_error` is "stop", raises LedgerUnavailableError instead of returning False. Fails at once in a signal
         handler that interrupted a write of the same thread.
+
+        Example: `ledger.flush(timeout=5)`.
         """
         try:
             reason = self._writer.flush().result(timeout)
@@ -237,7 +260,10 @@ class Ledger:
         return self._flush_result(reason)
 
     async def flushed(self, timeout: float | None = FLUSH_SECONDS) -> bool:
-        """Does what `flush` does, for asyncio."""
+        """Does what `flush` does, for asyncio.
+
+        Example: `await ledger.flushed(timeout=5)`.
+        """
         try:
             async with asyncio.timeout(timeout):
                 reason = await asyncio.wrap_future(self._writer.flush())
@@ -257,17 +283,26 @@ class Ledger:
 
     @property
     def failure(self) -> str | None:
-        """Why the ledger cannot be written now; None if it can be written."""
+        """Why the ledger cannot be written now; None if it can be written.
+
+        Example: `if ledger.failure: alert(ledger.failure)`.
+        """
         return self._writer.failure
 
     @property
     def missing(self) -> int:
-        """How many entries were never written. Gap entries in the ledger report this number."""
+        """How many entries were never written. Gap entries in the ledger report this number.
+
+        Example: `ledger.missing == 0`.
+        """
         return self._writer.missing
 
     @property
     def writer(self) -> str:
-        """The name of this writer. The file names of its segments begin with this name."""
+        """The name of this writer. The file names of its segments begin with this name.
+
+        Example: `print(ledger.writer)`.
+        """
         return self._name
 
     def close(self, timeout: float | None = 10.0) -> None:
@@ -276,6 +311,8 @@ class Ledger:
         If `on_error` is "stop", raises LedgerUnavailableError if not all entries were written within `timeout` seconds.
         In a signal handler that interrupted a write of the same thread, this method does not wait: the ledger closes
         after the handler has returned. Then a second call waits for this.
+
+        Example: `ledger.close()`, or `with Ledger(folder) as ledger: ...`.
         """
         if self._closed:
             return

@@ -31,8 +31,17 @@ if TYPE_CHECKING:
     from twinbus.pairing.aio.sender import PairedSender as AioPairedSender
     from twinbus.pairing.aio.state_access import SharedState
     from twinbus.pairing.decide.failover import EntityMode
-    from twinbus.pairing.decide.failover_events import FailoverEngaged, Restored
+    from twinbus.pairing.decide.failover_events import (
+        FailoverEngaged,
+        FailoverHeld,
+        FailoverTakenOver,
+        PrimaryUnusable,
+        Restored,
+        TrialFailed,
+        TrialPassed,
+    )
     from twinbus.pairing.decide.known_state import EVERY_ENTITY, LONGEST_PATH, HoldRecord, KnownState, StateReading
+    from twinbus.pairing.decide.rotation import QueueLeft, QueueReturned
     from twinbus.pairing.decide.send_flow import BacklogHandle
     from twinbus.pairing.drill import Drill, DrillMoment, run_drill
     from twinbus.pairing.errors import (
@@ -43,7 +52,17 @@ if TYPE_CHECKING:
         ScheduledInBacklogError,
         TimeToLiveError,
     )
-    from twinbus.pairing.events import EVENTS, BacklogDrained
+    from twinbus.pairing.events import (
+        EVENTS,
+        BacklogDrained,
+        BacklogQueueGone,
+        BacklogQueueUnsafe,
+        BacklogUnattended,
+        SecondaryUnreachable,
+        SideClosed,
+        SideFaulted,
+        UnknownEventError,
+    )
     from twinbus.pairing.findings import (
         CheckFailure,
         Finding,
@@ -78,6 +97,7 @@ if TYPE_CHECKING:
         PairForkedError,
         PairingRefusedError,
         PairLoopError,
+        SideState,
     )
     from twinbus.pairing.pair_state import EntityState, PairState, PairSyphon
     from twinbus.pairing.provisioning import Provisioned, ProvisioningError, provisioning_steps
@@ -108,6 +128,9 @@ __all__ = [
     "AioQuietReceiver",
     "BacklogDrained",
     "BacklogHandle",
+    "BacklogQueueGone",
+    "BacklogQueueUnsafe",
+    "BacklogUnattended",
     "BacklogUnavailableError",
     "CheckFailure",
     "Depth",
@@ -116,6 +139,8 @@ __all__ = [
     "EntityMode",
     "EntityState",
     "FailoverEngaged",
+    "FailoverHeld",
+    "FailoverTakenOver",
     "Finding",
     "FoundQueue",
     "HoldRecord",
@@ -138,21 +163,31 @@ __all__ = [
     "PartialSendError",
     "PingCheck",
     "PrimaryFacts",
+    "PrimaryUnusable",
     "PrimaryUnusableError",
     "Provisioned",
     "ProvisioningError",
+    "QueueLeft",
     "QueueLook",
+    "QueueReturned",
     "QuietReceiver",
     "Restored",
     "ScheduledInBacklogError",
     "SecondaryFacts",
+    "SecondaryUnreachable",
     "SendAvailabilityOptions",
     "Severity",
     "SharedState",
+    "SideClosed",
+    "SideFaulted",
+    "SideState",
     "StateFacts",
     "StateLocation",
     "StateReading",
     "TimeToLiveError",
+    "TrialFailed",
+    "TrialPassed",
+    "UnknownEventError",
     "Visibility",
     "aio_pair_connection_strings",
     "aio_pair_namespaces",
@@ -185,15 +220,21 @@ _NAMES_BY_MODULE: Final = {
     "aio.sender": "PairedSender:AioPairedSender",
     "aio.state_access": "SharedState",
     "decide.failover": "EntityMode",
-    "decide.failover_events": "FailoverEngaged Restored",
+    "decide.failover_events": (
+        "FailoverEngaged FailoverHeld FailoverTakenOver PrimaryUnusable Restored TrialFailed TrialPassed"
+    ),
     "decide.known_state": "EVERY_ENTITY HoldRecord KnownState LONGEST_PATH StateReading",
+    "decide.rotation": "QueueLeft QueueReturned",
     "decide.send_flow": "BacklogHandle",
     "drill": "Drill DrillMoment run_drill",
     "errors": (
         "BacklogUnavailableError MessageTooLargeForBacklogError PartialSendError PrimaryUnusableError "
         "ScheduledInBacklogError TimeToLiveError"
     ),
-    "events": "EVENTS BacklogDrained",
+    "events": (
+        "EVENTS BacklogDrained BacklogQueueGone BacklogQueueUnsafe BacklogUnattended SecondaryUnreachable SideClosed "
+        "SideFaulted UnknownEventError"
+    ),
     "findings": (
         "CheckFailure Finding LedgerFolderFacts PrimaryFacts QueueLook SecondaryFacts Severity StateFacts findings_of "
         "overall"
@@ -205,7 +246,9 @@ _NAMES_BY_MODULE: Final = {
     "message_copies": "PING_CONTENT_TYPE",
     "metrics": "PING_SUCCEEDED",
     "options": "CHOICES RANGES SendAvailabilityOptions",
-    "pair_sides": "NotPairedError PairClosedError PairFaultedError PairForkedError PairLoopError PairingRefusedError",
+    "pair_sides": (
+        "NotPairedError PairClosedError PairFaultedError PairForkedError PairLoopError PairingRefusedError SideState"
+    ),
     "pair_state": "EntityState PairState PairSyphon",
     "provisioning": "Provisioned ProvisioningError provisioning_steps",
     "receivers": "AioQuietReceiver QuietReceiver",

@@ -32,6 +32,15 @@ from twinbus.pairing.errors import ScheduledInBacklogError, TimeToLiveError
 from twinbus.pairing.message_copies import id_of
 from twinbus.sdk import TransformingBatch, batch_messages, outgoing_message
 
+MessageTypes = (
+    Mapping[str, Any]
+    | ServiceBusMessage
+    | AmqpAnnotatedMessage
+    | Iterable[Mapping[str, Any]]
+    | Iterable[ServiceBusMessage]
+    | Iterable[AmqpAnnotatedMessage]
+)
+"""What a sender takes, as the SDK's own senders."""
 MAX_TIME_TO_LIVE: Final = 0xFFFF_FFFF
 """The longest time to live, in milliseconds: the header's ttl is a uint (AMQP 3.2.1)."""
 # Iterables that are one message or one batch, not several messages.

@@ -14,7 +14,10 @@ from twinbus.errors import CallerError, OperatorError, RetryError
 
 
 class TimeToLiveError(CallerError, ValueError):
-    """The time to live does not fit an AMQP header, so the message cannot be sent to any namespace."""
+    """The time to live does not fit an AMQP header, so the message cannot be sent to any namespace.
+
+    Example: `except TimeToLiveError as error: print(error.milliseconds, error.longest)`.
+    """
 
     def __init__(self, message_id: object, milliseconds: int, longest: int) -> None:
         days = longest // 86_400_000
@@ -47,7 +50,10 @@ def listed_causes(causes: Sequence[QueueCause]) -> str:
 
 
 class BacklogUnavailableError(RetryError):
-    """No usable backlog queue is left for this call. The caller must keep the message and send it again (S6)."""
+    """No usable backlog queue is left for this call. The caller must keep the message and send it again.
+
+    Example: `except BacklogUnavailableError as error: keep(message, error.causes)`.
+    """
 
     def __init__(self, entity: str, causes: Sequence[QueueCause]) -> None:
         listed = listed_causes(causes)
@@ -60,7 +66,10 @@ class BacklogUnavailableError(RetryError):
 
 
 class PrimaryUnusableError(OperatorError):
-    """The entity is gone from the primary, or the primary refuses the credential, and `on_unusable` is "raise" (G4)."""
+    """The entity is gone from the primary, or the primary refuses the credential, and `on_unusable` is "raise".
+
+    Example: `except PrimaryUnusableError as error: print(error.entity, error.cause)`.
+    """
 
     def __init__(self, entity: str, cause: FailureKind) -> None:
         super().__init__(f"{entity} on the primary is unusable: {cause}", "Create the entity or mend the credential.")
@@ -69,7 +78,10 @@ class PrimaryUnusableError(OperatorError):
 
 
 class MessageTooLargeForBacklogError(CallerError, ValueError):
-    """The copy of a message for the backlog, which has more properties than the message, is too large (S9)."""
+    """The copy of a message for the backlog, which has more properties than the message, is too large.
+
+    Example: `except MessageTooLargeForBacklogError as error: print(error.excess, error.limit)`.
+    """
 
     def __init__(self, message_id: object, size: int, limit: int) -> None:
         super().__init__(
@@ -82,7 +94,10 @@ class MessageTooLargeForBacklogError(CallerError, ValueError):
 
 
 class PartialSendError(RetryError):
-    """A batch was split, and the backlog accepted only some of its messages (S9)."""
+    """A batch was split, and the backlog accepted only some of its messages.
+
+    Example: `except PartialSendError as error: keep([m for m in messages if m.message_id in error.unsafe])`.
+    """
 
     def __init__(self, safe: Sequence[object], unsafe: Sequence[object], cause: BaseException) -> None:
         super().__init__(
@@ -94,7 +109,10 @@ class PartialSendError(RetryError):
 
 
 class ScheduledInBacklogError(RetryError):
-    """A scheduled message cannot be cancelled: it waits in the backlog, or its entity is failed over (S10)."""
+    """A scheduled message cannot be cancelled: it waits in the backlog, or its entity is failed over.
+
+    Example: `except ScheduledInBacklogError as error: print(error.handles)`.
+    """
 
     def __init__(self, handles: Sequence[int]) -> None:
         super().__init__(

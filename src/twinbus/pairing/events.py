@@ -49,7 +49,10 @@ _IDLE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BacklogDrained:
-    """The syphon has moved all messages that were in a backlog queue. `moved` is their number."""
+    """The syphon has moved all messages that were in a backlog queue. `moved` is their number.
+
+    Example: `pair.on("backlog_drained", lambda event: print(event.queue, event.moved))`.
+    """
 
     name: ClassVar[str] = "backlog_drained"
     queue: str
@@ -59,9 +62,11 @@ class BacklogDrained:
 
 @dataclass(frozen=True, slots=True)
 class BacklogUnattended:
-    """The oldest message of a backlog queue waits although its entity is not failed over: no syphon moves it (Y1).
+    """The oldest message of a backlog queue waits although its entity is not failed over: no syphon moves it.
 
     `oldest` is the age of this message in seconds.
+
+    Example: `pair.on("backlog_unattended", lambda event: alert(event.queue, event.oldest))`.
     """
 
     name: ClassVar[str] = "backlog_unattended"
@@ -73,9 +78,11 @@ class BacklogUnattended:
 
 @dataclass(frozen=True, slots=True)
 class SecondaryUnreachable:
-    """The pair was made without a backlog queue: the secondary cannot be reached (P1). The pair goes on looking.
+    """The pair was made without a backlog queue: the secondary cannot be reached. The pair goes on looking.
 
     `secondary` is its host and port. `queues` is the number of backlog queues that are missing.
+
+    Example: `pair.on("secondary_unreachable", lambda event: alert(event.secondary, event.cause))`.
     """
 
     name: ClassVar[str] = "secondary_unreachable"
@@ -87,7 +94,10 @@ class SecondaryUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class BacklogQueueGone:
-    """A backlog queue was deleted, and this pair could not create it again (P6). `cause` is the reason."""
+    """A backlog queue was deleted, and this pair could not create it again. `cause` is the reason.
+
+    Example: `pair.on("backlog_queue_gone", lambda event: alert(event.queue, event.cause))`.
+    """
 
     name: ClassVar[str] = "backlog_queue_gone"
     queue: str
@@ -97,7 +107,10 @@ class BacklogQueueGone:
 
 @dataclass(frozen=True, slots=True)
 class BacklogQueueUnsafe:
-    """A backlog queue would lose messages, or takes none (P6). `found` is the value of its `property`."""
+    """A backlog queue would lose messages, or takes none. `found` is the value of its `property`.
+
+    Example: `pair.on("backlog_queue_unsafe", lambda event: alert(event.queue, event.consequence))`.
+    """
 
     name: ClassVar[str] = "backlog_queue_unsafe"
     queue: str
@@ -109,7 +122,10 @@ class BacklogQueueUnsafe:
 
 @dataclass(frozen=True, slots=True)
 class SideFaulted:
-    """A side faulted (C1). `side` is "primary" or "secondary"."""
+    """A side faulted. `side` is "primary" or "secondary".
+
+    Example: `pair.on("faulted", lambda event: alert(event.side, event.cause))`.
+    """
 
     name: ClassVar[str] = "faulted"
     side: str
@@ -119,7 +135,10 @@ class SideFaulted:
 
 @dataclass(frozen=True, slots=True)
 class SideClosed:
-    """A side was closed (C1). `side` is "primary" or "secondary"."""
+    """A side was closed. `side` is "primary" or "secondary".
+
+    Example: `pair.on("closed", lambda event: print(event.side))`.
+    """
 
     name: ClassVar[str] = "closed"
     side: str
@@ -172,7 +191,10 @@ def _plain(value: Any) -> str | int | float | bool:
 
 
 class UnknownEventError(CallerError, ValueError):
-    """A callback was registered for an event that does not exist."""
+    """A callback was registered for an event that does not exist.
+
+    Example: `pair.on("no_such_event", print)` raises it, with the names that exist.
+    """
 
     def __init__(self, event: str) -> None:
         super().__init__(f"there is no event {event!r}; events are {', '.join(EVENTS)}, and {ALL!r} for all of them")

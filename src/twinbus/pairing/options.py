@@ -55,7 +55,10 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SendAvailabilityOptions:
-    """How a pair keeps its senders available. Raises OptionError for a value out of range."""
+    """How a pair keeps its senders available. Raises OptionError for a value out of range.
+
+    Example: `SendAvailabilityOptions(failover_interval=timedelta(seconds=30), enable_syphon=True)`.
+    """
 
     backlog_queue_count: int = 10
     """Number of backlog queues on the secondary (≥ 1)."""
@@ -144,7 +147,10 @@ class SendAvailabilityOptions:
 
     @property
     def policy(self) -> FailoverPolicy:
-        """The options that failover depends on."""
+        """The options that failover depends on.
+
+        Example: `options.policy.failover_interval`.
+        """
         busy = self.server_busy_counts_after
         return FailoverPolicy(
             failover_interval=self.failover_interval.total_seconds(),
@@ -156,15 +162,20 @@ class SendAvailabilityOptions:
         )
 
     def with_state(self, state: str | os.PathLike[str] | None) -> Self:
-        """Return these options with another `state`; None returns them as they are."""
+        """Return these options with another `state`; None returns them as they are.
+
+        Example: `options.with_state("/var/lib/twinbus/state")`.
+        """
         return self if state is None else replace(self, state=state)
 
     @classmethod
     def for_short_lived_processes(cls, **given: Any) -> Self:
         """Return options for a job or a function that lives for seconds; `given` options replace them.
 
-        Such a process ends before a failover interval is over. So the failing call itself diverts (S4), attempts are
+        Such a process ends before a failover interval is over. So the failing call itself diverts, attempts are
         short, and the process does not check the backlog. With `state`, the next processes divert their first call.
+
+        Example: `SendAvailabilityOptions.for_short_lived_processes(state="secondary")`.
         """
         usual: dict[str, Any] = {
             "failover_interval": timedelta(0),
@@ -180,6 +191,8 @@ class SendAvailabilityOptions:
         """Read options from variables such as `TWINBUS_FAILOVER_INTERVAL=30s`. Other variables are ignored.
 
         `defaults` holds the other options, for instance from `from_file`.
+
+        Example: `SendAvailabilityOptions.from_environment()`.
         """
         names = {field.name: prefix + field.name.upper() for field in fields(cls)}
         found = {option: environment[name] for option, name in names.items() if name in environment}
@@ -187,7 +200,10 @@ class SendAvailabilityOptions:
 
     @classmethod
     def from_file(cls, text: str) -> Self:
-        """Read options from the table `[pairing]` of a TOML text. Raises OptionError for an unknown name."""
+        """Read options from the table `[pairing]` of a TOML text. Raises OptionError for an unknown name.
+
+        Example: `SendAvailabilityOptions.from_file(Path("twinbus.toml").read_text())`.
+        """
         table = tomllib.loads(text).get("pairing", {})
         known = [field.name for field in fields(cls)]
         for option, value in table.items():

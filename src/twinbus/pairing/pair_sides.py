@@ -26,6 +26,11 @@ In this time a newly granted right takes effect, and an operator can replace a k
 
 
 class SideState(StrEnum):
+    """The states of a side. A side that left `OPEN` never returns to it.
+
+    Example: `pair.primary.state is SideState.OPEN`.
+    """
+
     OPEN = "open"
     CLOSED = "closed"
     FAULTED = "faulted"
@@ -35,7 +40,10 @@ class SideState(StrEnum):
 
 
 class PairClosedError(CallerError):
-    """The pair, or the side of it that the call needs, was closed (C3)."""
+    """The pair, or the side of it that the call needs, was closed.
+
+    Example: `except PairClosedError as error: print(error.side)`.
+    """
 
     def __init__(self, side: str) -> None:
         super().__init__(f"the {side} of this pair is closed; pair the namespaces again")
@@ -43,7 +51,10 @@ class PairClosedError(CallerError):
 
 
 class PairFaultedError(OperatorError):
-    """A side of the pair faulted (C1). `cause` is the reason."""
+    """A side of the pair faulted. `cause` is the reason.
+
+    Example: `except PairFaultedError as error: print(error.side, error.cause)`.
+    """
 
     def __init__(self, side: str, cause: BaseException) -> None:
         super().__init__(f"the {side} of this pair faulted: {cause}", "Mend the cause and pair the namespaces again.")
@@ -83,28 +94,40 @@ class ClientLostError(OperatorError):
 
 
 class PairForkedError(CallerError):
-    """The parent of this process made the pair: the pair's connections belong to the parent (S13)."""
+    """The parent of this process made the pair: the pair's connections belong to the parent.
+
+    Example: `except PairForkedError: pair = pair_connection_strings(primary, secondary)`.
+    """
 
     def __init__(self) -> None:
         super().__init__("this pair belongs to the parent process; pair the namespaces again after the fork")
 
 
 class PairLoopError(CallerError):
-    """The pair was first used in another event loop, which has the pair's timers and connections (S12, S13)."""
+    """The pair was first used in another event loop, which has the pair's timers and connections.
+
+    Example: make the pair inside `asyncio.run(main())`, not before it in another loop.
+    """
 
     def __init__(self) -> None:
         super().__init__("this pair belongs to another event loop; make one pair for each loop")
 
 
 class NotPairedError(CallerError):
-    """The call needs the backlog, and the namespaces are not paired yet (P1)."""
+    """The call needs the backlog, and the namespaces are not paired yet.
+
+    Example: `await pair`, then `pair.force_failover("orders")`.
+    """
 
     def __init__(self) -> None:
         super().__init__("the namespaces are not paired yet: `await pair`, enter the pair or send a message first")
 
 
 class PairingRefusedError(CallerError, ValueError):
-    """These two namespaces cannot be paired (P3)."""
+    """These two namespaces cannot be paired.
+
+    Example: `pair_connection_strings(primary, primary)` raises it.
+    """
 
 
 # --- sides -----------------------------------------------------------------------------------------------------------
@@ -167,11 +190,18 @@ class SideView:
 
     @property
     def state(self) -> SideState:
+        """Whether the side is open, closed or faulted.
+
+        Example: `pair.secondary.state is SideState.OPEN`.
+        """
         return self._side.state
 
     @property
     def cause(self) -> BaseException | None:
-        """Why the side faulted."""
+        """Why the side faulted.
+
+        Example: `print(pair.secondary.cause)`.
+        """
         return self._side.cause
 
 

@@ -1,7 +1,7 @@
 """The part of a pair that is the same for both drivers: two sides, entities, backlog queues, events, and a syphon.
 
 All senders of a pair share its `PairState`. A `PairState` opens no connection and starts no thread or task: the driver
-does both. `PairInterface` holds the public methods of a pair that do not wait; the pairs of both drivers inherit them.
+does both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 from weakref import WeakSet
 
@@ -43,7 +43,6 @@ from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.events import (
     BacklogQueueGone,
     BacklogQueueUnsafe,
-    Callback,
     EventPublisher,
     Notice,
     SecondaryUnreachable,
@@ -61,7 +60,6 @@ from twinbus.pairing.pair_sides import (
     SideState,
 )
 from twinbus.pairing.provisioning import BACKGROUND_PAUSES, Provisioned, background_pause
-from twinbus.pairing.receivers import record_receiver
 from twinbus.pairing.recording import OperationRecorder
 from twinbus.pairing.shared_pair import MemberDriver, forget_all, register, release, shared_pair
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
@@ -78,17 +76,14 @@ from twinbus.sdk import (
 
 _log = logging.getLogger("twinbus.pairing")
 
-ClientT = TypeVar("ClientT")
-SenderT = TypeVar("SenderT")
-ReceiverT = TypeVar("ReceiverT")
-SessionsT = TypeVar("SessionsT")
-
 
 @dataclass(frozen=True, slots=True)
 class EntityState:
     """One entity, as `pair.entities()` returns it.
 
     `diverted` is the number of messages diverted in the present failover, or in the last one.
+
+    Example: `for one in pair.entities(): print(one.path, one.state, one.diverted)`.
     """
 
     path: str
@@ -99,25 +94,43 @@ class EntityState:
 
 
 class PairSyphon(Protocol):
-    """The syphon of a pair, if the pair has one. The syphon starts and stops with the pair (C2).
+    """The syphon of a pair, if the pair has one. The syphon starts and stops with the pair.
 
     No method may block: the pair calls them in its event loop, or in a worker thread.
+
+    Example: `pair.syphon.state` is `"running"` while messages move.
     """
 
     @property
     def state(self) -> str:
-        """`running` while the syphon runs; any other text means that it does not."""
+        """`running` while the syphon runs; any other text means that it does not.
 
-    def start(self) -> None: ...
+        Example: `pair.syphon.state`.
+        """
+
+    def start(self) -> None:
+        """Start the pumps.
+
+        Example: the pair calls `syphon.start()` after pairing.
+        """
 
     def stop(self) -> None:
-        """Signal the pumps to stop. Each pump ends at its next safe point. The pair logs an error of this method."""
+        """Signal the pumps to stop. Each pump ends at its next safe point. The pair logs an error of this method.
+
+        Example: the pair calls `syphon.stop()` when it closes.
+        """
 
     def restored(self, entity: str) -> None:
-        """Report that an entity was restored: the syphon then sends to this entity without a pause (Y12)."""
+        """Report that an entity was restored: the syphon then sends to this entity without a pause.
+
+        Example: the pair calls `syphon.restored("orders")`.
+        """
 
     def ended(self) -> Awaitable[None] | None:
-        """Wait until the pumps have stopped, for a limited time. Called after `stop`. Asyncio pairs await it."""
+        """Wait until the pumps have stopped, for a limited time. Called after `stop`. Asyncio pairs await it.
+
+        Example: the pair calls `syphon.ended()` after `stop`.
+        """
 
 
 class SenderSetup(NamedTuple):
@@ -573,104 +586,6 @@ def _key(path: str) -> str:
 
 SyphonFactory = Callable[[Any, Any, Any, PairState], PairSyphon]
 """Arguments: primary client, secondary client, the secondary's admin client or None, and the pair's state."""
-
-
-class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT]):
-    """The public methods of a pair that do not wait, the same for both drivers.
-
-    A driver sets `_state` and `_primary_client`, and implements `_make_sender` and `_make_quiet`.
-    """
-
-    options: SendAvailabilityOptions
-    _state: PairState
-    _primary_client: ClientT
-
-    def _make_sender(self, path: str, make: Callable[[], Any]) -> SenderT:
-        raise NotImplementedError
-
-    def _make_quiet(self, receiver: Any) -> ReceiverT:
-        raise NotImplementedError
-
-    # --- senders and receivers -------------------------------------------------------------------------------------
-
-    def get_queue_sender(self, queue_name: str, **kwargs: Any) -> SenderT:
-        client: Any = self._primary_client
-        return self._make_sender(queue_name, lambda: client.get_queue_sender(queue_name, **kwargs))
-
-    def get_topic_sender(self, topic_name: str, **kwargs: Any) -> SenderT:
-        client: Any = self._primary_client
-        return self._make_sender(topic_name, lambda: client.get_topic_sender(topic_name, **kwargs))
-
-    def get_queue_receiver(self, queue_name: str, *, quiet_while_down: bool = False, **kwargs: Any) -> ReceiverT:
-        client: Any = self._primary_client
-        receiver = client.get_queue_receiver(queue_name, **kwargs)
-        return self._receiver(receiver, queue_name, quiet=quiet_while_down)
-
-    def get_subscription_receiver(
-        self, topic_name: str, subscription_name: str, *, quiet_while_down: bool = False, **kwargs: Any
-    ) -> ReceiverT:
-        client: Any = self._primary_client
-        receiver = client.get_subscription_receiver(topic_name, subscription_name, **kwargs)
-        return self._receiver(receiver, f"{topic_name}/Subscriptions/{subscription_name}", quiet=quiet_while_down)
-
-    def list_queue_sessions(
-        self, queue_name: str, *, state_updated_after: datetime | None = None, timeout: float | None = None
-    ) -> SessionsT:
-        """Return the session ids of a queue of the primary, as `ServiceBusClient.list_queue_sessions` does."""
-        client: Any = self._primary_client
-        sessions: SessionsT = client.list_queue_sessions(
-            queue_name, state_updated_after=state_updated_after, timeout=timeout
-        )
-        return sessions
-
-    def list_subscription_sessions(
-        self,
-        topic_name: str,
-        subscription_name: str,
-        *,
-        state_updated_after: datetime | None = None,
-        timeout: float | None = None,
-    ) -> SessionsT:
-        """Return the session ids of a subscription, as `ServiceBusClient.list_subscription_sessions` does."""
-        client: Any = self._primary_client
-        sessions: SessionsT = client.list_subscription_sessions(
-            topic_name, subscription_name, state_updated_after=state_updated_after, timeout=timeout
-        )
-        return sessions
-
-    def _receiver(self, receiver: Any, entity: str, *, quiet: bool) -> ReceiverT:
-        record_receiver(receiver, self._state.primary_recorder, entity)
-        if quiet:
-            return self._make_quiet(receiver)
-        plain: ReceiverT = receiver
-        return plain
-
-    # --- state and events ------------------------------------------------------------------------------------------
-
-    @property
-    def fully_qualified_namespace(self) -> str:
-        client: Any = self._primary_client
-        name: str = client.fully_qualified_namespace
-        return name
-
-    @property
-    def syphon(self) -> PairSyphon | None:
-        return self._state.syphon
-
-    @syphon.setter
-    def syphon(self, syphon: PairSyphon | None) -> None:
-        self._state.syphon = syphon
-
-    def entities(self) -> tuple[EntityState, ...]:
-        return self._state.entities()
-
-    def on(self, event: str, callback: Callback) -> Callable[[], None]:
-        """Call `callback` at every event of this name, such as `restored`. Returns a function that removes it."""
-        return self._state.events.on(event, callback)
-
-    def emit(self, notice: Notice) -> None:
-        """Publish a notice about this pair. This method is part of `shared_state.PairDriver`."""
-        self._state.publish(notice)
 
 
 _pair_states: WeakSet[PairState] = WeakSet()

@@ -117,7 +117,10 @@ class Provisioned(NamedTuple):
 
 
 class ProvisioningError(OperatorError):
-    """No backlog queue was found or could be created (P7). `causes` has one entry per queue."""
+    """No backlog queue was found or could be created. `causes` has one entry per queue.
+
+    Example: `except ProvisioningError as error: print([cause.kind for cause in error.causes])`.
+    """
 
     def __init__(self, causes: Sequence[QueueCause]) -> None:
         super().__init__(f"no backlog queue was found or could be created: {listed_causes(causes)}", _hint(causes))

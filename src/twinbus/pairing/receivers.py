@@ -12,7 +12,6 @@ import asyncio
 import inspect
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiver
@@ -24,6 +23,11 @@ from twinbus.sdk import RECEIVE_METHODS, call_before_close, has_credit, is_open
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusReceiver as AioServiceBusReceiver
+
+    _Receiver = ServiceBusReceiver
+    _AioReceiver = AioServiceBusReceiver
+else:
+    _Receiver = _AioReceiver = object
 
 _EMPTY: Final = (StopIteration, StopAsyncIteration)
 _MAX_QUIET_PAUSE: Final = 1.0
@@ -145,32 +149,53 @@ def quiet_pause(error: Exception, max_wait_time: float | None) -> float:
     return _MAX_QUIET_PAUSE if max_wait_time is None else min(max_wait_time, _MAX_QUIET_PAUSE)
 
 
-class QuietReceiver:
+class QuietReceiver(_Receiver):
     """A ServiceBusReceiver whose receive and peek calls return no messages while the primary cannot be reached.
 
     All other methods are those of the SDK's receiver.
+
+    Example: `with pair.get_queue_receiver("orders", quiet_while_down=True) as receiver: ...`.
     """
 
     def __init__(self, receiver: ServiceBusReceiver) -> None:
         self._receiver = receiver
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._receiver, name)
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._receiver, name)
+
+        @property
+        def __class__(self) -> type:
+            """For `isinstance`: programs may ask whether they got the SDK's receiver."""
+            return type(self._receiver)
 
     def receive_messages(
         self, max_message_count: int | None = 1, max_wait_time: float | None = None
     ) -> list[ServiceBusReceivedMessage]:
+        """Return messages as the SDK's receiver does; none, after a pause, while the primary cannot be reached.
+
+        Example: `receiver.receive_messages(10, max_wait_time=5)`.
+        """
         try:
             return self._receiver.receive_messages(max_message_count, max_wait_time)
         except Exception as error:
             time.sleep(quiet_pause(error, max_wait_time))
             return []
 
-    def peek_messages(self, *arguments: Any, **keywords: Any) -> list[ServiceBusReceivedMessage]:
+    def peek_messages(
+        self, max_message_count: int = 1, *, sequence_number: int = 0, timeout: float | None = None, **kwargs: Any
+    ) -> list[ServiceBusReceivedMessage]:
+        """Return messages as the SDK's receiver does; none, after a pause, while the primary cannot be reached.
+
+        Example: `receiver.peek_messages(10)`.
+        """
         try:
-            return self._receiver.peek_messages(*arguments, **keywords)
+            return self._receiver.peek_messages(
+                max_message_count, sequence_number=sequence_number, timeout=timeout, **kwargs
+            )
         except Exception as error:
-            time.sleep(quiet_pause(error, keywords.get("timeout")))
+            time.sleep(quiet_pause(error, timeout))
             return []
 
     def __enter__(self) -> Self:
@@ -180,10 +205,8 @@ class QuietReceiver:
             quiet_pause(error, 0.0)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._receiver.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._receiver.__exit__(*error)
 
     def __iter__(self) -> Self:
         return self
@@ -198,32 +221,53 @@ class QuietReceiver:
                 time.sleep(quiet_pause(error, None))
 
 
-class AioQuietReceiver:
+class AioQuietReceiver(_AioReceiver):
     """A ServiceBusReceiver whose receive and peek calls return no messages while the primary cannot be reached.
 
     All other methods are those of the SDK's receiver.
+
+    Example: `async with pair.get_queue_receiver("orders", quiet_while_down=True) as receiver: ...`.
     """
 
     def __init__(self, receiver: AioServiceBusReceiver) -> None:
         self._receiver = receiver
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._receiver, name)
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._receiver, name)
+
+        @property
+        def __class__(self) -> type:
+            """For `isinstance`: programs may ask whether they got the SDK's receiver."""
+            return type(self._receiver)
 
     async def receive_messages(
         self, max_message_count: int | None = 1, max_wait_time: float | None = None
     ) -> list[ServiceBusReceivedMessage]:
+        """Return messages as the SDK's receiver does; none, after a pause, while the primary cannot be reached.
+
+        Example: `await receiver.receive_messages(10, max_wait_time=5)`.
+        """
         try:
             return await self._receiver.receive_messages(max_message_count, max_wait_time)
         except Exception as error:
             await asyncio.sleep(quiet_pause(error, max_wait_time))
             return []
 
-    async def peek_messages(self, *arguments: Any, **keywords: Any) -> list[ServiceBusReceivedMessage]:
+    async def peek_messages(
+        self, max_message_count: int = 1, *, sequence_number: int = 0, timeout: float | None = None, **kwargs: Any
+    ) -> list[ServiceBusReceivedMessage]:
+        """Return messages as the SDK's receiver does; none, after a pause, while the primary cannot be reached.
+
+        Example: `await receiver.peek_messages(10)`.
+        """
         try:
-            return await self._receiver.peek_messages(*arguments, **keywords)
+            return await self._receiver.peek_messages(
+                max_message_count, sequence_number=sequence_number, timeout=timeout, **kwargs
+            )
         except Exception as error:
-            await asyncio.sleep(quiet_pause(error, keywords.get("timeout")))
+            await asyncio.sleep(quiet_pause(error, timeout))
             return []
 
     async def __aenter__(self) -> Self:
@@ -233,10 +277,8 @@ class AioQuietReceiver:
             quiet_pause(error, 0.0)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._receiver.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: Any) -> None:
+        await self._receiver.__aexit__(*error)
 
     def __aiter__(self) -> Self:
         return self

@@ -29,6 +29,8 @@ class LocalNamespaces:
     Without `data`, the data of the namespaces is in a temporary directory that `close()` removes. With `memory`, the
     data is not on disk. After a second start, ports and data are the same as before. `host_names` are further names
     that clients may use, each `NAME` or `NAME:PORT`; the server refuses requests and tokens for other names.
+
+    Example: `with LocalNamespaces("primary", "secondary") as pair: text = pair["primary"].connection_string`.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class LocalNamespaces:
         """Start the server and wait until it is ready. Raises LocalNamespaceError with the server's stderr.
 
         Raises MissingExtraError if packages of the server are not installed. The error has the command to install them.
+
+        Example: `namespace.start()` after `namespace.kill()`.
         """
         require("serve")
         for left in reversed(range(_TRIES)):
@@ -81,25 +85,40 @@ class LocalNamespaces:
         return self
 
     def stop(self) -> int:
-        """Drain the server and end its process. Returns the exit code."""
+        """Drain the server and end its process. Returns the exit code.
+
+        Example: `assert namespace.stop() == 0`.
+        """
         return self._process.stop()
 
     def kill(self) -> None:
-        """End the process with SIGKILL, as in a crash, and wait until it is gone."""
+        """End the process with SIGKILL, as in a crash, and wait until it is gone.
+
+        Example: `namespace.kill()`.
+        """
         self._process.kill()
 
     def wait(self, timeout: float = _START_SECONDS) -> int:
-        """Wait until the process ends by itself, as after a fault of kind crash. Returns the exit code."""
+        """Wait until the process ends by itself, as after a fault of kind crash. Returns the exit code.
+
+        Example: `namespace.wait(timeout=10)`.
+        """
         return self._process.wait(timeout)
 
     def restart(self, timeout: float = _START_SECONDS) -> Self:
-        """Stop the server if it is running, and start it again on the same ports and data."""
+        """Stop the server if it is running, and start it again on the same ports and data.
+
+        Example: `namespace.restart()`.
+        """
         if self.running:
             self.stop()
         return self.start(timeout)
 
     def close(self) -> None:
-        """End the process, and remove the temporary directory. The server cannot be started again."""
+        """End the process, and remove the temporary directory. The server cannot be started again.
+
+        Example: `namespace.close()`.
+        """
         try:
             if self.running:
                 self.stop()
@@ -108,15 +127,26 @@ class LocalNamespaces:
 
     @property
     def running(self) -> bool:
+        """Whether the process of the server runs.
+
+        Example: `assert namespace.running`.
+        """
         return self._process.running
 
     @property
     def pid(self) -> int:
+        """The process id of the server.
+
+        Example: `os.kill(namespace.pid, signal.SIGSTOP)`.
+        """
         return self._process.pid
 
     @property
     def log(self) -> Path:
-        """The file with the stderr of the process. `close()` removes it."""
+        """The file with the stderr of the process. `close()` removes it.
+
+        Example: `print(namespace.log.read_text())`.
+        """
         return self._process.log
 
     def __getitem__(self, name: str) -> LocalEndpoint:
@@ -146,7 +176,10 @@ class LocalNamespaces:
 
 
 class LocalEndpoint:
-    """The connection string, port and certificate of one namespace of a running server."""
+    """The connection string, port and certificate of one namespace of a running server.
+
+    Example: `LocalNamespaces("primary")["primary"].connection_string`, once it is started.
+    """
 
     def __init__(self, served: ServedNamespace) -> None:
         self.name = served.name
@@ -157,7 +190,10 @@ class LocalEndpoint:
 
     @cached_property
     def faults(self) -> FaultClient:
-        """Sets faults: `faults.set("server-busy", entity="orders", count=3)`, `clear()`, `list()`."""
+        """Sets faults: `faults.set("server-busy", entity="orders", count=3)`, `clear()`, `list()`.
+
+        Example: `namespace.faults.set("server-busy", entity="orders", count=3)`.
+        """
         from twinbus.namespace import FaultClient  # noqa: PLC0415 - this module is loaded by every pytest
 
         return FaultClient(self.connection_string, ca=self.ca)
@@ -170,6 +206,9 @@ class LocalNamespace:
     data is not on disk. After a second start, port and data are the same as before, also after `kill()`. `host_names`
     are further names that clients may use, each `NAME` or `NAME:PORT`; the server refuses requests and tokens for other
     names.
+
+    Example: `with LocalNamespace() as namespace: client =
+    ServiceBusClient.from_connection_string(namespace.connection_string)`.
     """
 
     def __init__(
@@ -197,66 +236,111 @@ class LocalNamespace:
         )
 
     def start(self, timeout: float = _START_SECONDS) -> Self:
-        """Start the server and wait until it is ready. Raises LocalNamespaceError with the server's stderr."""
+        """Start the server and wait until it is ready. Raises LocalNamespaceError with the server's stderr.
+
+        Example: `namespace.start()` after `namespace.kill()`.
+        """
         self._server.start(timeout)
         return self
 
     def stop(self) -> int:
-        """Drain the server and end its process. Returns the exit code."""
+        """Drain the server and end its process. Returns the exit code.
+
+        Example: `assert namespace.stop() == 0`.
+        """
         return self._server.stop()
 
     def kill(self) -> None:
-        """End the process with SIGKILL, as in a crash, and wait until it is gone."""
+        """End the process with SIGKILL, as in a crash, and wait until it is gone.
+
+        Example: `namespace.kill()`.
+        """
         self._server.kill()
 
     def wait(self, timeout: float = _START_SECONDS) -> int:
-        """Wait until the process ends by itself, as after a fault of kind crash. Returns the exit code."""
+        """Wait until the process ends by itself, as after a fault of kind crash. Returns the exit code.
+
+        Example: `namespace.wait(timeout=10)`.
+        """
         return self._server.wait(timeout)
 
     def restart(self, timeout: float = _START_SECONDS) -> Self:
-        """Stop the server if it is running, and start it again on the same port and data."""
+        """Stop the server if it is running, and start it again on the same port and data.
+
+        Example: `namespace.restart()`.
+        """
         self._server.restart(timeout)
         return self
 
     def close(self) -> None:
-        """End the process, and remove the temporary directory. The server cannot be started again."""
+        """End the process, and remove the temporary directory. The server cannot be started again.
+
+        Example: `namespace.close()`.
+        """
         self._server.close()
 
     @property
     def connection_string(self) -> str:
-        """The connection string for the official clients."""
+        """The connection string for the official clients.
+
+        Example: `ServiceBusClient.from_connection_string(namespace.connection_string)`.
+        """
         return self._endpoint.connection_string
 
     @property
     def port(self) -> int:
+        """The port that the namespace listens on.
+
+        Example: `namespace.port`.
+        """
         return self._endpoint.port
 
     @property
     def ca(self) -> Path:
-        """The certificate that an administration client must trust: the value for the client's `connection_verify=`."""
+        """The certificate that an administration client must trust: the value for the client's `connection_verify=`.
+
+        Example: `ServiceBusAdministrationClient.from_connection_string(text, connection_verify=str(namespace.ca))`.
+        """
         return self._endpoint.ca
 
     @property
     def faults(self) -> FaultClient:
-        """Sets faults: `faults.set("server-busy", entity="orders", count=3)`, `clear()`, `list()`."""
+        """Sets faults: `faults.set("server-busy", entity="orders", count=3)`, `clear()`, `list()`.
+
+        Example: `namespace.faults.set("server-busy", entity="orders", count=3)`.
+        """
         return self._endpoint.faults
 
     @property
     def data(self) -> Path | None:
-        """The data directory, or None if the data is only in memory."""
+        """The data directory, or None if the data is only in memory.
+
+        Example: `namespace.data`.
+        """
         return self._server.data
 
     @property
     def running(self) -> bool:
+        """Whether the process of the server runs.
+
+        Example: `assert namespace.running`.
+        """
         return self._server.running
 
     @property
     def pid(self) -> int:
+        """The process id of the server.
+
+        Example: `os.kill(namespace.pid, signal.SIGSTOP)`.
+        """
         return self._server.pid
 
     @property
     def log(self) -> Path:
-        """The file with the stderr of the process. `close()` removes it."""
+        """The file with the stderr of the process. `close()` removes it.
+
+        Example: `print(namespace.log.read_text())`.
+        """
         return self._server.log
 
     @property

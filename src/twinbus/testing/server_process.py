@@ -21,7 +21,10 @@ _MAX_QUOTED_CHARACTERS: Final = 4000
 
 
 class LocalNamespaceError(RuntimeError):
-    """The server did not start or did not end. The text contains what the server wrote to stderr."""
+    """The server did not start or did not end. The text contains what the server wrote to stderr.
+
+    Example: `except LocalNamespaceError as error: print(error)` prints the log of the server.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,13 +69,13 @@ async def fault_both(world: World, pair: Any) -> None:
 
 
 async def fault_the_primary_beside_a_syphon(world: World, pair: Any) -> None:
-    pair.syphon = RunningSyphon()
+    pair._state.syphon = RunningSyphon()
     await world.do(pair.primary.fault, RuntimeError("told to"))
     await world.until(lambda: pair.secondary.state == "faulted")
 
 
 async def fault_the_secondary_beside_a_syphon(world: World, pair: Any) -> None:
-    pair.syphon = RunningSyphon()
+    pair._state.syphon = RunningSyphon()
     await world.do(pair.secondary.fault, RuntimeError("told to"))
     await world.until(lambda: pair.primary.state == "faulted")
 
@@ -197,7 +197,7 @@ async def test_p3_a_pair_that_could_not_be_made_whole_is_not_paired(
 
     traces = Traces(world)
     with monkeypatch.context() as patched:
-        for driver in ("twinbus.pairing.sync.pair.Pair", "twinbus.pairing.aio.pair.Pair"):
+        for driver in ("twinbus.pairing.sync.pair._Driver", "twinbus.pairing.aio.pair._Driver"):
             patched.setattr(f"{driver}.timer", no_timer)
         with pytest.raises(RuntimeError, match="no timers"):
             await world.pair()
@@ -253,7 +253,7 @@ async def test_c3_a_syphon_that_fails_to_stop_is_logged_and_holds_up_nothing(
     traces = Traces(world)
     pair = await world.pair()
     await world.send(await world.sender(pair, queue), ServiceBusMessage("x"))
-    pair.syphon = BrokenSyphon()
+    pair._state.syphon = BrokenSyphon()
     await world.do(pair.close)
     assert "it does not stop" in caplog.text
     await traces.gone()
@@ -271,7 +271,7 @@ async def test_c3_a_step_of_closing_that_fails_is_raised_and_the_others_are_done
     traces = Traces(world)
     pair = await world.pair(ledger=tmp_path)
     await world.send(await world.sender(pair, queue), ServiceBusMessage("x"))
-    pair.syphon = SyphonThatCannotEnd()
+    pair._state.syphon = SyphonThatCannotEnd()
     with pytest.raises(RuntimeError, match="does not end"):
         await world.do(pair.close)
     await traces.gone()

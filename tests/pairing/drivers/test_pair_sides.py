@@ -137,7 +137,7 @@ async def test_c2_where_the_syphon_runs_the_side_left_open_faults_after_a_while(
     assert OTHER_SIDE_SECONDS == 5.0
     monkeypatch.setattr(pair_state, "OTHER_SIDE_SECONDS", 0.5)
     pair = await world.pair()
-    pair.syphon = RunningSyphon()
+    pair._state.syphon = RunningSyphon()
     heard: dict[str, float] = {}
     pair.on("*", lambda notice: heard.update({notice.name: notice.at}))
     await world.do(pair.primary.close)

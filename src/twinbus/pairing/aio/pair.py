@@ -33,23 +33,25 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from weakref import WeakSet
 
 from azure.core.async_paging import AsyncItemPaged
-from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
+from azure.servicebus.aio import AutoLockRenewer, ServiceBusClient, ServiceBusReceiver
 
 from twinbus.backlog import FailureKind, failure_kind
 from twinbus.ledger import Stage
 from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.aio.backlog_link import AioBacklogLinks
 from twinbus.pairing.aio.backlog_peeker import AioBacklogPeeker
-from twinbus.pairing.aio.sender import PairedSender, detach
+from twinbus.pairing.aio.sender import PairedSender, detach, release
 from twinbus.pairing.aio.state_access import TaskStateAccess
 from twinbus.pairing.aio.timeouts import LoopTimer, TaskTimeouts, cancel, cancel_until_done, wait_for_event
 from twinbus.pairing.decide.backlog_watch import PeekPage
 from twinbus.pairing.decide.failover_events import PingFailed
 from twinbus.pairing.errors import QueueCause
+from twinbus.pairing.events import Notice
 from twinbus.pairing.message_copies import ping_message
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.pair_interface import PairInterface
 from twinbus.pairing.pair_sides import NotPairedError, PairLoopError, Side, SideState, SideView
-from twinbus.pairing.pair_state import PairInterface, PairState, SyphonFactory
+from twinbus.pairing.pair_state import PairState, SyphonFactory
 from twinbus.pairing.provisioning import Provisioned, background_pause
 from twinbus.pairing.receivers import AioQuietReceiver
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
@@ -59,6 +61,10 @@ from twinbus.sdk import check_version, open_aio_link
 if TYPE_CHECKING:
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
+    _Client = ServiceBusClient
+else:
+    _Client = object
+
 _log = logging.getLogger("twinbus.pairing")
 # How long closing waits for a client whose event loop was closed.
 _LEFT_OVER_SECONDS: Final = 1.0
@@ -67,13 +73,20 @@ _MANY_SENDERS: Final = 16
 
 
 class PairSide(SideView):
-    """`pair.primary` or `pair.secondary` (C1)."""
+    """`pair.primary` or `pair.secondary`.
+
+    Example: `pair.secondary.state` is `"faulted"` after its credential was refused for good.
+    """
 
     def __init__(self, pair: Pair, side: Side) -> None:
         super().__init__(side)
         self._pair = pair
 
     async def close(self) -> None:
+        """Close this side. Without the primary the pair refuses sends; without the secondary it diverts nothing.
+
+        Example: `await pair.secondary.close()`.
+        """
         self._pair._timeouts.claim_to_close()
         self._side.leave(SideState.CLOSED)
         await self._pair._wait_until_ended()
@@ -82,20 +95,29 @@ class PairSide(SideView):
         """Fault the side. May be called in any thread. The side's links and tasks end afterwards, in the pair's loop.
 
         If the pair's loop was closed, or the pair has no loop yet, `pair.close()` ends them.
+
+        Example: `pair.primary.fault(RuntimeError("maintenance"))`.
         """
         self._side.leave(SideState.FAULTED, cause)
 
 
-class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | AioQuietReceiver, AsyncItemPaged[str]]):
-    """Two namespaces used as one. Made by `pair_namespaces` or `pair_connection_strings` of `twinbus.aio`.
+class Pair(
+    PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver, AsyncItemPaged[str], AutoLockRenewer], _Client
+):
+    """Two namespaces used as one, with the methods of `azure.servicebus.aio.ServiceBusClient`.
+
+    `pair_namespaces` and `pair_connection_strings` of `twinbus.aio` return it. Type checkers and `isinstance` take it
+    for a ServiceBusClient.
 
     Use a pair like the SDK's client: with `async with pair: …`, or with `await pair.close()` at the end.
     `pair = await pair_connection_strings(…)` pairs the namespaces and returns the pair. `close` closes both sides; a
     second `close` does nothing. A closed pair cannot be entered again: make another pair.
 
     A pair that was used has to be closed. A pair that is dropped without closing stays registered, and its primary
-    can be paired again in this process only with the same secondary and equal options (P3). A pair belongs to the event
+    can be paired again in this process only with the same secondary and equal options. A pair belongs to the event
     loop that first uses it; in any other loop its calls raise PairLoopError. Pairs of several loops share their state.
+
+    Example: `async with pair_connection_strings(primary, secondary) as pair: sender = pair.get_queue_sender("orders")`.
     """
 
     def __init__(
@@ -110,6 +132,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
     ) -> None:
         check_version()
         self.options = options
+        self.fully_qualified_namespace = primary.fully_qualified_namespace
         self._primary_client = primary
         self._secondary_client = secondary
         self._admin = admin
@@ -126,7 +149,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
         self._state = PairState(
             (primary, secondary),
             options,
-            self,
+            _Driver(self),
             threaded=False,
             on_side_left=self._on_side_left,
             peek=self._peek,
@@ -142,17 +165,22 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:
-        """The backlog queues that senders may use now (P7). Empty before the namespaces are paired."""
+        """The backlog queues that senders may use now. Empty before the namespaces are paired.
+
+        Example: `len(pair.backlog_queues)` is 0 while the secondary cannot be reached.
+        """
         return self._state.rotation.rotation.usable if self._paired else ()
 
     def force_failover(self, entity: str | None = None, *, hold: bool = False) -> None:
-        """Fail an entity over, or all entities. With `hold` the failover stays until `force_restore` (S11, S15).
+        """Fail an entity over, or all entities. With `hold` the failover stays until `force_restore`.
 
         A hold of all entities includes those whose first sender is made later. A failover starts pings, so this must be
         called in the pair's event loop.
 
         Raises RuntimeError outside an event loop, PairLoopError in another loop than the pair's, and NotPairedError
         before the namespaces are paired.
+
+        Example: `pair.force_failover("orders", hold=True)`.
         """
         asyncio.get_running_loop()
         self._state.primary.refuse_unless_open()
@@ -165,6 +193,8 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
         """Return an entity to the primary, or all entities.
 
         Raises RuntimeError outside an event loop, PairLoopError in another loop than the pair's.
+
+        Example: `pair.force_restore("orders")`.
         """
         self._timeouts.claim()
         self._state.force_restore(entity)
@@ -292,6 +322,8 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
 
         Raises PairLoopError in another event loop while the pair's loop is open. After that loop was closed, any loop
         may close the pair; connections of the closed loop then end without notice to the namespaces.
+
+        Example: `await pair.close()`.
         """
         self._timeouts.claim_to_close()
         if (sharing := self._state.sharing_to_finish()) is not None and self._timeouts.has_loop and self._timeouts.ours:
@@ -313,6 +345,13 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    if not TYPE_CHECKING:
+
+        @property
+        def __class__(self) -> type:
+            """For `isinstance`: programs may ask whether they got the SDK's client."""
+            return ServiceBusClient
 
     async def _wait_until_ended(self) -> None:
         if self._ending is not None and not self._ending.done() and self._ending.get_loop().is_closed():
@@ -364,28 +403,14 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
             if len(self._senders) > _MANY_SENDERS:
                 self._timeouts.close_many_soon()
             for sender in list(self._senders):
-                sender.release()
+                release(sender)
                 detach(sender, self._state.own_entity)
         if self._state.closed and self._ending is None and self._timeouts.has_loop:
             # This runs in the pair's loop, also if another thread closed the sides (C3). Without a loop, `close` ends
             # the pair.
             self._ending = asyncio.get_running_loop().create_task(self._end())
 
-    # --- what the shared state needs of a driver -------------------------------------------------------------------
-
-    @property
-    def home(self) -> object:
-        return self._timeouts.loop
-
-    @property
-    def is_alive(self) -> bool:
-        return self._timeouts.has_loop
-
-    def timer(self, due: Callable[[], object]) -> LoopTimer:
-        return LoopTimer(self._timeouts, due)
-
-    def ping(self, entity: SharedEntity, episode: int) -> None:
-        self._timeouts.tell(partial(self._start_ping, entity, episode))
+    # --- pings -----------------------------------------------------------------------------------------------------
 
     def _start_ping(self, entity: SharedEntity, episode: int) -> None:
         task = self._pinging[entity] = self._timeouts.start(self._ping(entity, episode))
@@ -396,9 +421,6 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
         if self._state.primary.state is not SideState.OPEN:
             # The pair closed after another thread had asked for the ping.
             cancel_until_done(task)
-
-    def stop_ping(self, entity: SharedEntity) -> None:
-        self._timeouts.tell(partial(self._cancel_ping, entity))
 
     def _cancel_ping(self, entity: SharedEntity) -> None:
         task = self._pinging.pop(entity, None)
@@ -483,6 +505,33 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Ai
                 failed = done.failed
         finally:
             await administration.close()
+
+
+class _Driver:
+    """What the shared state needs of a driver (`shared_pair.MemberDriver`)."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+
+    @property
+    def home(self) -> object:
+        return self._pair._timeouts.loop
+
+    @property
+    def is_alive(self) -> bool:
+        return self._pair._timeouts.has_loop
+
+    def timer(self, due: Callable[[], object]) -> LoopTimer:
+        return LoopTimer(self._pair._timeouts, due)
+
+    def ping(self, entity: SharedEntity, episode: int) -> None:
+        self._pair._timeouts.tell(partial(self._pair._start_ping, entity, episode))
+
+    def stop_ping(self, entity: SharedEntity) -> None:
+        self._pair._timeouts.tell(partial(self._pair._cancel_ping, entity))
+
+    def emit(self, notice: Notice) -> None:
+        self._pair._state.publish(notice)
 
 
 def _given(options: SendAvailabilityOptions | None, state: str | os.PathLike[str] | None) -> SendAvailabilityOptions:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from datetime import datetime
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakSet
 
 from azure.servicebus import ServiceBusMessageBatch
@@ -20,7 +20,14 @@ from twinbus.ledger import Stage
 from twinbus.pairing.aio.backlog_link import AioBacklogLinks
 from twinbus.pairing.aio.primary_link import PrimaryLink
 from twinbus.pairing.aio.timeouts import TaskTimeouts, wait_for_event
-from twinbus.pairing.call_arguments import IdentifiedBatch, check_cancel, check_open, check_schedule, check_send
+from twinbus.pairing.call_arguments import (
+    IdentifiedBatch,
+    MessageTypes,
+    check_cancel,
+    check_open,
+    check_schedule,
+    check_send,
+)
 from twinbus.pairing.call_errors import closed_error
 from twinbus.pairing.decide import send_flow
 from twinbus.pairing.decide.failover import SendRoute
@@ -36,16 +43,24 @@ from twinbus.pairing.pair_state import SenderSetup
 from twinbus.pairing.shared_state import SharedEntity
 from twinbus.sdk import empty_batch, supports_concurrent_sends
 
+if TYPE_CHECKING:
+    _Sender = ServiceBusSender
+else:
+    _Sender = object
+
 T = TypeVar("T")
 Call = Callable[[ServiceBusSender], Coroutine[Any, Any, T]]
 """An SDK call on an open link, without a timeout of the SDK: `TaskTimeouts` ends the call at its deadline."""
 
 
-class PairedSender:
-    """Sends to the primary, or to the backlog while the entity is failed over.
+class PairedSender(_Sender):
+    """Sends to the primary, or to the backlog while the entity is failed over. Has the methods of `ServiceBusSender`.
 
-    `timeout` is the limit of the whole call: the primary and the backlog (S6). Tasks may share a sender: their calls
-    overlap on the primary, and a call that is cancelled or times out does not end the other calls (S13).
+    `timeout` is the limit of the whole call: the primary and the backlog. Tasks may share a sender: their calls overlap
+    on the primary, and a call that is cancelled or times out does not end the other calls. Type checkers and
+    `isinstance` take it for a ServiceBusSender.
+
+    Example: `async with pair.get_queue_sender("orders") as sender: await sender.send_messages(message)`.
     """
 
     def __init__(
@@ -80,11 +95,23 @@ class PairedSender:
 
     @property
     def client_identifier(self) -> str:
-        """The identifier given to `get_queue_sender`; if none was given, the identifier of the present link."""
+        """The identifier given to `get_queue_sender`; if none was given, the identifier of the present link.
+
+        Example: `pair.get_queue_sender("orders", client_identifier="billing").client_identifier` is `"billing"`.
+        """
         identifier: str = self._link.sender.client_identifier
         return identifier
 
-    async def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
+    async def send_messages(
+        self, message: MessageTypes | ServiceBusMessageBatch, *, timeout: float | None = None, **kwargs: Any
+    ) -> None:
+        """Send a message, several, or a batch. When this returns, they are on the primary or in the backlog.
+
+        `timeout` is the limit of the whole call. Raises the SDK's errors, and those of `twinbus` for the backlog, such
+        as BacklogUnavailableError: then the message stays the caller's.
+
+        Example: `await sender.send_messages(ServiceBusMessage("two coffees"), timeout=30)`.
+        """
         checked = check_send(self._closed, message, timeout)
         if checked is None:
             return
@@ -95,6 +122,10 @@ class PairedSender:
         await self._call(send, partial(send_flow.divert, self._context, message, until), until, True)
 
     async def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
+        """Return an empty batch, of the size that the primary allows. Works also while the entity is failed over.
+
+        Example: `batch = await sender.create_message_batch()`, then `batch.add_message(ServiceBusMessage("tea"))`.
+        """
         check_open(self._closed)
 
         def create_offline() -> SendSteps[ServiceBusMessageBatch]:
@@ -106,8 +137,12 @@ class PairedSender:
         return IdentifiedBatch.copy_of(batch)
 
     async def schedule_messages(
-        self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **kwargs: Any
+        self, messages: MessageTypes, schedule_time_utc: datetime, *, timeout: float | None = None, **kwargs: Any
     ) -> list[int]:
+        """Schedule messages. Returns a sequence number for each, or a BacklogHandle while the entity is failed over.
+
+        Example: `await sender.schedule_messages(ServiceBusMessage("tea"), datetime.now(UTC) + timedelta(hours=1))`.
+        """
         checked = check_schedule(self._closed, messages, timeout)
         if checked is None:
             return []
@@ -123,6 +158,10 @@ class PairedSender:
     async def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None, **kwargs: Any
     ) -> None:
+        """Cancel scheduled messages. Raises ScheduledInBacklogError for those that wait in the backlog.
+
+        Example: `await sender.cancel_scheduled_messages(numbers)`.
+        """
         checked = check_cancel(self._closed, sequence_numbers, timeout)
         if checked is None:
             return
@@ -135,17 +174,14 @@ class PairedSender:
         await self._call(cancel, partial(send_flow.cannot_cancel, numbers), until, False)
 
     async def close(self) -> None:
-        """Refuse all calls from now on. A call in progress in another task has a second to end (S13)."""
+        """Refuse all calls from now on. A call in progress in another task has a second to end.
+
+        Example: `await sender.close()`.
+        """
         if not self._closed:
             self._timeouts.claim_to_close()
             self._closed = True
-            self.release()
-
-    def release(self) -> None:
-        """Close the links in the background, after the calls in progress: the sender or the primary's side closed."""
-        if self._timeouts.ours:
-            for link in (self._link, *self._retired_links):
-                link.end()
+            release(self)
 
     async def __aenter__(self) -> Self:
         check_open(self._closed)
@@ -154,6 +190,13 @@ class PairedSender:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    if not TYPE_CHECKING:
+
+        @property
+        def __class__(self) -> type:
+            """For `isinstance`: programs may ask whether they got the SDK's sender."""
+            return ServiceBusSender
 
     def __del__(self) -> None:
         # The sender was dropped without closing. No call is in progress: a call would hold a reference to the sender.
@@ -287,6 +330,13 @@ class PairedSender:
                 await wait_for_event(rerouted, seconds)
         finally:
             entity.on_reroute.discard(wake)
+
+
+def release(sender: PairedSender) -> None:
+    """Close the links in the background, after the calls in progress: the sender or the primary's side closed."""
+    if sender._timeouts.ours:
+        for link in (sender._link, *sender._retired_links):
+            link.end()
 
 
 def detach(sender: PairedSender, own: Callable[[SharedEntity], SharedEntity]) -> None:

@@ -76,7 +76,10 @@ from twinbus.pairing.decide.failover_events import (
 
 
 class EntityMode(StrEnum):
-    """The modes of an entity, explained at the top of this module."""
+    """The modes of an entity, explained at the top of this module.
+
+    Example: `[one.path for one in pair.entities() if one.state is EntityMode.FAILED_OVER]`.
+    """
 
     HEALTHY = "healthy"
     FAILING = "failing"

@@ -179,7 +179,10 @@ class RaiseUnusable:
 
 @dataclass(frozen=True, slots=True)
 class FailoverEngaged:
-    """An entity failed over."""
+    """An entity failed over.
+
+    Example: `pair.on("failover_engaged", lambda event: alert(event.entity, event.cause))`.
+    """
 
     name: ClassVar[str] = "failover_engaged"
     entity: str
@@ -194,6 +197,8 @@ class Restored:
 
     `outage` is the time since the failover in seconds. `diverted` is the number of messages diverted until now. Calls
     that are being diverted at the restore are added later: `EntityState.diverted` and the ledger have the final number.
+
+    Example: `pair.on("restored", lambda event: print(event.entity, event.outage, event.diverted))`.
     """
 
     name: ClassVar[str] = "restored"
@@ -207,7 +212,10 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class PrimaryUnusable:
-    """A ping failed because the entity is gone from the primary or the primary refused the credential (G4)."""
+    """A ping failed because the entity is gone from the primary or the primary refused the credential.
+
+    Example: `pair.on("primary_unusable", lambda event: alert(event.entity, event.cause))`.
+    """
 
     name: ClassVar[str] = "primary_unusable"
     entity: str
@@ -218,7 +226,10 @@ class PrimaryUnusable:
 
 @dataclass(frozen=True, slots=True)
 class TrialPassed:
-    """The primary accepted a message after a restore (S14). `lasted` is the time since the restore in seconds."""
+    """The primary accepted a message after a restore. `lasted` is the time since the restore in seconds.
+
+    Example: `pair.on("trial_passed", lambda event: print(event.entity, event.lasted))`.
+    """
 
     name: ClassVar[str] = "trial_passed"
     entity: str
@@ -229,9 +240,11 @@ class TrialPassed:
 
 @dataclass(frozen=True, slots=True)
 class TrialFailed:
-    """A call with messages failed after a restore (S14). `failover_engaged` follows.
+    """A call with messages failed after a restore. `failover_engaged` follows.
 
     `episode` is the number of the failover before the restore. `ping_interval` is that of the failover that follows.
+
+    Example: `pair.on("trial_failed", lambda event: print(event.entity, event.cause))`.
     """
 
     name: ClassVar[str] = "trial_failed"
@@ -244,7 +257,10 @@ class TrialFailed:
 
 @dataclass(frozen=True, slots=True)
 class FailoverHeld:
-    """An operator holds a failover until force_restore (S15)."""
+    """An operator holds a failover until force_restore.
+
+    Example: `pair.on("failover_held", lambda event: print(event.entity))`.
+    """
 
     name: ClassVar[str] = "failover_held"
     entity: str
@@ -254,7 +270,10 @@ class FailoverHeld:
 
 @dataclass(frozen=True, slots=True)
 class FailoverTakenOver:
-    """The failover that just engaged was known from another process (S16). `outage` is the seconds since it engaged."""
+    """The failover that just engaged was known from another process. `outage` is the seconds since it engaged.
+
+    Example: `pair.on("failover_taken_over", lambda event: print(event.entity, event.outage))`.
+    """
 
     name: ClassVar[str] = "failover_taken_over"
     entity: str

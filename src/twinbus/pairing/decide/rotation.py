@@ -163,7 +163,10 @@ class ArmProbation:
 
 @dataclass(frozen=True, slots=True)
 class QueueLeft:
-    """A queue left the rotation. `left` is the number of queues that are still usable."""
+    """A queue left the rotation. `left` is the number of queues that are still usable.
+
+    Example: `pair.on("backlog_queue_left", lambda event: print(event.queue, event.kind, event.left))`.
+    """
 
     name: ClassVar[str] = "backlog_queue_left"
     queue: str
@@ -174,7 +177,10 @@ class QueueLeft:
 
 @dataclass(frozen=True, slots=True)
 class QueueReturned:
-    """A queue returned to the rotation."""
+    """A queue returned to the rotation.
+
+    Example: `pair.on("backlog_queue_returned", lambda event: print(event.queue))`.
+    """
 
     name: ClassVar[str] = "backlog_queue_returned"
     queue: str

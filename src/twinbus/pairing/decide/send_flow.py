@@ -401,16 +401,21 @@ def cannot_cancel(numbers: Sequence[int]) -> SendSteps[None]:
 
 
 class BacklogHandle(int):
-    """The number that the application gets for a message scheduled while the entity was failed over (S10).
+    """The number that the application gets for a message scheduled while the entity was failed over.
 
     The number is negative, so it is never a sequence number of the primary.
+
+    Example: `isinstance(number, BacklogHandle)` for a number that `schedule_messages` returned.
     """
 
     message_id: object
 
     @classmethod
     def of(cls, number: int, message_id: object) -> BacklogHandle:
-        """Return the handle for a random `number` from 0 to 2**63 - 1."""
+        """Return the handle for a random `number` from 0 to 2**63 - 1.
+
+        Example: `BacklogHandle.of(7, "id").message_id` is `"id"`.
+        """
         handle = cls(-1 - number)
         handle.message_id = message_id
         return handle

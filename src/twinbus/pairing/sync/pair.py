@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakSet
 
 from azure.core.paging import ItemPaged
-from azure.servicebus import ServiceBusClient, ServiceBusReceiver
+from azure.servicebus import AutoLockRenewer, ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from twinbus.backlog import FailureKind, failure_kind
@@ -24,10 +24,12 @@ from twinbus.pairing.administration import Administration
 from twinbus.pairing.decide.backlog_watch import PeekPage
 from twinbus.pairing.decide.failover_events import PingFailed
 from twinbus.pairing.errors import QueueCause
+from twinbus.pairing.events import Notice
 from twinbus.pairing.message_copies import ping_message
 from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.pair_interface import PairInterface
 from twinbus.pairing.pair_sides import Side, SideState, SideView
-from twinbus.pairing.pair_state import PairInterface, PairState, SyphonFactory
+from twinbus.pairing.pair_state import PairState, SyphonFactory
 from twinbus.pairing.provisioning import Provisioned, background_pause
 from twinbus.pairing.receivers import QuietReceiver
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
@@ -40,26 +42,48 @@ from twinbus.pairing.sync.timeout_thread import ThreadTimer
 from twinbus.pairing.sync.timeouts import ThreadTimeouts
 from twinbus.sdk import check_version, client_endpoint, interrupt, open_sync_link
 
+if TYPE_CHECKING:
+    _Client = ServiceBusClient
+else:
+    _Client = object
+
 # How long closing waits if another thread is closing the same pair.
 _END_SECONDS: Final = 10.0
 
 
 class PairSide(SideView):
-    """`pair.primary` or `pair.secondary` (C1)."""
+    """`pair.primary` or `pair.secondary`.
+
+    Example: `pair.secondary.state` is `"faulted"` after its credential was refused for good.
+    """
 
     def __init__(self, pair: Pair, side: Side) -> None:
         super().__init__(side)
         self._pair = pair
 
     def close(self) -> None:
+        """Close this side. Without the primary the pair refuses sends; without the secondary it diverts nothing.
+
+        Example: `pair.secondary.close()`.
+        """
         self._pair._leave((self._side,), SideState.CLOSED)
 
     def fault(self, cause: BaseException) -> None:
+        """Fault this side. Calls that need it raise PairFaultedError with `cause`.
+
+        Example: `pair.primary.fault(RuntimeError("maintenance"))`.
+        """
         self._pair._leave((self._side,), SideState.FAULTED, cause)
 
 
-class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | QuietReceiver, ItemPaged[str]]):
-    """Two namespaces used as one. Made by `pair_namespaces` or `pair_connection_strings`."""
+class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver, ItemPaged[str], AutoLockRenewer], _Client):
+    """Two namespaces used as one, with the methods of `ServiceBusClient`.
+
+    `pair_namespaces` and `pair_connection_strings` return it. Close it, or use it in a `with` statement. Type checkers
+    and `isinstance` take it for a ServiceBusClient.
+
+    Example: `with pair_connection_strings(primary, secondary) as pair: sender = pair.get_queue_sender("orders")`.
+    """
 
     def __init__(
         self,
@@ -72,6 +96,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
     ) -> None:
         check_version()
         self.options = options
+        self.fully_qualified_namespace = primary.fully_qualified_namespace
         self._primary_client = primary
         self._secondary_client = secondary
         self._admin = admin
@@ -86,7 +111,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
         self._state = PairState(
             (primary, secondary),
             options,
-            self,
+            _Driver(self),
             threaded=True,
             on_side_left=self._on_side_left,
             peek=self._peek,
@@ -106,18 +131,26 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:
-        """The backlog queues that senders may use now (P7)."""
+        """The backlog queues that senders may use now.
+
+        Example: `len(pair.backlog_queues)` is 0 while the secondary cannot be reached.
+        """
         return self._state.rotation.rotation.usable
 
     def force_failover(self, entity: str | None = None, *, hold: bool = False) -> None:
-        """Fail an entity over, or all entities. With `hold` the failover stays until `force_restore` (S11, S15).
+        """Fail an entity over, or all entities. With `hold` the failover stays until `force_restore`.
 
         A hold of all entities includes those whose first sender is made later.
+
+        Example: `pair.force_failover("orders", hold=True)`.
         """
         self._state.force_failover(entity, hold=hold)
 
     def force_restore(self, entity: str | None = None) -> None:
-        """Return an entity to the primary, or all entities."""
+        """Return an entity to the primary, or all entities.
+
+        Example: `pair.force_restore("orders")`.
+        """
         self._state.force_restore(entity)
 
     def _make_sender(self, path: str, make: Callable[[], Any]) -> PairedSender:
@@ -138,6 +171,12 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
     # --- closing ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
+        """Close both sides. Stops pings and the syphon, and waits until the pair's threads have ended.
+
+        Closes clients that the pair made itself. A second call does nothing.
+
+        Example: `pair.close()`.
+        """
         if (sharing := self._state.sharing_to_finish()) is not None and self._timeouts.ours:
             _flush(sharing)
         self._leave((self._state.primary, self._state.secondary), SideState.CLOSED)
@@ -149,6 +188,13 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    if not TYPE_CHECKING:
+
+        @property
+        def __class__(self) -> type:
+            """For `isinstance`: programs may ask whether they got the SDK's client."""
+            return ServiceBusClient
 
     def _leave(self, sides: tuple[Side, ...], state: SideState, cause: BaseException | None = None) -> None:
         self._this_thread.ends_pair = True
@@ -196,26 +242,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
             if self._state.syphon is not None:
                 steps.callback(self._state.syphon.ended)
 
-    # --- what the shared state needs of a driver -------------------------------------------------------------------
-
-    @property
-    def home(self) -> None:
-        return None
-
-    @property
-    def is_alive(self) -> bool:
-        return True
-
-    def timer(self, due: Callable[[], object]) -> ThreadTimer:
-        return ThreadTimer(self._timeouts.thread, due)
-
-    def ping(self, entity: SharedEntity, episode: int) -> None:
-        self._timeouts.thread.soon(lambda: self._ping(entity, episode))
-
-    def stop_ping(self, entity: SharedEntity) -> None:
-        sender = self._pinging.pop(entity, None)
-        if sender is not None:
-            interrupt(sender)
+    # --- pings -----------------------------------------------------------------------------------------------------
 
     def _peek(self, watch: SharedBacklogWatch, pages: tuple[PeekPage, ...]) -> None:
         self._peeker.start(watch, pages)
@@ -294,6 +321,30 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver | Qu
                 failed = done.failed
         finally:
             administration.close()
+
+
+class _Driver:
+    """What the shared state needs of a driver (`shared_pair.MemberDriver`)."""
+
+    home: None = None
+    is_alive = True
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+
+    def timer(self, due: Callable[[], object]) -> ThreadTimer:
+        return ThreadTimer(self._pair._timeouts.thread, due)
+
+    def ping(self, entity: SharedEntity, episode: int) -> None:
+        self._pair._timeouts.thread.soon(lambda: self._pair._ping(entity, episode))
+
+    def stop_ping(self, entity: SharedEntity) -> None:
+        sender = self._pair._pinging.pop(entity, None)
+        if sender is not None:
+            interrupt(sender)
+
+    def emit(self, notice: Notice) -> None:
+        self._pair._state.publish(notice)
 
 
 def _wait_for_look(sharing: StateSharing, until: float | None) -> None:

@@ -9,13 +9,20 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from azure.servicebus import ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.ledger import Stage
-from twinbus.pairing.call_arguments import IdentifiedBatch, check_cancel, check_open, check_schedule, check_send
+from twinbus.pairing.call_arguments import (
+    IdentifiedBatch,
+    MessageTypes,
+    check_cancel,
+    check_open,
+    check_schedule,
+    check_send,
+)
 from twinbus.pairing.call_errors import NoTurnError, closed_error
 from twinbus.pairing.decide import send_flow
 from twinbus.pairing.decide.failover import SendRoute
@@ -34,17 +41,25 @@ from twinbus.pairing.sync.timeout_thread import Call
 from twinbus.pairing.sync.timeouts import RetiredLink, ThreadTimeouts
 from twinbus.sdk import empty_batch, interrupt, is_open, keep_alive_of, open_sync_link
 
+if TYPE_CHECKING:
+    _Sender = ServiceBusSender
+else:
+    _Sender = object
+
 T = TypeVar("T")
 
 # The longest time that a refused call waits for a pair that is closing.
 _REFUSED_CALL_SECONDS: Final = 1.0
 
 
-class PairedSender:
-    """Sends to the primary, or to the backlog while the entity is failed over.
+class PairedSender(_Sender):
+    """Sends to the primary, or to the backlog while the entity is failed over. Has the methods of `ServiceBusSender`.
 
-    `timeout` is the limit of the whole call: waiting for the link, the primary and the backlog (S6). Threads may share
-    a sender. On the primary their calls run one after the other, as calls on a sender of the SDK must (S13).
+    `timeout` is the limit of the whole call: waiting for the link, the primary and the backlog. Threads may share a
+    sender. On the primary their calls run one after the other, as calls on a sender of the SDK must. Type checkers and
+    `isinstance` take it for a ServiceBusSender.
+
+    Example: `with pair.get_queue_sender("orders") as sender: sender.send_messages(ServiceBusMessage("tea"))`.
     """
 
     def __init__(
@@ -78,10 +93,22 @@ class PairedSender:
 
     @property
     def client_identifier(self) -> str:
-        """The identifier given to `get_queue_sender`; if none was given, the identifier of the present link."""
+        """The identifier given to `get_queue_sender`; if none was given, the identifier of the present link.
+
+        Example: `pair.get_queue_sender("orders", client_identifier="billing").client_identifier` is `"billing"`.
+        """
         return self._sender.client_identifier
 
-    def send_messages(self, message: Any, *, timeout: float | None = None, **kwargs: Any) -> None:
+    def send_messages(
+        self, message: MessageTypes | ServiceBusMessageBatch, *, timeout: float | None = None, **kwargs: Any
+    ) -> None:
+        """Send a message, several, or a batch. When this returns, they are on the primary or in the backlog.
+
+        `timeout` is the limit of the whole call. Raises the SDK's errors, and those of `twinbus` for the backlog, such
+        as BacklogUnavailableError: then the message stays the caller's.
+
+        Example: `sender.send_messages(ServiceBusMessage("two coffees"), timeout=30)`.
+        """
         checked = check_send(self._closed, message, timeout)
         if checked is None:
             return
@@ -94,6 +121,10 @@ class PairedSender:
         self._call(send, partial(send_flow.divert, self._context, message, until), until, True)
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
+        """Return an empty batch, of the size that the primary allows. Works also while the entity is failed over.
+
+        Example: `batch = sender.create_message_batch()`, then `batch.add_message(ServiceBusMessage("tea"))`.
+        """
         check_open(self._closed)
 
         def create(sender: ServiceBusSender, seconds: float | None) -> ServiceBusMessageBatch:
@@ -107,8 +138,12 @@ class PairedSender:
         return IdentifiedBatch.copy_of(self._call(create, create_offline, None, False))
 
     def schedule_messages(
-        self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **kwargs: Any
+        self, messages: MessageTypes, schedule_time_utc: datetime, *, timeout: float | None = None, **kwargs: Any
     ) -> list[int]:
+        """Schedule messages. Returns a sequence number for each, or a BacklogHandle while the entity is failed over.
+
+        Example: `sender.schedule_messages(ServiceBusMessage("tea"), datetime.now(UTC) + timedelta(hours=1))`.
+        """
         checked = check_schedule(self._closed, messages, timeout)
         if checked is None:
             return []
@@ -124,6 +159,10 @@ class PairedSender:
     def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None, **kwargs: Any
     ) -> None:
+        """Cancel scheduled messages. Raises ScheduledInBacklogError for those that wait in the backlog.
+
+        Example: `sender.cancel_scheduled_messages(numbers)`.
+        """
         checked = check_cancel(self._closed, sequence_numbers, timeout)
         if checked is None:
             return
@@ -136,14 +175,12 @@ class PairedSender:
         self._call(cancel, partial(send_flow.cannot_cancel, numbers), until, False)
 
     def close(self) -> None:
-        """Refuse all calls from now on. A call in progress in another thread has a second to end (S13)."""
+        """Refuse all calls from now on. A call in progress in another thread has a second to end.
+
+        Example: `sender.close()`.
+        """
         if (link := retired_link(self)) is not None:
             self._closed = True
-            self._timeouts.retire_all([link])
-
-    def release(self) -> None:
-        """Close the link in the background because the primary's side closed or faulted. That side refuses calls."""
-        if (link := retired_link(self)) is not None:
             self._timeouts.retire_all([link])
 
     def __enter__(self) -> Self:
@@ -153,6 +190,13 @@ class PairedSender:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    if not TYPE_CHECKING:
+
+        @property
+        def __class__(self) -> type:
+            """For `isinstance`: programs may ask whether they got the SDK's sender."""
+            return ServiceBusSender
 
     def __del__(self) -> None:
         # A sender that was dropped without closing leaves no connection and no keep-alive thread. After a fork both
@@ -286,7 +330,7 @@ class PairedSender:
         """Report the success of a call. The entity started to fail or changed its mode meanwhile, or is on trial."""
         self._entity.succeeded(restores, with_message)
         if self._entity.entity.route is SendRoute.CLOSED:
-            self.release()
+            release(self)
 
     def _replace_sender(self) -> None:
         if not self._closed:
@@ -297,6 +341,12 @@ class PairedSender:
 
 
 # --- for the pair ----------------------------------------------------------------------------------------------------
+
+
+def release(sender: PairedSender) -> None:
+    """Close the link in the background because the primary's side closed or faulted. That side refuses calls."""
+    if (link := retired_link(sender)) is not None:
+        sender._timeouts.retire_all([link])
 
 
 def retired_link(sender: PairedSender) -> RetiredLink | None:
