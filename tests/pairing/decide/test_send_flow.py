@@ -28,6 +28,7 @@ from twinbus.pairing.decide.send_flow import (
     FlowErrors,
     SendContext,
     WaitForQueue,
+    mark_whole_attempt,
     pause_before_retry,
 )
 from twinbus.pairing.errors import BacklogUnavailableError, QueueCause, ScheduledInBacklogError
@@ -158,6 +159,18 @@ def test_s6_a_timeout_at_the_very_end_of_the_call_evicts_nothing_and_the_next_ca
     following = next(pair.divert(9.0))
     assert isinstance(following, DivertTo)
     assert (following.queue, following.seconds) == ("b1", 4.0)
+
+
+def test_s6_a_queue_that_was_silent_for_a_whole_attempt_leaves_though_this_was_noticed_late() -> None:
+    pair = Pair()
+    steps = pair.divert(5.0)
+    next(steps)
+    pair.time = 6.0
+    silence = OperationTimeoutError(message="silence")
+    mark_whole_attempt(silence)
+    with pytest.raises(OperationTimeoutError, match="the call's time ended in the backlog: silence"):
+        steps.throw(silence)
+    assert pair.rotation.rotation.usable == ("b1",)
 
 
 @pytest.mark.parametrize("queues", [1, 2])

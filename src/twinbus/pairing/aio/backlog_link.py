@@ -18,7 +18,7 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from twinbus.ledger import Stage
 from twinbus.pairing.aio.timeouts import TaskTimeouts, wait_for_event
 from twinbus.pairing.call_errors import NoTurnError
-from twinbus.pairing.decide.send_flow import DivertTo, QueueLeftMeanwhileError, WaitForQueue
+from twinbus.pairing.decide.send_flow import DivertTo, QueueLeftMeanwhileError, WaitForQueue, mark_whole_attempt
 from twinbus.pairing.message_copies import next_payload
 from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.recording import OperationRecorder
@@ -92,14 +92,17 @@ class AioBacklogLink:
         await self._call(open_and_send, until, step.probe)
 
     async def _call(self, call: LinkCall, until: float, probe: bool) -> None:
-        end = min(time.monotonic() + self._timeouts.try_timeout, until)
+        whole = time.monotonic() + self._timeouts.try_timeout
+        end = min(whole, until)
         try:
             try:
                 await self._try_once(call, end)
             except Exception as error:
                 pause = partial(self._pause, probe)
                 await self._timeouts.retry(error, partial(self._try_once, call), end, self._retries, pause)
-        except BaseException:
+        except BaseException as error:
+            if whole <= until:
+                mark_whole_attempt(error)
             # The link is dropped also if the caller was cancelled, because no call waits for the answer on it any more.
             self._drop()
             raise

@@ -517,6 +517,17 @@ def _probe(
             context.pair.rotation.probe_abandoned()
 
 
+_WHOLE: Final = "_twinbus_had_a_whole_attempt"
+
+
+def mark_whole_attempt(error: BaseException) -> None:
+    """Note that the attempt that failed with this error had a whole try_timeout, not only the rest of the call's time.
+
+    The clock cannot tell: a busy process notices the end of an attempt late, when the call's time is over too.
+    """
+    setattr(error, _WHOLE, True)
+
+
 def _queue_failed(
     context: SendContext,
     queue: str,
@@ -531,7 +542,7 @@ def _queue_failed(
         # Nothing was sent to the queue: it stays in the rotation.
         raise error
     time_is_up = context.now() >= deadline
-    if time_is_up and kind is FailureKind.TIMEOUT:
+    if time_is_up and kind is FailureKind.TIMEOUT and not getattr(error, _WHOLE, False):
         # The call's own time ended, which does not prove that the queue is broken. The next call picks any queue.
         context.queue = None
         raise error

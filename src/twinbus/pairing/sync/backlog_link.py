@@ -14,7 +14,13 @@ from azure.servicebus import ServiceBusClient, ServiceBusSender
 
 from twinbus.ledger import Stage
 from twinbus.pairing.call_errors import NoTurnError
-from twinbus.pairing.decide.send_flow import Diversion, DivertTo, QueueLeftMeanwhileError, WaitForQueue
+from twinbus.pairing.decide.send_flow import (
+    Diversion,
+    DivertTo,
+    QueueLeftMeanwhileError,
+    WaitForQueue,
+    mark_whole_attempt,
+)
 from twinbus.pairing.message_copies import next_payload
 from twinbus.pairing.pair_sides import Side
 from twinbus.pairing.recording import OperationRecorder
@@ -93,10 +99,12 @@ class BacklogLink:
         self._call(sender, send, until)
 
     def _call(self, sender: ServiceBusSender, call: Call[None], until: float) -> None:
-        seconds = min(until - time.monotonic(), self._timeouts.try_timeout)
+        left = until - time.monotonic()
         try:
-            self._timeouts.call(sender, call, seconds, self._retries)
+            self._timeouts.call(sender, call, min(left, self._timeouts.try_timeout), self._retries)
         except BaseException as error:
+            if left >= self._timeouts.try_timeout:
+                mark_whole_attempt(error)
             self._drop()
             if self._closed and isinstance(error, Exception):
                 raise QueueLeftMeanwhileError from error
