@@ -15,6 +15,7 @@ from twinbus.cli import connections
 from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import refuse_unwritable
+from twinbus.cli.tables import Cell, print_table
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
 from twinbus.printable import printable
@@ -262,20 +263,15 @@ def _as_json(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _print(letters: list[DeadLetter]) -> None:
-    from rich.table import Table  # noqa: PLC0415 - slow, and not needed with --json
-
     shown = console()
     wide = shown.width >= _WIDE
-    table = Table()
-    for title in ("id", "destination", "reason", "description", "arrived, UTC", *(("queue", "number") if wide else ())):
-        # Long cells continue on the next line and are never cut, so that a user can copy an id.
-        table.add_column(title, overflow="fold", no_wrap=title == "arrived, UTC")
+    rows: list[list[Cell]] = []
     for letter in letters:
         # By the broker's clock: an age would compare it with the clock of this machine (L5).
         arrived = f"{letter.enqueued_time:%Y-%m-%d %H:%M:%S}"
-        cells: list[object] = [letter.id, letter.destination or "-", letter.reason, letter.description, arrived]
-        cells += [letter.queue, letter.sequence_number] if wide else []
-        table.add_row(*(printable(str(cell)) for cell in cells))
-    shown.print(table)
+        cells: list[Cell] = [letter.id, letter.destination or "-", letter.reason, letter.description, arrived]
+        rows.append(cells + ([letter.queue, str(letter.sequence_number)] if wide else []))
+    columns = ("id", "destination", "reason", "description", "arrived, UTC", *(("queue", "number") if wide else ()))
+    print_table(columns, rows, wrapped={"reason", "description"})
     if not wide and letters:
         shown.print("--json, or a wider terminal, also shows queue and sequence number", style="dim")

@@ -104,7 +104,7 @@ def send(
 
     Examples:
       twinbus entity send orders "hello"
-      twinbus entity send orders --file order.json --content-type application/json --property region=eu
+      twinbus entity send orders --file order.json --property region=eu
       seq 1000 | twinbus entity send orders --lines
     """
     with errors_reported(debug=debug):

@@ -11,7 +11,7 @@ import typer
 
 from twinbus.cli.connections import NOT_TYPED, namespace_name
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
-from twinbus.cli.terminal import console
+from twinbus.cli.tables import Cell, print_table
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
@@ -196,25 +196,13 @@ def _print_json(value: dict[str, Any]) -> None:
 
 
 def _print_table(faults: list[dict[str, Any]]) -> None:
-    from rich.table import Table  # noqa: PLC0415 - slow, and needed only here
-
-    table = Table()
-    for title in ("id", "kind", "entity", "link", "on", "hits", "probability", "ends in", "seed"):
-        # Long cells continue on the next line and are never cut, so that a user can copy id and seed.
-        table.add_column(title, overflow="fold")
+    rows: list[list[Cell]] = []
     for fault in faults:
         hits = str(fault["hits"]) if fault["count"] is None else f"{fault['hits']} of {fault['count']}"
         kind = f"{fault['kind']} {fault['delay']:g} s" if fault["delay"] else fault["kind"]
         ends = "" if fault["ends_in"] is None else f"{fault['ends_in']:.0f} s"
-        where = ("all" if fault["entity"] is None else printable(fault["entity"]), printable(fault["link"] or "all"))
-        table.add_row(
-            fault["id"],
-            kind,
-            *where,
-            ", ".join(fault["points"]),
-            hits,
-            f"{fault['probability']:g}",
-            ends,
-            str(fault["seed"]),
-        )
-    console().print(table)
+        where = ("all" if fault["entity"] is None else fault["entity"], fault["link"] or "all")
+        points = ", ".join(fault["points"])
+        rows.append([fault["id"], kind, *where, points, hits, f"{fault['probability']:g}", ends, str(fault["seed"])])
+    columns = ("id", "kind", "entity", "link", "on", "hits", "probability", "ends in", "seed")
+    print_table(columns, rows, wrapped={"on"}, optional={"ends in"})

@@ -30,7 +30,7 @@ from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import LISTED, SUMS, report, show
 from twinbus.cli.ledger_audit import AuditDeadAfter, audit_json, run_audit_on_spark, show_audit, spark_errors_explained
 from twinbus.cli.spinner import spinner
-from twinbus.cli.terminal import console
+from twinbus.cli.tables import Cell, print_table
 from twinbus.errors import OperatorError
 from twinbus.printable import printable
 
@@ -42,6 +42,13 @@ if TYPE_CHECKING:
     from twinbus.syphon import AuditSummary
 
 _POLL_SECONDS: Final = 1
+# Titles of columns in a printed table; JSON has the names.
+_TITLES: Final = {
+    "destination": "entity",
+    "began": "began, UTC",
+    "seconds_to_restore": "to restore, s",
+    "seconds_to_drain": "to drain, s",
+}
 
 
 class Format(StrEnum):
@@ -59,9 +66,17 @@ IngestFirst = Annotated[
     Path | None,
     typer.Option("--ledger", help="Directory of a ledger. Its new entries are ingested first."),
 ]
-Since = Annotated[datetime | None, typer.Option(help="Start of the window, in UTC.", show_default="the beginning")]
+Since = Annotated[
+    datetime | None,
+    typer.Option(
+        metavar="TIME",
+        help="Start of the window, in UTC: 2026-11-01, or 2026-11-01T08:30:00.",
+        show_default="the beginning",
+    ),
+]
 Until = Annotated[
-    datetime | None, typer.Option(help="End of the window, in UTC; not part of it.", show_default="the end")
+    datetime | None,
+    typer.Option(metavar="TIME", help="End of the window, in UTC; not part of it.", show_default="the end"),
 ]
 DeprecatedFormat = Annotated[Format, typer.Option("--format", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -428,12 +443,8 @@ def _print_rows(rows: DataFrame, json: bool, instants: Sequence[str] = ()) -> No
     if json:
         typer.echo(json_text.dumps(found))
         return
-    from rich.table import Table  # noqa: PLC0415 - slow
-
-    table = Table(*rows.columns)
-    for row in found:
-        table.add_row(*("" if value is None else _shown(value) for value in row.values()))
-    console().print(table)
+    columns = [_TITLES.get(name, name.replace("_", " ")) for name in rows.columns]
+    print_table(columns, [_cells(row, instants) for row in found], wrapped={"cause"}, optional={"unknown clock"})
 
 
 def _print_clocks(tables: Tables, rows: DataFrame, options: LedgerJobOptions) -> None:
@@ -460,7 +471,14 @@ def _plain(row: Mapping[str, Any], instants: Sequence[str]) -> dict[str, Any]:
     return {name: plain(name, value) for name, value in row.items()}
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:,.3f}"
-    return f"{value:,}" if isinstance(value, int) else printable(str(value))
+def _cells(row: Mapping[str, Any], instants: Sequence[str]) -> list[Cell]:
+    """Return the cells of a row. Instants are in UTC, to the second; one on the day of the first has no date."""
+    days = [row[name][:10] for name in instants if row[name] is not None]
+
+    def cell(name: str, value: Any) -> Cell:
+        if name in instants and value is not None:
+            day, time = value[:10], value[11:19]
+            return time if name != instants[0] and day == days[0] else f"{day} {time}"
+        return None if name == "unknown_clock" and not value else value
+
+    return [cell(name, value) for name, value in row.items()]

@@ -28,6 +28,7 @@ from twinbus.cli import (
     syphon,
 )
 from twinbus.cli.errors import errors_reported
+from twinbus.cli.help_panels import show_whole_names
 from twinbus.cli.terminal import protect
 
 
@@ -36,6 +37,7 @@ class _Twinbus(typer.Typer):
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         protect()
+        show_whole_names()
         return super().__call__(*args, **options)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import typer
 
+from twinbus.cli.tables import print_table
 from twinbus.cli.terminal import console, still_protected
 from twinbus.printable import printable
 
@@ -114,13 +115,12 @@ class TableDisplay(LineDisplay):
     def end(self, progress: Progress) -> None:
         self.show(progress)
         if progress.left:
-            from rich.table import Table  # noqa: PLC0415 - slow
-
-            rows = Table("messages", "not home: destination", "why", "what to do")
-            for one in progress.left[:_MOST_ROWS]:
-                rows.add_row(*map(printable, left_texts(one)))
             self._stack.close()  # below the live table, which is not drawn again
-            console().print(rows, *filter(None, [more_left(progress)]))
+            columns = ("messages", "not home: destination", "why", "what to do")
+            rows = [left_texts(one) for one in progress.left[:_MOST_ROWS]]
+            print_table(columns, rows, wrapped={"not home: destination", "why", "what to do"})
+            if more := more_left(progress):
+                console().print(more)
 
 
 def _drawn(progress: Progress) -> Group:

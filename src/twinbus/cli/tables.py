@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Final
+from textwrap import wrap
+from typing import TYPE_CHECKING, Final, Literal
 
 from twinbus.cli.terminal import console
 from twinbus.printable import printable
@@ -25,6 +26,8 @@ Cell = str | int | float | None
 # Rich draws a border and a space on each side of a cell.
 _CELL_FRAME: Final = 3
 _TABLE_FRAME: Final = 1
+# Columns of a table without borders have this distance.
+_GAP: Final = 2
 
 
 def print_table(
@@ -34,20 +37,29 @@ def print_table(
     wrapped: Collection[str] = (),
     optional: Collection[str] = (),
 ) -> None:
-    """Print rows with these columns. A column in `optional` is left out if no row has a value in it."""
+    """Print rows with these columns. A column in `optional` is left out if no row has a value in it.
+
+    A table that is too wide is printed without borders and with titles of several lines; one that is still too wide, as
+    a list of fields.
+    """
     texts = [[_text(cell) for cell in row] for row in rows]
     shown = [number for number, name in enumerate(columns) if name not in optional or any(row[number] for row in texts)]
-    names = [columns[number] for number in shown]
-    cells = [[row[number] for number in shown] for row in texts]
-    numbers = [all(isinstance(row[number], int | float | None) for row in rows) for number in shown]
-    width = _width()
-    screen = console()
-    if width is None or _least_width(names, cells, wrapped) <= width:
-        if width is None:
-            screen.width = max(screen.width, _least_width(names, cells, ()))
-        screen.print(_table(names, cells, numbers, wrapped))
+    table = _FittedTable(
+        [columns[number] for number in shown],
+        [[row[number] for number in shown] for row in texts],
+        [all(isinstance(row[number], int | float | None) for row in rows) for number in shown],
+        wrapped,
+    )
+    screen, width = console(), _width()
+    if width is None:
+        screen.width = max(screen.width, table.bordered_width(()))
+        screen.print(table.bordered())
+    elif table.bordered_width(wrapped) <= width:
+        screen.print(table.bordered())
+    elif table.plain_width() <= width:
+        screen.print(table.plain())
     else:
-        _print_fields(screen, names, cells)
+        _print_fields(screen, table.names, table.rows)
 
 
 def _text(cell: Cell) -> str:
@@ -61,29 +73,59 @@ def _width() -> int | None:
     return console().width if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else None
 
 
-def _least_width(names: Sequence[str], rows: Sequence[Sequence[str]], wrapped: Collection[str]) -> int:
-    from rich.cells import cell_len  # noqa: PLC0415 - slow
+class _FittedTable:
+    """The cells of a table, the widths that it needs, and the table itself, with borders and without."""
 
-    total = _TABLE_FRAME
-    for number, name in enumerate(names):
-        column = [name, *(row[number] for row in rows)]
-        parts = [word for text in column for word in text.split()] if name in wrapped else column
-        total += max((cell_len(part) for part in parts), default=0) + _CELL_FRAME
-    return total
+    def __init__(
+        self, names: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool], wrapped: Collection[str]
+    ) -> None:
+        self.names = names
+        self.rows = rows
+        self._numbers = numbers
+        self._wrapped = wrapped
 
+    def bordered_width(self, wrapped: Collection[str]) -> int:
+        """Return the least width with borders, if the columns in `wrapped` are as narrow as their longest words."""
+        widths = (self._widest(number, name in wrapped, name in wrapped) for number, name in enumerate(self.names))
+        return _TABLE_FRAME + sum(width + _CELL_FRAME for width in widths)
 
-def _table(
-    names: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool], wrapped: Collection[str]
-) -> Table:
-    from rich.table import Table  # noqa: PLC0415 - slow
-    from rich.text import Text  # noqa: PLC0415
+    def plain_width(self) -> int:
+        """Return the least width without borders. Titles have several lines."""
+        widths = [self._widest(number, name in self._wrapped, True) for number, name in enumerate(self.names)]
+        return sum(widths) + _GAP * (len(widths) - 1)
 
-    table = Table()
-    for name, is_number in zip(names, numbers, strict=True):
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=name not in wrapped)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+    def bordered(self) -> Table:
+        from rich.table import Table  # noqa: PLC0415 - slow
+
+        return self._filled(Table(), list(self.names))
+
+    def plain(self) -> Table:
+        from rich.table import Table  # noqa: PLC0415 - slow
+
+        titles = [
+            "\n".join(wrap(name, self._widest(number, name in self._wrapped, True), break_long_words=False))
+            for number, name in enumerate(self.names)
+        ]
+        return self._filled(Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim"), titles)
+
+    def _filled(self, table: Table, titles: Sequence[str]) -> Table:
+        from rich.text import Text  # noqa: PLC0415 - slow
+
+        for name, title, is_number in zip(self.names, titles, self._numbers, strict=True):
+            side: Literal["left", "right"] = "right" if is_number else "left"
+            table.add_column(title, justify=side, no_wrap=name not in self._wrapped, vertical="top")
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return table
+
+    def _widest(self, number: int, cells_wrapped: bool, title_wrapped: bool) -> int:
+        from rich.cells import cell_len  # noqa: PLC0415 - slow
+
+        name = self.names[number]
+        parts = name.split() if title_wrapped else [name]
+        for row in self.rows:
+            parts += row[number].split() if cells_wrapped else [row[number]]
+        return max(map(cell_len, parts), default=0)
 
 
 def _print_fields(screen: Console, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -109,6 +109,19 @@ class HumanLogFormatter(logging.Formatter):
         return printable(line) + trace
 
 
+class _CurrentStderr:
+    """Writes to the `sys.stderr` of the moment.
+
+    A live table replaces `sys.stderr` while it is on the screen, so that other text is printed above the table.
+    """
+
+    def write(self, text: str) -> None:
+        sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
 def configure_logging(
     level: str, form: LogFormat = LogFormat.HUMAN, *, keys: Iterable[str] = (), stream: TextIO | None = None
 ) -> None:
@@ -116,7 +129,7 @@ def configure_logging(
 
     The default of `stream` is stderr. The texts in `keys` are removed from all records.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(stream or _CurrentStderr())
     handler.setFormatter(JsonLogFormatter() if form is LogFormat.JSON else HumanLogFormatter())
     handler.addFilter(Redaction(keys))
     root = logging.getLogger()

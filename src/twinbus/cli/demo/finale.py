@@ -20,6 +20,8 @@ from twinbus.cli.demo.script import DemoOptions, DemoResult
 from twinbus.cli.demo.verdict import DemoVerdict
 from twinbus.cli.ledger import SUMS, VERDICT_COLOURS
 
+# Signs that differ without colours, too.
+_AWAY, _RETURNING = "▓", "░"
 _BAR: Final = 36
 _EXPLAINED: Final = 3
 # These parts always add up: accepted = delivered + in backlog + dead-lettered + unknown + lost (docs/ledger.md).
@@ -83,8 +85,8 @@ def _incidents(console: Console, incidents: Sequence[dict[str, Any]]) -> None:
         away = [round((instant - first).total_seconds() * scale) for instant in (began, restored, drained or restored)]
         bar = Text.assemble(
             " " * away[0],
-            ("▆" * max(1, away[1] - away[0]), BACKLOG),
-            ("▆" * max(0, away[2] - away[1]), HOME),
+            (_AWAY * max(1, away[1] - away[0]), BACKLOG),
+            (_RETURNING * max(0, away[2] - away[1]), HOME),
         )
         bar.pad_right(_BAR - bar.cell_len)
         name = str(one["destination"]).partition("/")[2]
@@ -93,9 +95,8 @@ def _incidents(console: Console, incidents: Sequence[dict[str, Any]]) -> None:
                 f"  {name:10}", bar, f" {one['seconds_to_restore']:.1f} s, {one['returned']:,} diverted and home"
             )
         )
-    console.print(
-        Text.assemble("  " + " " * 10, ("▆", BACKLOG), " failed over  ", ("▆", HOME), " until the last was home")
-    )
+    legend = ((_AWAY, BACKLOG), " failed over  ", (_RETURNING, HOME), " until the last was home")
+    console.print(Text.assemble("  " + " " * 10, *legend))
 
 
 def _span(incident: dict[str, Any]) -> tuple[datetime, datetime, datetime | None]:

@@ -13,11 +13,11 @@ from rich.text import Text
 from twinbus.cli.demo.application import PLACES, TOPIC
 from twinbus.cli.demo.snapshot import EntitySnapshot, SecondCounts, Snapshot
 
-# One colour for each path of a message, in every part of the screen.
-PRIMARY: Final = "green"
+# One colour for each path of a message, in every part of the screen. Primary and backlog are as in the report.
+PRIMARY: Final = "bright_blue"
 BACKLOG: Final = "yellow"
 HOME: Final = "cyan"
-RECEIVED: Final = "blue"
+RECEIVED: Final = "green"
 DOWN: Final = "bold red"
 _STATES: Final[Mapping[str, tuple[str, str]]] = {
     "healthy": ("●", PRIMARY),
@@ -29,6 +29,8 @@ _STATES: Final[Mapping[str, tuple[str, str]]] = {
     "closed": ("○", "dim"),
 }
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
+# For the second of two values in a bar, which must differ from the first without colours, too.
+_SHADES: Final = " ░░░▒▒▒▒▒"
 _EIGHTHS: Final = 8
 _LABEL, _VALUE, _LEAST_CHART = 20, 8, 20
 
@@ -135,19 +137,20 @@ def _charts(snapshot: Snapshot, seconds: Sequence[SecondCounts], width: int) -> 
     arrived = [((one.flow.received, RECEIVED),) for one in shown]
     pings = Text.assemble(*(_ping(one.pings) for one in shown))
     pings_text = f"{snapshot.pings.get(False, 0)}✕ {snapshot.pings.get(True, 0)}✓" if snapshot.pings else "none"
-    keys = [Text("sent"), Text("■ to the primary", style=PRIMARY), Text("■ to the backlog", style=BACKLOG)]
+    keys = [Text("sent"), Text("■ to the primary", style=PRIMARY), Text("▒ to the backlog", style=BACKLOG)]
     return Group(
-        *_chart(keys, _columns(sent, 3), f"{direct + diverted:.0f}/s", room),
+        *_chart(keys, _columns(sent, 3, shaded=BACKLOG), f"{direct + diverted:.0f}/s", room),
         *_chart([Text("in the backlog")], _columns(depth, 2), f"{snapshot.waiting:,}", room),
         *_chart([Text("received")], _columns(arrived, 2), f"{received:.0f}/s", room),
         *_chart([Text("pings")], [pings], pings_text, room),
     )
 
 
-def _columns(stacks: Sequence[Sequence[tuple[int, str]]], rows: int) -> list[Text]:
+def _columns(stacks: Sequence[Sequence[tuple[int, str]]], rows: int, shaded: str = "") -> list[Text]:
     """Return the rows of a chart with one stacked bar for each of `stacks`, the uppermost row first.
 
-    A stack has pairs of a value and the colour of the value. The chart has `rows` rows.
+    A stack has pairs of a value and the colour of the value. The chart has `rows` rows. Values of the colour `shaded`
+    are drawn with shades.
     """
     highest = max((sum(value for value, _ in stack) for stack in stacks), default=0) or 1
     lines = [Text() for _ in range(rows)]
@@ -157,7 +160,8 @@ def _columns(stacks: Sequence[Sequence[tuple[int, str]]], rows: int) -> list[Tex
         height = max(1, round(total / highest * (rows * _EIGHTHS - 1))) if total > 0 else 0
         for row, line in enumerate(reversed(lines)):
             filled = min(_EIGHTHS, max(0, height - row * _EIGHTHS))
-            line.append(_BLOCKS[filled], style=_colour_at(stack, (row + 0.5) / rows * highest))
+            colour = _colour_at(stack, (row + 0.5) / rows * highest)
+            line.append((_SHADES if colour == shaded else _BLOCKS)[filled], style=colour)
     return lines
 
 

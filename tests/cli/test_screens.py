@@ -1,0 +1,163 @@
+"""Answers fit the screen: on 80, 110 and 160 columns no name is cut and no word is broken, also without colours."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.color import Color
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tests.cli.running import run
+from tests.cli.test_whole import VERBS
+from twinbus.cli import ledger_spark
+from twinbus.cli.demo import finale, screen
+from twinbus.cli.help_panels import show_whole_names
+from twinbus.cli.main import app
+from twinbus.cli.tables import print_table
+from twinbus.namespace import configure_logging
+
+WIDTHS = (80, 110, 160)
+
+
+def test_the_help_of_a_verb_has_whole_names() -> None:
+    shown = run("entity", "create", "--help", COLUMNS="80").stdout
+    assert "[env var: TWINBUS_CONNECTION_STRING]" in shown
+    assert "--forward-dead-letters-to <str>" in shown
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", VERBS, ids=" ".join)
+def test_help_shows_options_and_variables_whole_on_80_columns(name: tuple[str, ...]) -> None:
+    show_whole_names()  # as the command line does; CliRunner does not call the command line itself
+    shown = CliRunner().invoke(app, [*name, "--help"], env={"COLUMNS": "80", "NO_COLOR": "1"}).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    words = set(re.sub("[│╭╰─,]", " ", shown).replace("]", " ").split())
+    for one in VERBS[name].params:
+        if not getattr(one, "hidden", False):
+            assert not {text for text in one.opts if text.startswith("-")} - words
+        if getattr(one, "show_envvar", False) and isinstance(one.envvar, str):
+            assert one.envvar in words
+
+
+INCIDENT = {
+    "destination": "contoso-production/orders",
+    "began": 1_763_300_000_123,
+    "restored": 1_763_300_060_000,
+    "drained": 1_763_390_070_000,
+    "cause": "connection_lost",
+    "processes": 3,
+    "diverted": 12_345,
+    "returned": 12_345,
+    "seconds_to_restore": 59.877,
+    "seconds_to_drain": 90_010.0,
+}
+LATENCY = {"destination": "contoso-production/orders", "day": date(2026, 11, 16), "diverted": 12_345, "returned": 9}
+LATENCY |= dict.fromkeys(("mean", "least", "p50", "p75", "p90", "p99", "most"), 1_234.5) | {"unknown_clock": 0}
+
+
+class Rows:
+    """The parts of a DataFrame that the verbs print."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.columns = list(row)
+        self._row = row
+
+    def collect(self) -> list[Any]:
+        return [self]
+
+    def asDict(self) -> dict[str, Any]:  # noqa: N802 - its name in pyspark
+        return self._row
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_d3_incidents_and_latency_show_entity_and_times_whole(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    rows: Any = Rows(INCIDENT)
+    ledger_spark._print_rows(rows, False, ("began", "restored", "drained"))
+    shown = capsys.readouterr().out
+    for text in (
+        "contoso-production/orders",
+        "2025-11-16 13:33:20",
+        "13:34:20",
+        "2025-11-17 14:34:30",
+        "connection_lost",
+    ):
+        assert text in shown
+    rows = Rows(LATENCY)
+    ledger_spark._print_rows(rows, False)
+    shown += capsys.readouterr().out
+    assert shown.count("contoso-production/orders") == 2
+    assert "2026-11-16" in shown
+    assert "1,234.500" in shown
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+
+
+words = st.text(alphabet="abcdefgh/-0123456789", min_size=1, max_size=24)
+sentences = st.lists(words, min_size=1, max_size=8).map(" ".join)
+
+
+@given(
+    st.lists(st.tuples(words, sentences, words, st.integers(0, 10**9)), min_size=1, max_size=4), st.integers(60, 200)
+)
+def test_no_cell_is_cut_and_no_word_is_broken(rows: list[tuple[str, str, str, int]], width: int) -> None:
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        patch.setattr(sys, "stdout", out)
+        print_table(("entity", "cause", "began, UTC", "messages"), rows, wrapped={"cause"})
+    lines = [re.sub("[│┃]", " ", line) for line in out.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    found = [word for line in lines for word in line.split()]
+    for entity, cause, began, count in rows:
+        for word in (entity, *cause.split(), began, f"{count:,}"):
+            assert word in found
+
+
+def test_a_table_in_a_file_has_no_width(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    print_table(["entity", "cause"], [["e" * 150, "two words"]], wrapped={"cause"})
+    assert "e" * 150 + " │ two words" in capsys.readouterr().out
+
+
+def test_k1_the_bars_of_the_demo_differ_without_colours() -> None:
+    sent = [((10, screen.PRIMARY), (0, screen.BACKLOG)), ((0, screen.PRIMARY), (10, screen.BACKLOG))]
+    lowest = screen._columns(sent, 3, shaded=screen.BACKLOG)[-1].plain
+    assert lowest == "█▒"
+    out = io.StringIO()
+    times = {"began": "2026-01-01T00:00:00", "restored": "2026-01-01T00:00:10", "drained": "2026-01-01T00:00:20"}
+    incident = {**times, "destination": "a/orders", "seconds_to_restore": 10.0, "returned": 5}
+    finale._incidents(Console(file=out, no_color=True, width=80), [incident])
+    assert "▓" * 18 + "░" * 18 in out.getvalue()
+
+
+def test_k1_primary_and_backlog_have_one_colour_in_terminal_and_page() -> None:
+    css = (Path(screen.__file__).parents[2] / "report" / "page.css").read_text(encoding="utf-8")
+    for name, colour in (("primary", screen.PRIMARY), ("backlog", screen.BACKLOG)):
+        light = re.search(rf"--{name}: light-dark\(#(\w\w)(\w\w)(\w\w)", css)
+        assert light is not None
+        page = [int(part, 16) for part in light.groups()]
+        terminal = list(Color.parse(colour).get_truecolor())
+        # The same hue: blue is strongest for the primary, red and green for the backlog.
+        assert (page[2] == max(page)) == (terminal[2] == max(terminal)), name
+        assert (page[2] == min(page)) == (terminal[2] == min(terminal)), name
+
+
+def test_y9_log_lines_go_through_the_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    configure_logging("warning")
+    live = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", live)
+    logging.getLogger("twinbus.test").warning("above the table")
+    assert "above the table" in live.getvalue()
