@@ -94,9 +94,10 @@ install:
 	  { echo "Twinbus needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "Python's venv is missing; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --require-hashes $(LOCKS:%=-r %)
-	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@test -x $(VENV)/bin/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing the packages of $(LOCKS) into $(VENV); this takes a minute or two, once"
+	@$(VENV)/bin/python .ci/pip-progress --require-hashes $(LOCKS:%=-r %)
+	@$(VENV)/bin/python .ci/pip-progress --no-deps --no-build-isolation -e .
 
 LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --custom-compile-command "make lock" --quiet
