@@ -8,10 +8,12 @@ Two options of later versions are missing:
   program passes it with each request instead.
 
 `tests.sdk.versions` installs this module into the environments of these versions, so every process there imports it.
+In a process with the variable TWINBUS_UNMODIFIED_SDK it changes nothing.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -48,9 +50,11 @@ def use_transport_options(admin_client: Any) -> None:
     admin_client.__init__, admin_client._build_pipeline = create_with_options, build_with_options
 
 
-if azure.servicebus.__version__.startswith("7.13."):
+UNMODIFIED = "TWINBUS_UNMODIFIED_SDK" in os.environ
+
+if azure.servicebus.__version__.startswith("7.13.") and not UNMODIFIED:
     allow_plain_amqp(AMQPClient)
     allow_plain_amqp(AMQPClientAsync)
-if azure.servicebus.__version__.startswith(("7.13.", "7.14.")):
+if azure.servicebus.__version__.startswith(("7.13.", "7.14.")) and not UNMODIFIED:
     use_transport_options(ServiceBusAdministrationClient)
     use_transport_options(AioServiceBusAdministrationClient)

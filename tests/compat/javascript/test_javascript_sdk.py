@@ -1,9 +1,10 @@
-"""The official JavaScript SDK, unmodified, against a local namespace.
+"""The official JavaScript SDK, over AMQP and WebSocket, and rhea, unmodified, against a local namespace.
 
 Node's own test runner runs each `*.test.js` beside this file; its failing tests are reported by name. This file asserts
 nothing about Service Bus: the JavaScript tests do, written as a user of the SDK would write them.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -79,7 +80,8 @@ def node() -> list[str]:
     """The command that runs node; brings the SDK if `make node` did not."""
     node, npm = node_and_npm()
     with alone(HERE / ".install.lock"):
-        if not (HERE / "node_modules" / "@azure" / "service-bus" / "package.json").exists():
+        wanted = json.loads((HERE / "package.json").read_text(encoding="utf-8"))["dependencies"]
+        if not all((HERE / "node_modules" / name / "package.json").exists() for name in wanted):
             subprocess.run([*npm, "ci", "--no-audit", "--no-fund"], cwd=HERE, check=True)
     return node
 
