@@ -77,8 +77,9 @@ class HeldSessions:
         held = self._held.get(session)
         return held is not None and held.receiver.is_attached
 
-    def __getitem__(self, session: str) -> HeldSession:
-        return self._held[session]
+    def get(self, session: str) -> HeldSession | None:
+        """Returns a session; None if its lock was lost in the meantime."""
+        return self._held.get(session)
 
     @property
     def ids(self) -> list[str]:

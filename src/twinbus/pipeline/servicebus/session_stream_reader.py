@@ -94,6 +94,8 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """With availableNow: the highest sequence number that is read."""
         self._found: set[str] = set()
         """With availableNow: the sessions that were found by peeking."""
+        self._unread: set[str] = set()
+        """With availableNow: the sessions that were accepted and not read to their end. Some may have been lost."""
         self._find_from: int | None = 0
         """With availableNow: the number from which to search for sessions; None if the search has ended."""
 
@@ -195,12 +197,15 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # The lock of a session may have been lost since the peek: then another receiver may have its messages.
         read = {one: SequenceNumbers.of(numbers) for one, numbers in found.items() if numbers and one in self._sessions}
         self._batches += 1
+        self._served = {one: batch for one, batch in self._served.items() if one in self._sessions}
         self._served.update(dict.fromkeys(read, self._batches))
         return read, newest
 
     def _messages(self, broker: Broker, session: str, size: int) -> Iterator[tuple[int, int | None]]:
         """Yields number and enqueued time of the active messages of a session, in their order."""
-        held, is_first = self._sessions[session], True
+        held, is_first = self._sessions.get(session), True
+        if held is None:
+            return
         for number, message in broker.from_number(held.inactive_through + 1, size, session=session):
             if number is None:
                 _log.warning("%s: a message without a readable sequence number is left out", self._options.address)
@@ -244,9 +249,15 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _accept_found(self, broker: Broker) -> None:
         """With availableNow: accepts sessions that have messages, at most `maxSessions` in all."""
-        while (free := self._free) and (names := self._find(broker, free)):
+        while free := self._free:
+            lost = [one for one in self._unread if one not in self._sessions and one not in self._uncompleted]
+            names = lost[:free] or self._find(broker, free)
+            if not names:
+                return
             accepted = self._sessions.accept(names)
+            self._unread.update(accepted)
             if others := sorted(set(names) - set(accepted)):
+                self._unread.difference_update(others)
                 _log.warning("%s: another receiver holds %s: left to it", self._options.address, _named(others))
 
     def _find(self, broker: Broker, count: int) -> list[str]:
@@ -273,8 +284,7 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _release(self, sessions: Iterator[str]) -> None:
         names = list(sessions)
         self._sessions.release(names)
-        for name in names:
-            self._served.pop(name, None)
+        self._unread.difference_update(names)
 
     # --- reading -----------------------------------------------------------------------------------------------
 
