@@ -13,7 +13,7 @@ export PATH := $(PATH):$(CURDIR)/$(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all compat-versions soak coverage lint hooks install bench bench-peers crash chaos fuzz simulate node lock audit release clean
+.PHONY: help demo test test-all compat-versions soak coverage lint docs hooks install bench bench-peers crash chaos fuzz simulate node lock audit release clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -106,7 +106,20 @@ lock: ## the locks anew, from pyproject.toml (needs uv)
 	$(LOCK) --extra all --output-file requirements.lock
 	$(LOCK) --extra all --group dev --constraints requirements.lock --output-file requirements-dev.lock
 	$(subst pyproject.toml,--group pyproject.toml:build,$(LOCK)) --constraints requirements-dev.lock --output-file requirements-build.lock
+	$(LOCK) --extra cli --extra serve --extra telemetry --group docs --constraints requirements-dev.lock --output-file requirements-docs.lock
 	$(subst pyproject.toml,--group pyproject.toml:audit,$(LOCK)) --output-file requirements-audit.lock
+
+# The site works from disk. Its pages about commands, events and metrics are made from the code.
+DOCS_VENV := .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.installed
+docs: $(DOCS_STAMP) ## the site: guides, API, commands, events, metrics; every link is checked
+	PYTHONPATH=src NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --quiet --strict
+	@echo "open .site/index.html"
+
+$(DOCS_STAMP): requirements-docs.lock
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-docs.lock
+	@touch $@
 
 # Exit code of .ci/audit: 3 if vulnerabilities are known, 4 if the advisories cannot be reached.
 AUDIT_VENV := .venv-audit
@@ -123,6 +136,6 @@ release: $(STAMP) ## build, check and tag a release, upload nothing: VERSION=1.2
 	.ci/release $(VERSION)
 
 clean: ## what was built, not what was written
-	rm -rf $(VENV) $(AUDIT_VENV) $(JAVASCRIPT)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+	rm -rf $(VENV) $(AUDIT_VENV) $(DOCS_VENV) .site $(JAVASCRIPT)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
 	  .coverage .coverage-html dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

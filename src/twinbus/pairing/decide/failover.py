@@ -76,7 +76,11 @@ from twinbus.pairing.decide.failover_events import (
 
 
 class EntityMode(StrEnum):
-    """The modes of an entity, explained at the top of this module.
+    """The state of an entity in a pair.
+
+    Healthy: sends go to the primary. Failing: a send failed, and the failover timer runs. Failed over: sends divert.
+    Unusable: as failed over, and the entity is gone or the credential refused. Held: failed over until an operator
+    restores it. On trial: restored, and no message was accepted yet. Closed: the pair is closed.
 
     Example: `[one.path for one in pair.entities() if one.state is EntityMode.FAILED_OVER]`.
     """
