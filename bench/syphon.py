@@ -1,6 +1,6 @@
-"""A backlog of 1 KB messages brought home, both ends durable: by our native pumps, with a ledger and without, by our
-pumps over the SDK, by a loop on azure-servicebus as one would write it, by a RabbitMQ shovel where that is installed
-(`make bench-peers`). One after the other in each repeat, from fresh folders.
+"""A backlog of 1 KB messages brought home, both ends durable: by our native pumps, with a ledger and without, over
+WebSockets, through a proxy, by our pumps over the SDK, by a loop on azure-servicebus as one would write it, by a
+RabbitMQ shovel where that is installed (`make bench-peers`). One after the other in each repeat, from fresh folders.
 
     python bench/syphon.py [--messages 200000] [--repeats 3] [--queues 1] [--only native …] [--growth] [--json]
 """
@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,14 +32,18 @@ from bench import shovel
 from bench.measuring import Figure, ProcessMeter, Samples, ratios, show, write_json
 from bench.serving import Server
 from bench.shovel import Shovel
+from tests import tinyproxy
 from twinbus.backlog import PATH_PROPERTY, backlog_queue_paths
 from twinbus.connect import connect, encode_message
 from twinbus.message import Message
 
 NATIVE, LEDGER, SDK, LOOP, SHOVEL = "native", "ledger", "sdk", "loop", "shovel"
+WEBSOCKET, PROXY = "websocket", "proxy"
 NAMES: Final = {
     NATIVE: "native pumps",
     LEDGER: "native pumps, every intent in a ledger and on disk before its send",
+    WEBSOCKET: "native pumps over WebSockets",
+    PROXY: "native pumps over WebSockets, through tinyproxy with credentials",
     SDK: "the same pumps over azure-servicebus (--transport sdk)",
     LOOP: "a loop on azure-servicebus: receive, send, complete",
     SHOVEL: "RabbitMQ shovel, on-confirm, prefetch 1000",
@@ -221,6 +226,12 @@ def drain(who: str, folder: Path, queues: int, count: int) -> Drained:
                 found = syphon(at, count)
             case "ledger":
                 found = syphon(at, count, "--ledger", str(at.folder / "ledger"))
+            case "websocket":
+                found = syphon(at, count, "--transport-type", "websocket")
+            case "proxy":
+                with tinyproxy.running(at.folder, username="twin", password="sesame") as proxy:
+                    os.environ["TWINBUS_PROXY_CREDENTIALS"] = "twin:sesame"
+                    found = syphon(at, count, "--proxy", proxy.url)
             case "sdk":
                 found = syphon(at, count, "--transport", "sdk")
             case _:
@@ -236,6 +247,8 @@ def compare(folder: Path, asked: argparse.Namespace) -> list[Figure]:
     who = [one for one in NAMES if not asked.only or one in asked.only or one == NATIVE]
     if not shovel.installed():
         who = [one for one in who if one != SHOVEL]
+    if shutil.which("tinyproxy") is None:
+        who = [one for one in who if one != PROXY]
     runs = {one: Runs() for one in who}
     for _ in range(asked.repeats):
         for one, found in runs.items():
@@ -247,7 +260,7 @@ def compare(folder: Path, asked: argparse.Namespace) -> list[Figure]:
     figures.append(Figure("CPU for a message, µs, mover + secondary + primary:"))
     figures += [_cpu(one, found, runs[NATIVE]) for one, found in runs.items()]
     figures.append(Figure("Memory of the process that moves, highest, MB:"))
-    figures += [_memory(NAMES[one], runs[one].rss) for one in (NATIVE, LEDGER, SDK) if one in runs]
+    figures += [_memory(NAMES[one], runs[one].rss) for one in (NATIVE, LEDGER, WEBSOCKET, PROXY, SDK) if one in runs]
     return figures
 
 

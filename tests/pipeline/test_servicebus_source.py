@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -18,11 +19,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import spark_partition_id
 from pyspark.sql.types import StructType
 
+from tests import tinyproxy
 from tests.pipeline.queues import new_queue
 from tests.spark_fixtures import NAMED
 from twinbus.connect import connect, encode_message
 from twinbus.message import Message
 from twinbus.pipeline.servicebus import ServiceBusDataSource
+from twinbus.pipeline.servicebus.broker import Broker
+from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
 from twinbus.testing import LocalNamespace
 
 _EMPTY_BODY = b"\x00\x53\x75\xa0\x00"
@@ -592,3 +596,52 @@ def test_d1_a_column_that_cannot_be_sent_is_refused_by_name(
 ) -> None:
     with pytest.raises(Exception, match=told):
         _write(frame(spark), namespace)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"transportType": "amqps"}, "option transportType is 'amqps', not Amqp or AmqpOverWebsocket"),
+        ({"httpProxy": "http://twin:sesame@proxy:3128"}, "option httpProxy the address of a proxy must not contain"),
+        ({"httpProxy": "proxy"}, "write http://HOST:PORT"),
+        ({"customEndpointAddress": "sb://"}, "option customEndpointAddress"),
+        ({"httpProxyCredentialsEnv": "A"}, "httpProxyCredentialsEnv needs httpProxy"),
+    ],
+)
+def test_d1_a_way_to_the_namespace_that_cannot_be_used_is_named(options: dict[str, str], told: str) -> None:
+    with pytest.raises(SourceOptionError, match=re.escape(told)) as refused:
+        SourceOptions.parse({"connectionStringEnv": "X", **options})
+    assert "sesame" not in str(refused.value)
+
+
+@pytest.mark.thorough
+def test_d1_the_source_reads_and_writes_through_a_proxy_with_credentials(
+    spark: SparkSession,
+    namespace: LocalNamespace,
+    queue: str,
+    client: ServiceBusClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The workers get the variable with the driver's environment: Spark starts them from this process."""
+    _numbered(client, queue, 0, 20)
+    with tinyproxy.running(tmp_path) as open_proxy:
+        proxied = {"httpProxy": open_proxy.url, "transportType": "amqpoverwebsocket"}
+        found = _read(spark, namespace, queue, **proxied)
+        assert sorted(int(row.message_id) for row in found.select("message_id").collect()) == list(range(20))
+        assert open_proxy.tunnels
+    with tinyproxy.running(tmp_path, username="twin", password="sesame") as proxy:
+        options = SourceOptions.parse(
+            {
+                "connectionString": namespace.connection_string,
+                "entity": queue,
+                "httpProxy": proxy.url,
+                "httpProxyCredentialsEnv": "PROXY_CREDENTIALS",
+            }
+        )
+        with pytest.raises(SourceOptionError, match=r"PROXY_CREDENTIALS \(option httpProxyCredentialsEnv\) is not set"):
+            options.network_options()
+        monkeypatch.setenv("PROXY_CREDENTIALS", "twin:sesame")
+        with Broker(options) as broker:
+            assert broker.first_at_or_after(0) is not None
+        assert "sesame" not in repr(options)

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential
-from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from typer.testing import CliRunner
 
 from twinbus import BacklogUnavailableError, SendAvailabilityOptions, aio, pair_connection_strings, pair_namespaces
 from twinbus.cli.main import app
 from twinbus.connect import MessageState, ReceivedMessage, connect, make_sas_token
-from twinbus.errors import OperatorError, OptionError
+from twinbus.errors import OptionError
 from twinbus.ledger import Intent, Operation, Role, SegmentHeader, Stage, balance, read_ledger
 from twinbus.message import Message
 from twinbus.pairing import SharedState, StateLocation
@@ -385,13 +385,6 @@ async def test_y1_a_pair_whose_secondary_is_away_starts_and_its_syphon_goes_on_t
         assert pair.syphon is not None
         assert pair.syphon.state == "running"
     assert pair.syphon.state == "stopped"
-
-
-def test_a_sync_pair_over_a_web_socket_is_told_to_be_one_of_asyncio(namespaces: LocalNamespaces) -> None:
-    strings = [namespaces[name].connection_string for name in ("primary", "secondary")]
-    options = SendAvailabilityOptions(enable_syphon=True, provision="assume", primary_name="web")
-    with pytest.raises(OperatorError, match=r"WebSocket.*twinbus\.aio"):
-        pair_connection_strings(*strings, options=options, transport_type=TransportType.AmqpOverWebsocket)
 
 
 def test_a_pair_made_below_the_public_functions_says_that_no_syphon_was_given(namespaces: LocalNamespaces) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Annotated, Final
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from twinbus.cli.errors import WrongUsageError
+from twinbus.cli.network import network_of
 from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from twinbus.backlog import Endpoint, FailureKind
     from twinbus.ledger import Ledger
     from twinbus.pairing import Administration, AioAdministration, SharedState
-    from twinbus.syphon import Discovery, Transport
+    from twinbus.syphon import Discovery, NamespaceAccess, NativeTransport, Transport
 
 NOT_TYPED: Final = "Other users can read a command line: use the variable or twinbus.toml."
 
@@ -110,22 +112,48 @@ def require_two_namespaces(primary: str, secondary: str) -> None:
         raise WrongUsageError("--primary and --secondary are the same namespace", "Give two different namespaces.")
 
 
-def administration(text: str, seconds: float) -> Administration:
+def administration(text: str, seconds: float, *, side: str = "secondary") -> Administration:
     from twinbus.pairing import Administration  # noqa: PLC0415 - slow
 
-    return Administration.from_connection_string(text, seconds=seconds)
+    return Administration.from_connection_string(text, seconds=seconds, **network_of(side).http_options())
 
 
-def aio_administration(text: str, seconds: float) -> AioAdministration:
+def aio_administration(text: str, seconds: float, *, side: str = "secondary") -> AioAdministration:
     from twinbus.pairing import AioAdministration  # noqa: PLC0415 - slow
 
-    return AioAdministration.from_connection_string(text, seconds=seconds)
+    return AioAdministration.from_connection_string(text, seconds=seconds, **network_of(side).http_options())
 
 
-def aio_client(text: str) -> ServiceBusClient:
-    from azure.servicebus.aio import ServiceBusClient  # noqa: PLC0415 - slow
+def aio_client(text: str, *, side: str = "primary") -> ServiceBusClient:
+    """Return a client of the SDK that reaches the namespace in the way that the verb was given."""
+    from azure.servicebus import TransportType  # noqa: PLC0415 - slow
+    from azure.servicebus.aio import ServiceBusClient  # noqa: PLC0415
 
-    return ServiceBusClient.from_connection_string(text)
+    network, options = network_of(side), dict[str, Any]()
+    if network.uses_websocket:
+        options["transport_type"] = TransportType.AmqpOverWebsocket
+    if (proxy := network.http_proxy) is not None:
+        # aiohttp takes the proxy as a URL.
+        options["http_proxy"] = {**asdict(proxy), "proxy_hostname": f"http://{proxy.proxy_hostname}"}
+    if network.custom_endpoint_address is not None:
+        options["custom_endpoint_address"] = network.custom_endpoint_address
+        options["transport_type"] = TransportType[network.transport_type or "AmqpOverWebsocket"]
+    if network.connection_verify is not None:
+        options["connection_verify"] = network.connection_verify
+    return ServiceBusClient.from_connection_string(text, **options)
+
+
+def access(text: str, *, side: str) -> NamespaceAccess:
+    """Return the access of our own client to a namespace, in the way that the verb was given."""
+    from twinbus.syphon import NamespaceAccess  # noqa: PLC0415 - slow
+
+    return NamespaceAccess.of(text, network_of(side))
+
+
+def native_transport(primary: str, secondary: str, seconds: float) -> NativeTransport:
+    from twinbus.syphon import NativeTransport  # noqa: PLC0415 - slow
+
+    return NativeTransport(access(primary, side="primary"), access(secondary, side="secondary"), try_timeout=seconds)
 
 
 def discovery(
@@ -160,7 +188,9 @@ async def shared_state(
     location = StateLocation.of(state, name)
     recorder = OperationRecorder(ledger, primary_name(endpoint("secondary", secondary)))
     async with AsyncExitStack() as stack:
-        client = None if location.folder is not None else await stack.enter_async_context(aio_client(secondary))
+        client = None
+        if location.folder is None:
+            client = await stack.enter_async_context(aio_client(secondary, side="secondary"))
         yield await stack.enter_async_context(SharedState(location, client, seconds=seconds, recorder=recorder))
 
 

@@ -15,6 +15,7 @@ from twinbus.cli import connections
 from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import refuse_unwritable
+from twinbus.cli.network import network_options
 from twinbus.cli.tables import Cell, print_table
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
@@ -35,6 +36,7 @@ Destinations = Annotated[
 
 
 @app.command("list")
+@network_options
 def list_(
     primary: Primary,
     secondary: Secondary,
@@ -64,6 +66,7 @@ def list_(
 
 
 @app.command("resubmit")
+@network_options
 def resubmit(
     primary: Primary,
     secondary: Secondary,
@@ -138,9 +141,9 @@ class _Backlog:
         A primary that is away, or a key without the Send right, does not prevent a resubmission.
         """
         from twinbus.backlog import FailureKind, failure_kind  # noqa: PLC0415
-        from twinbus.connect import ServiceBusError, connect  # noqa: PLC0415 - other verbs start without it
+        from twinbus.connect import ServiceBusError  # noqa: PLC0415 - other verbs start without it
 
-        async with connect(self._primary, timeout=self._seconds) as primary:
+        async with connections.access(self._primary, side="primary").connect(timeout=self._seconds) as primary:
             try:
                 await primary.sender(entity)
             except ServiceBusError as error:
@@ -151,12 +154,11 @@ class _Backlog:
     @asynccontextmanager
     async def opened(self, ledger: Path | None = None) -> AsyncIterator[DeadLetters]:
         from twinbus.backlog import primary_name  # noqa: PLC0415
-        from twinbus.connect import connect  # noqa: PLC0415 - other verbs start without it
         from twinbus.ledger import Ledger, Role  # noqa: PLC0415
-        from twinbus.syphon import DeadLetters, NativeTransport  # noqa: PLC0415
+        from twinbus.syphon import DeadLetters  # noqa: PLC0415
 
         async with AsyncExitStack() as stack:
-            transport = NativeTransport(self._primary, self._secondary, try_timeout=self._seconds)
+            transport = connections.native_transport(self._primary, self._secondary, self._seconds)
             stack.push_async_callback(transport.close)
             book = None if ledger is None else stack.enter_context(Ledger(ledger, role=Role.DEADLETTER))
             discovery = connections.discovery(self.name, self._secondary, transport, self._seconds, book)
@@ -167,8 +169,9 @@ class _Backlog:
                 raise connections.connection_error("secondary", error) from error
             if not queues:
                 raise connections.no_backlog_error(self._secondary, self.name)
+            secondary = connections.access(self._secondary, side="secondary")
             yield DeadLetters(
-                await stack.enter_async_context(connect(self._secondary, timeout=self._seconds)),
+                await stack.enter_async_context(secondary.connect(timeout=self._seconds)),
                 queues,
                 primary=self.name,
                 secondary=primary_name(connections.endpoint("secondary", self._secondary)),

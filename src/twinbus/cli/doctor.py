@@ -15,6 +15,7 @@ import typer
 from twinbus.cli import connections
 from twinbus.cli.connections import Count, OptionalSecondary, Primary, PrimaryName, Seconds, State
 from twinbus.cli.errors import ATTENTION, BROKEN, Debug, WrongUsageError, errors_reported
+from twinbus.cli.network import network_options
 from twinbus.cli.spinner import spinner
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
@@ -38,6 +39,7 @@ _CODES: Final = {"broken": BROKEN, "attention": ATTENTION, None: 0}
 _COLOURS: Final = {"broken": "bold red", "attention": "bold yellow", "note": "dim"}
 
 
+@network_options
 def doctor(
     primary: Primary,
     secondary: OptionalSecondary = None,

@@ -25,7 +25,7 @@ from azure.core.exceptions import AzureError
 
 from twinbus.backlog import PATH_PROPERTY, FailureKind, backlog_queue_paths, evidence_of, failure_kind
 from twinbus.cli import connections
-from twinbus.connect import ConnectionString, MessageState, ReceivedMessage, ServiceBusConnection, connect
+from twinbus.connect import ConnectionString, MessageState, ReceivedMessage, ServiceBusConnection
 from twinbus.errors import TwinbusError
 from twinbus.ledger import (
     SYPHON_STARTED,
@@ -92,7 +92,7 @@ class DoctorChecks:
         """Open a sender link on each entity; without entities, on one that does not exist: this tests the key alone."""
         host = ConnectionString.parse(self.primary).authority
         found: dict[str, CheckFailure | None] = {}
-        async with connect(self.primary, timeout=self.seconds) as bus:
+        async with connections.access(self.primary, side="primary").connect(timeout=self.seconds) as bus:
             for entity in entities or (_ABSENT + uuid4().hex[:12],):
                 refused = await _try_sender(bus, entity)
                 if refused is not None and refused.kind not in _OF_ONE_ENTITY:
@@ -112,8 +112,8 @@ class DoctorChecks:
     async def pings(self, facts: PrimaryFacts, entity: str | None) -> PrimaryFacts:
         """Test whether the primary hides pings (G3). A scratch queue that took the ping also shows the Send right."""
         async with (
-            connections.aio_client(self.primary) as client,
-            connections.aio_administration(self.primary, self.seconds) as administration,
+            connections.aio_client(self.primary, side="primary") as client,
+            connections.aio_administration(self.primary, self.seconds, side="primary") as administration,
         ):
             found = await check_pings(client, administration, entity=entity, seconds=2 * self.seconds)
         sent = found.visibility is not Visibility.UNKNOWN
@@ -134,7 +134,7 @@ class DoctorChecks:
 
     async def looked_at(self, facts: SecondaryFacts) -> SecondaryFacts:
         """Add what AMQP shows: whether the key may send and listen, and which messages wait."""
-        async with connect(self.secondary, timeout=self.seconds) as bus:
+        async with connections.access(self.secondary, side="secondary").connect(timeout=self.seconds) as bus:
             if facts.inspection is None:
                 facts = await self._found_over_amqp(bus, facts)
             else:

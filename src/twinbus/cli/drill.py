@@ -15,6 +15,7 @@ import typer
 from twinbus.cli import connections
 from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seconds, State
 from twinbus.cli.errors import ATTENTION, Debug, WrongUsageError, errors_reported
+from twinbus.cli.network import network_options
 from twinbus.errors import OperatorError
 from twinbus.printable import printable
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from twinbus.pairing import Drill, DrillMoment, SendAvailabilityOptions
 
 
+@network_options
 def drill(
     context: typer.Context,
     primary: Primary,
@@ -138,7 +140,10 @@ async def _run(
 ) -> Drill:
     from twinbus.pairing import run_drill  # noqa: PLC0415 - slow
 
-    async with connections.aio_client(primary) as one, connections.aio_client(secondary) as other:
+    async with (
+        connections.aio_client(primary, side="primary") as one,
+        connections.aio_client(secondary, side="secondary") as other,
+    ):
         return await run_drill(
             one,
             other,

@@ -32,6 +32,7 @@ from twinbus.cli.ledger import (
     show,
     show_message,
 )
+from twinbus.cli.network import network_of, network_options
 from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ Wait = Annotated[
 ]
 
 
+@network_options
 def audit(
     directory: Annotated[Path, typer.Argument(help="Directory of the ledger.", show_default=False)],
     secondary: Secondary,
@@ -201,6 +203,7 @@ def run_audit_on_spark(
             secondary,
             secondary=_space(secondary),
             primary=name or "",
+            network=network_of("secondary"),
             timeout=seconds,
             silence=silence,
         )
@@ -250,13 +253,13 @@ async def audited(
     Calls `second_look` with the seconds until the second look, if one is needed. A writer of another host counts as
     dead after `silence`.
     """
-    from twinbus.connect import ServiceBusError, connect  # noqa: PLC0415 - slow
+    from twinbus.connect import ServiceBusError  # noqa: PLC0415 - slow
     from twinbus.syphon import Audit  # noqa: PLC0415
 
     async def find_queues(names: Collection[str]) -> AuditedQueues:
         return await _found_queues(ledger, secondary, names, wait, seconds)
 
-    async with connect(secondary, timeout=seconds) as bus:
+    async with connections.access(secondary, side="secondary").connect(timeout=seconds) as bus:
         try:
             made = Audit(
                 bus,

@@ -29,6 +29,7 @@ from twinbus.cli.engine import (
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import LISTED, SUMS, report, show
 from twinbus.cli.ledger_audit import AuditDeadAfter, audit_json, run_audit_on_spark, show_audit, spark_errors_explained
+from twinbus.cli.network import network_options
 from twinbus.cli.spinner import spinner
 from twinbus.cli.tables import Cell, print_table
 from twinbus.errors import OperatorError
@@ -190,6 +191,7 @@ def _job_options(
     return LedgerJobOptions(tables, ledger, since, until, _wants_json(json, form), master, follow, every, jdbc, jars)
 
 
+@network_options
 @job_verb
 def reconcile(
     options: LedgerJobOptions,

@@ -9,6 +9,7 @@ import typer
 
 from twinbus.cli.connections import Count, Primary, PrimaryName, Secondary, Seconds, State
 from twinbus.cli.errors import ATTENTION, Debug, errors_reported
+from twinbus.cli.network import network_options
 from twinbus.cli.spinner import spinner
 from twinbus.printable import printable
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from twinbus.pairing import Administration, Provisioned
 
 
+@network_options
 def provision(
     primary: Primary,
     secondary: Secondary,

@@ -6,6 +6,7 @@ environment variables override the file. Each verb defines what its options mean
 
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from twinbus.cli.errors import WrongUsageError
+from twinbus.cli.network import PROXY_CREDENTIALS
 from twinbus.printable import printable
 
 NAME: Final = "twinbus.toml"
@@ -28,6 +30,11 @@ _SHARED: Final = {
     ("connections", "secondary"): "TWINBUS_SECONDARY_CONNECTION_STRING",
     ("connections", "namespace"): "TWINBUS_CONNECTION_STRING",
     ("connections", "ca"): "TWINBUS_CA",
+    ("connections", "transport_type"): "TWINBUS_TRANSPORT_TYPE",
+    ("connections", "proxy"): "TWINBUS_PROXY",
+    ("connections", "proxy_credentials"): PROXY_CREDENTIALS,
+    ("connections", "primary_endpoint"): "TWINBUS_PRIMARY_ENDPOINT",
+    ("connections", "secondary_endpoint"): "TWINBUS_SECONDARY_ENDPOINT",
     ("pairing", "backlog_queue_count"): "TWINBUS_BACKLOG_QUEUE_COUNT",
     ("pairing", "primary_name"): "TWINBUS_PRIMARY_NAME",
 }
@@ -67,6 +74,8 @@ def apply(context: typer.Context, path: Path) -> None:
     known = [key for name, key in _SHARED if name == "connections"]
     _refuse_unknown(path, "[connections]", given["connections"], known)
     shared = {variable: given[name][key] for (name, key), variable in _SHARED.items() if key in given[name]}
+    if PROXY_CREDENTIALS in shared:  # no verb has an option for it: others can read a command line
+        os.environ.setdefault(PROXY_CREDENTIALS, str(shared[PROXY_CREDENTIALS]))
     context.default_map = _defaults(_Reader(context, path, shared), verbs, table, ())
 
 
@@ -81,7 +90,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _warn_if_open(path: Path, table: Mapping[str, Any]) -> None:
     held = table.get("connections")
-    if isinstance(held, dict) and "sharedaccesskey=" in str(held).lower() and path.stat().st_mode & _PRIVATE:
+    if not isinstance(held, dict) or not path.stat().st_mode & _PRIVATE:
+        return
+    if "sharedaccesskey=" in str(held).lower() or "proxy_credentials" in held:
         sys.stderr.write(printable(f"warning: {path} holds keys and others may read it: chmod 600 {path}") + "\n")
 
 

@@ -26,6 +26,7 @@ from twinbus.cli.errors import ATTENTION, FAILED, Debug, WrongUsageError, errors
 from twinbus.cli.interrupts import SIGNALLED
 from twinbus.cli.ledger import refuse_unwritable
 from twinbus.cli.ledger_audit import announce, audited, drain_audit, show_lost
+from twinbus.cli.network import network_of, network_options
 from twinbus.cli.option_values import span_option
 from twinbus.cli.progress import LINE_SECONDS, Display, display
 from twinbus.errors import TwinbusError
@@ -85,6 +86,7 @@ _Wait = Annotated[
 _Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two lines, without a terminal.")]
 
 
+@network_options
 def syphon(
     primary: Primary,
     secondary: Secondary,
@@ -130,6 +132,7 @@ def syphon(
       twinbus syphon --drain --wait-for-destinations 10m
       twinbus syphon --dry-run                           # what would be moved
       twinbus syphon --drain --engine spark --lanes 4    # at scale, on Spark
+      twinbus syphon --proxy http://proxy.example:3128   # where only 443 goes out
     """
     with errors_reported(debug=debug):
         from twinbus.connect import ConnectionString  # noqa: PLC0415 - slow
@@ -258,6 +261,8 @@ class _Work:
             secondary=self.secondary,
             primary_name=self.name,
             secondary_name=primary_name(connections.endpoint("secondary", self.secondary)),
+            primary_network=network_of("primary"),
+            secondary_network=network_of("secondary"),
             ledger=None if ledger is None else str(ledger),
             ttl=options.ttl,
             timeout=self.seconds,
@@ -310,13 +315,11 @@ class _Work:
 
     async def _transport(self, stack: AsyncExitStack) -> Transport:
         if self.carrier is Carrier.NATIVE:
-            from twinbus.syphon import NativeTransport  # noqa: PLC0415 - one or the other
+            return connections.native_transport(self.primary, self.secondary, self.seconds)
+        from twinbus.syphon import SdkTransport  # noqa: PLC0415 - one or the other
 
-            return NativeTransport(self.primary, self.secondary, try_timeout=self.seconds)
-        from twinbus.syphon import SdkTransport  # noqa: PLC0415
-
-        texts = (self.primary, self.secondary)
-        clients = [await stack.enter_async_context(connections.aio_client(text)) for text in texts]
+        sides = (("primary", self.primary), ("secondary", self.secondary))
+        clients = [await stack.enter_async_context(connections.aio_client(text, side=side)) for side, text in sides]
         return SdkTransport(clients[0], clients[1], try_timeout=self.seconds)
 
     async def _look(self, discovery: Discovery, *, must_answer: bool) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from twinbus.connect.connection_string import TLS_PORT, ConnectionString
 from twinbus.connect.errors import ServiceBusCommunicationError, ServiceBusHandshakeError
@@ -80,6 +80,13 @@ class HttpProxy:
     def authority(self) -> str:
         return authority(self.proxy_hostname, self.proxy_port)
 
+    def url_with_credentials(self) -> str:
+        """Return the URL of the proxy. It contains the password."""
+        if self.authorization() is None:
+            return f"http://{self.authority}"
+        user, password = quote(self.username or "", safe=""), quote(self.password or "", safe="")
+        return f"http://{user}:{password}@{self.authority}"
+
     def authorization(self) -> str | None:
         """Return the value of Proxy-Authorization, or None if there are no credentials."""
         if self.username is None and self.password is None:
@@ -106,10 +113,18 @@ class NetworkOptions:
         if self.custom_endpoint_address is not None:
             _custom_endpoint(self.custom_endpoint_address)
 
-    @property
-    def is_default(self) -> bool:
-        """Whether the namespace is reached at its own address, over AMQP, with the system's certificates."""
-        return self == NetworkOptions()
+    @classmethod
+    def of_dict(cls, values: Mapping[str, Any] | None) -> Self | None:
+        """Return the options that `dataclasses.asdict` made this dict from. JSON may have been between the two."""
+        if values is None:
+            return None
+        kind, proxy = values["transport_type"], values["http_proxy"]
+        return cls(
+            transport_type=None if kind is None else TransportType(kind),
+            http_proxy=None if proxy is None else HttpProxy(**proxy),
+            custom_endpoint_address=values["custom_endpoint_address"],
+            connection_verify=values["connection_verify"],
+        )
 
     @property
     def uses_websocket(self) -> bool:
@@ -128,6 +143,16 @@ class NetworkOptions:
         host, given = _custom_endpoint(self.custom_endpoint_address)
         default = WEBSOCKET_PORT if self.uses_websocket and endpoint.tls else port
         return host, default if given is None else given
+
+    def http_options(self) -> dict[str, Any]:
+        """Return keyword arguments for the SDK's administration client: its proxy, and the certificates to trust."""
+        options: dict[str, Any] = {}
+        if self.http_proxy is not None:
+            url = self.http_proxy.url_with_credentials()
+            options["proxies"] = {"http": url, "https": url}
+        if self.connection_verify is not None:
+            options["connection_verify"] = self.connection_verify
+        return options
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the context that trusts `connection_verify`, or None if that is not set. Reads the file."""

@@ -48,7 +48,7 @@ class Reconnector:
     ) -> None:
         self.endpoint = endpoint
         self.clock = clock
-        self._tls = tls or network.tls_context()
+        self._tls = tls or (network.tls_context() if endpoint.tls else None)
         self._network = network
         self._source = source
         self._idle_timeout = idle_timeout

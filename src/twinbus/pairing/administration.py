@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, assert_never
 
-from azure.core.exceptions import HttpResponseError
+from azure.core.exceptions import AzureError, HttpResponseError
 from azure.core.pipeline.transport import RequestsTransport
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.management import ServiceBusAdministrationClient
@@ -52,7 +52,7 @@ from twinbus.pairing.provisioning import (
 )
 from twinbus.pairing.recording import NO_RECORDER
 from twinbus.pairing.state_queue import STATE_PROPERTIES, state_queue_path
-from twinbus.sdk import admin_credential, sync_admin_credential
+from twinbus.sdk import admin_credential, administration_options, sync_admin_credential
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
@@ -64,6 +64,7 @@ T = TypeVar("T")
 _AT_ONCE: Final = 32
 _LONGEST_DETAIL: Final = 200
 _DETAIL: Final = re.compile(r"<Detail>(.*?)</Detail>", re.DOTALL)
+_CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
 ALL_ENTITIES: Final = "$Resources"
 """The name of the entity that the ledger shows for a request that lists all entities."""
 
@@ -99,13 +100,17 @@ class Administration:
         name = client.fully_qualified_namespace
 
         def make() -> ServiceBusAdministrationClient:
-            return ServiceBusAdministrationClient(name, management_credential(client), transport=ClosingTransport())
+            return ServiceBusAdministrationClient(
+                name, management_credential(client), transport=ClosingTransport(), **administration_options(client)
+            )
 
         return cls(name, make, seconds=seconds)
 
     @classmethod
-    def from_connection_string(cls, text: str, *, seconds: float = 10.0) -> Self:
-        client = ServiceBusAdministrationClient.from_connection_string(text, transport=ClosingTransport())
+    def from_connection_string(cls, text: str, *, seconds: float = 10.0, **options: Any) -> Self:
+        """`options` are for the SDK's client: `proxies`, `connection_verify`."""
+        transport = ClosingTransport(**options)
+        client = ServiceBusAdministrationClient.from_connection_string(text, transport=transport, **options)
         return cls(client.fully_qualified_namespace, lambda: client, seconds=seconds)
 
     @cached_property
@@ -235,11 +240,16 @@ class AioAdministration:
         if admin is not None:
             return cls(admin.fully_qualified_namespace, lambda: admin, seconds=seconds, owned=False)
         name = client.fully_qualified_namespace
-        return cls(name, lambda: _make_aio_client(name, management_credential(client)), seconds=seconds)
+
+        def make() -> AioServiceBusAdministrationClient:
+            return _make_aio_client(name, management_credential(client), **administration_options(client))
+
+        return cls(name, make, seconds=seconds)
 
     @classmethod
-    def from_connection_string(cls, text: str, *, seconds: float = 10.0) -> Self:
-        client = _aio_client_of(text)
+    def from_connection_string(cls, text: str, *, seconds: float = 10.0, **options: Any) -> Self:
+        """`options` are for the SDK's client: `proxies`, `connection_verify`."""
+        client = _aio_client_of(text, **options)
         return cls(client.fully_qualified_namespace, lambda: client, seconds=seconds)
 
     @cached_property
@@ -369,7 +379,11 @@ def _is_authority_outdated(authority: LocalAuthority, error: Exception) -> bool:
 def _record_failure(
     administration: Administration | AioAdministration, arguments: Sequence[object], started: float, error: Exception
 ) -> None:
+    """Record a failed request. Leaves the credentials of a proxy out of the error's text: callers log and show it."""
     administration.recorder.management(_about(arguments), started, failure=management_failure(error).kind)
+    error.args = tuple(_CREDENTIALS.sub("//…@", one) if isinstance(one, str) else one for one in error.args)
+    if isinstance(error, AzureError):
+        error.message = _CREDENTIALS.sub("//…@", str(error.message))
 
 
 def _begin(paths: Iterable[str], options: SendAvailabilityOptions) -> ProvisioningSteps:
@@ -400,19 +414,21 @@ def _aio_client_class() -> type[AioServiceBusAdministrationClient] | None:
     return management.ServiceBusAdministrationClient
 
 
-def _make_aio_client(namespace: str, credential: Any) -> AioServiceBusAdministrationClient:
+def _make_aio_client(namespace: str, credential: Any, **options: Any) -> AioServiceBusAdministrationClient:
     if (made := _aio_client_class()) is not None:
-        return made(namespace, credential)
+        return made(namespace, credential, **options)
     from twinbus.pairing.threaded_administration import LoopCredential  # noqa: PLC0415 - rarely needed
 
     usable = LoopCredential.of(sync_admin_credential(credential))
-    return _threaded(ServiceBusAdministrationClient(namespace, usable, transport=ClosingTransport()), usable)
+    transport = ClosingTransport(**options)
+    return _threaded(ServiceBusAdministrationClient(namespace, usable, transport=transport, **options), usable)
 
 
-def _aio_client_of(text: str) -> AioServiceBusAdministrationClient:
+def _aio_client_of(text: str, **options: Any) -> AioServiceBusAdministrationClient:
     if (made := _aio_client_class()) is not None:
-        return made.from_connection_string(text)
-    return _threaded(ServiceBusAdministrationClient.from_connection_string(text, transport=ClosingTransport()))
+        return made.from_connection_string(text, **options)
+    transport = ClosingTransport(**options)
+    return _threaded(ServiceBusAdministrationClient.from_connection_string(text, transport=transport, **options))
 
 
 def _threaded(client: ServiceBusAdministrationClient, credential: Any = None) -> AioServiceBusAdministrationClient:
@@ -492,10 +508,14 @@ def management_failure(error: BaseException) -> QueueFailure:
 
 
 def service_text(error: BaseException) -> str:
-    """Return the reason in an answer of the management API, without the XML and the sentence around it."""
+    """Return the reason in an answer of the management API, without the XML and the sentence around it.
+
+    HTTP clients name a proxy with its credentials: these are left out.
+    """
     text = str(error)
     found = _DETAIL.search(text)
-    return " ".join((text if found is None else html.unescape(found[1])).split())[:_LONGEST_DETAIL]
+    plain = text if found is None else html.unescape(found[1])
+    return _CREDENTIALS.sub("//…@", " ".join(plain.split()))[:_LONGEST_DETAIL]
 
 
 def _kind_of(error: BaseException) -> FailureKind:

@@ -22,6 +22,7 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
+from twinbus.connect import NetworkOptions
 from twinbus.errors import OperatorError
 from twinbus.ledger import BALANCE_SUMS, SILENCE, AuditMove, Ledger, MessageKey, is_recorded
 from twinbus.pipeline.audit_comparison import BacklogComparison, TablesReading, compare
@@ -61,8 +62,8 @@ class SparkAudit:
 
     `tables` are the tables of the ledger: the audit ingests new entries into them. `ledger` is an open writer of the
     ledger, which the caller closes. `find_queues` returns the backlog queues of the primaries with these names.
-    `connection_string`, `secondary` and `primary` are the connection string and the names of the namespaces. `silence`
-    is described at `twinbus.syphon.Audit`.
+    `connection_string`, `secondary` and `primary` are the connection string and the names of the namespaces, `network`
+    how the secondary is reached. `silence` is described at `twinbus.syphon.Audit`.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class SparkAudit:
         *,
         secondary: str,
         primary: str = "",
+        network: NetworkOptions | None = None,
         timeout: float = 10.0,
         silence: timedelta | None = None,
         pause: Callable[[float], None] = time.sleep,
@@ -81,7 +83,7 @@ class SparkAudit:
         self._tables = tables
         self._ledger = ledger
         self._find_queues = find_queues
-        self._job = LookJob(connection_string, str(ledger.directory), secondary, timeout)
+        self._job = LookJob(connection_string, str(ledger.directory), secondary, timeout, network)
         self._secondary = secondary
         self._primary = primary
         self._silence = silence

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
         ConnectionSettings,
         RetrySettings,
         admin_credential,
+        administration_options,
         client_endpoint,
         client_entity,
         connection_settings,
-        has_special_transport,
         retry_settings,
         sync_admin_credential,
         unopened_sender,
@@ -91,6 +91,7 @@ __all__ = [
     "TransformingBatch",
     "abort_connection",
     "admin_credential",
+    "administration_options",
     "allow_concurrent_sends",
     "amqp_messages",
     "attach_aio_credential",
@@ -110,7 +111,6 @@ __all__ = [
     "encoded_body",
     "encoded_size",
     "has_credit",
-    "has_special_transport",
     "hides_pings",
     "interrupt",
     "interrupt_at_deadline",
@@ -141,8 +141,8 @@ __all__ = [
 
 _NAMES_BY_MODULE: Final = {
     "clients": (
-        "ConnectionSettings RetrySettings admin_credential client_endpoint client_entity connection_settings "
-        "has_special_transport retry_settings sync_admin_credential unopened_sender"
+        "ConnectionSettings RetrySettings admin_credential administration_options client_endpoint client_entity "
+        "connection_settings retry_settings sync_admin_credential unopened_sender"
     ),
     "concurrent_sends": "allow_concurrent_sends supports_concurrent_sends",
     "encoded_messages": "EncodedReceiver encoded_batch lossless_message send_message",

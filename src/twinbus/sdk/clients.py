@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import inspect
 import random
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import TransportType
@@ -21,6 +23,7 @@ from twinbus.sdk.private_names import (
 
 _TLS_PORT: Final = 5671
 _PLAIN_PORT: Final = 5672
+_WEBSOCKET_PORT: Final = 443
 _UNUSED_ENTITY: Final = "twinbus-canary"
 
 
@@ -56,24 +59,40 @@ class ConnectionSettings(NamedTuple):
     authority_file: str | None
     """Path of a file with trusted certificates (`connection_verify`)."""
     credential: Any
+    uses_websocket: bool
+    http_proxy: Mapping[str, Any] | None
+    """The option `http_proxy` of the client."""
+    custom_endpoint: str | None
+    """`sb://host:port`, if the client has the option `custom_endpoint_address`."""
 
 
 def connection_settings(client: Any) -> ConnectionSettings:
     config = client._config
+    namespace, host = str(client.fully_qualified_namespace), config.custom_endpoint_hostname
+    if host == namespace and config.connection_port not in (_TLS_PORT, _WEBSOCKET_PORT):
+        # A namespace at a port of its own. With TLS the SDK removes the port from the host name (`client_endpoint`).
+        namespace, host = f"{host}:{config.connection_port}", None
+    bracketed = f"[{host}]" if host and ":" in host else host
     return ConnectionSettings(
-        client.fully_qualified_namespace,
+        namespace,
         _uses_tls(config),
         getattr(config, "connection_verify", None),
         client._credential,
+        config.transport_type is TransportType.AmqpOverWebsocket,
+        config.http_proxy or None,
+        f"sb://{bracketed}:{config.connection_port}" if host else None,
     )
 
 
-def has_special_transport(client: Any) -> bool:
-    """Return whether the client uses a WebSocket, a proxy, or an address other than that of its namespace."""
-    config = client._config
-    host = str(client.fully_qualified_namespace).partition(":")[0]
-    other_address = (config.custom_endpoint_hostname or host).partition(":")[0] != host
-    return config.transport_type is TransportType.AmqpOverWebsocket or bool(config.http_proxy) or other_address
+def administration_options(client: Any) -> dict[str, Any]:
+    """Return keyword arguments with which an administration client uses the client's proxy. Empty without a proxy."""
+    proxy = client._config.http_proxy
+    if not proxy:
+        return {}
+    host = str(proxy["proxy_hostname"]).removeprefix("http://")
+    user, password = (quote(str(proxy.get(name) or ""), safe="") for name in ("username", "password"))
+    url = f"http://{f'{user}:{password}@' if user or password else ''}{host}:{proxy['proxy_port']}"
+    return {"proxies": {"http": url, "https": url}}
 
 
 def _uses_tls(config: Any) -> bool:

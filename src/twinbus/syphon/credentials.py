@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from twinbus.clock import SystemClock
@@ -18,10 +18,13 @@ from twinbus.connect import (
     SAS_TYPE,
     TLS_PORT,
     ConnectionString,
+    HttpProxy,
+    NetworkOptions,
     SasTokenSource,
     ServiceBusConnection,
     Token,
     TokenSource,
+    TransportType,
     connect,
 )
 from twinbus.errors import CallerError
@@ -73,14 +76,18 @@ class NamespaceAccess:
     endpoint: ConnectionString
     source: TokenSource | None = None
     tls: ssl.SSLContext | None = None
+    network: NetworkOptions | None = None
 
     @classmethod
-    def of(cls, given: NamespaceAccess | str | Any) -> NamespaceAccess:
-        """Return the access of a connection string, or of a client of azure-servicebus, sync or aio."""
+    def of(cls, given: NamespaceAccess | str | Any, network: NetworkOptions | None = None) -> NamespaceAccess:
+        """Return the access of a connection string, or of a client of azure-servicebus, sync or aio.
+
+        `network` is for a connection string. A client has its own proxy, transport and address.
+        """
         if isinstance(given, NamespaceAccess):
             return given
         if isinstance(given, str):
-            return cls(ConnectionString.parse(given))
+            return cls(ConnectionString.parse(given), network=network)
         return cls.of_client(given)
 
     @classmethod
@@ -88,9 +95,16 @@ class NamespaceAccess:
         # Imported here: only a caller that has a client needs azure-servicebus.
         from twinbus.sdk import connection_settings  # noqa: PLC0415
 
-        namespace, use_tls, authority, credential = connection_settings(client)
-        tls = ssl.create_default_context(cafile=authority) if use_tls and authority else None
-        return cls.with_credential(_endpoint(namespace, plain=not use_tls), credential, tls)
+        found = connection_settings(client)
+        authority = found.authority_file
+        tls = ssl.create_default_context(cafile=authority) if found.use_tls and authority else None
+        network = NetworkOptions(
+            transport_type=TransportType.AmqpOverWebsocket if found.uses_websocket else TransportType.Amqp,
+            http_proxy=None if found.http_proxy is None else HttpProxy.of(found.http_proxy),
+            custom_endpoint_address=found.custom_endpoint,
+        )
+        made = cls.with_credential(_endpoint(found.namespace, plain=not found.use_tls), found.credential, tls)
+        return replace(made, network=network)
 
     @classmethod
     def with_credential(
@@ -112,7 +126,7 @@ class NamespaceAccess:
         raise CredentialError(f"a {type(credential).__name__} is no credential: it has no get_token")
 
     def connect(self, *, timeout: float) -> ServiceBusConnection:
-        return connect(self.endpoint, tls=self.tls, credential=self.source, timeout=timeout)
+        return connect(self.endpoint, tls=self.tls, credential=self.source, network=self.network, timeout=timeout)
 
 
 def _endpoint(name: str, *, plain: bool = False) -> ConnectionString:

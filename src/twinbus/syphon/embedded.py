@@ -25,7 +25,6 @@ from twinbus.pairing import (
     StateReading,
     management_credential,
 )
-from twinbus.sdk import has_special_transport
 from twinbus.syphon.context import SyphonOptions
 from twinbus.syphon.discovery import (
     Discovery,
@@ -36,7 +35,6 @@ from twinbus.syphon.discovery import (
 )
 from twinbus.syphon.native_transport import NativeTransport
 from twinbus.syphon.observed_transport import ObservedTransport
-from twinbus.syphon.sdk_transport import SdkTransport
 from twinbus.syphon.shared_holds import SharedHolds
 from twinbus.syphon.syphon import Syphon, SyphonBrokenError
 from twinbus.syphon.transport import Transport
@@ -203,8 +201,6 @@ class AioPairSyphon:
             await asyncio.wait({self._task}, timeout=END_SECONDS)
 
     def _transport(self) -> Transport:
-        if any(map(has_special_transport, self._clients)):
-            return SdkTransport(*self._clients, try_timeout=self._seconds)
         return NativeTransport(*self._clients, try_timeout=self._seconds)
 
     def _listed(self, recorder: OperationRecorder) -> Discovery:
@@ -217,11 +213,6 @@ class ThreadPairSyphon:
     """The syphon of a sync pair. It runs in a thread with its own event loop."""
 
     def __init__(self, primary: Any, secondary: Any, admin: Any, pair: PairState) -> None:
-        if any(map(has_special_transport, (primary, secondary))):
-            raise OperatorError(
-                "enable_syphon: the syphon of a sync pair cannot use a WebSocket, a proxy or a custom endpoint",
-                "Pair with twinbus.aio, or run `twinbus syphon` where the namespaces can be reached.",
-            )
         self._secondary = secondary
         self._admin = admin
         self._pair = pair

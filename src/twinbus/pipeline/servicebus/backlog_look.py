@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from twinbus.backlog import TRANSFER_SEGMENT, FailureKind, failure_kind, was_refused
-from twinbus.connect import ReceivedMessage, ServiceBusError
+from twinbus.connect import NetworkOptions, ReceivedMessage, ServiceBusError
 from twinbus.ledger import OK, Ledger, MessageKey, Role, Stage, id_text, result_of_failure
 from twinbus.pipeline.servicebus.broker import Broker
 from twinbus.pipeline.servicebus.options import SourceOptions
@@ -60,6 +60,7 @@ class LookJob:
     namespace: str
     """The name of the secondary in the ledger."""
     timeout: float
+    network: NetworkOptions | None = field(default=None, repr=False)
     is_dead_letters: bool = False
     ranges: tuple[QueueRange, ...] = ()
 
@@ -69,7 +70,8 @@ class LookJob:
     @classmethod
     def of_json(cls, text: str) -> Self:
         values: dict[str, Any] = json.loads(text)
-        return cls(**values | {"ranges": tuple(QueueRange(**one) for one in values["ranges"])})
+        ranges = tuple(QueueRange(**one) for one in values["ranges"])
+        return cls(**values | {"network": NetworkOptions.of_dict(values["network"]), "ranges": ranges})
 
     def options(self, queue: str) -> SourceOptions:
         return SourceOptions(
@@ -77,6 +79,7 @@ class LookJob:
             entity=queue,
             dead_letter=self.is_dead_letters,
             timeout=self.timeout,
+            network=self.network or NetworkOptions(),
         )
 
 

@@ -15,7 +15,6 @@ most half of their lock duration: a lock that expires would increase the deliver
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from array import array
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -271,8 +270,9 @@ class Broker:
 
 def connection(options: SourceOptions) -> ServiceBusConnection:
     """Returns a connection to the namespace of the options, which is not open yet."""
-    tls = ssl.create_default_context(cafile=options.ca_file) if options.ca_file is not None else None
-    return connect(options.endpoint(), tls=tls, timeout=options.timeout)
+    network = options.network_options()
+    # With a CA, also a connection string of the emulator means TLS.
+    return connect(options.endpoint(), tls=network.tls_context(), network=network, timeout=options.timeout)
 
 
 async def complete_received(receiver: Receiver, numbers: SequenceNumbers, newest: int | None) -> Completion:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from twinbus.connect import ConnectionString
+from twinbus.connect import ConnectionString, HttpProxy, NetworkOptions, TransportType
 from twinbus.errors import CallerError
 
 STREAM_BATCH: Final = 10_000
@@ -29,6 +29,9 @@ class SourceOptions:
     executor, whose value is the connection string.
     `entity`, `subscription`, `deadLetter`: what a reader reads. A writer sends rows without an entity to `entity`.
     `caFile`: the CA of a local namespace. `timeout`: seconds for one operation.
+    `transportType` (Amqp or AmqpOverWebsocket), `httpProxy` (`http://host:port`), `customEndpointAddress`: as for
+    azure-servicebus. `httpProxyCredentialsEnv`: the name of a variable, as with `connectionStringEnv`, whose value is
+    `user:password`.
     `fromSequenceNumber`, `toSequenceNumber`: the range of a batch read, both included.
     `partitions`: the number of tasks that read. `includeRaw`: fill the column `raw` of every row.
     For a stream read: `maxMessagesPerTrigger`, `startingPosition` (earliest, latest or a sequence number),
@@ -43,6 +46,12 @@ class SourceOptions:
     subscription: str | None = None
     dead_letter: bool = False
     ca_file: str | None = None
+    transport_type: TransportType | None = None
+    http_proxy: str | None = None
+    http_proxy_credentials_env: str | None = None
+    custom_endpoint_address: str | None = None
+    network: NetworkOptions | None = field(default=None, repr=False)
+    """How the namespace is reached, instead of the four options before it. Not an option of Spark."""
     timeout: float = 60.0
     from_sequence_number: int = 0
     to_sequence_number: int | None = None
@@ -80,19 +89,33 @@ class SourceOptions:
                 "give either connectionString or connectionStringEnv. A table keeps its options only if it was created "
                 "without a list of columns."
             )
+        if options.http_proxy_credentials_env is not None and options.http_proxy is None:
+            raise SourceOptionError("option httpProxyCredentialsEnv needs httpProxy")
         return options
+
+    def network_options(self) -> NetworkOptions:
+        """Returns how the namespace is reached. Reads the variable with the proxy's credentials now."""
+        if self.network is not None:
+            return self.network
+        proxy = None
+        if self.http_proxy is not None:
+            name = self.http_proxy_credentials_env
+            proxy = HttpProxy.parse(
+                self.http_proxy, None if name is None else _variable(name, "httpProxyCredentialsEnv")
+            )
+        return NetworkOptions(
+            transport_type=self.transport_type,
+            http_proxy=proxy,
+            custom_endpoint_address=self.custom_endpoint_address,
+            connection_verify=self.ca_file,
+        )
 
     def endpoint(self) -> ConnectionString:
         """Returns the connection string. Reads the environment variable now: each machine may have another value."""
         text = self.connection_string
         if text is None:
             assert self.connection_string_env is not None
-            text = os.environ.get(self.connection_string_env)
-            if not text:
-                raise SourceOptionError(
-                    f"the variable {self.connection_string_env} (option connectionStringEnv) is not set here; "
-                    "set it on the driver and on every executor"
-                )
+            text = _variable(self.connection_string_env, "connectionStringEnv")
         return ConnectionString.parse(text)
 
     @property
@@ -130,6 +153,15 @@ def _check_sessions(options: SourceOptions, given: Mapping[str, Any]) -> None:
         )
 
 
+def _variable(name: str, option: str) -> str:
+    text = os.environ.get(name)
+    if not text:
+        raise SourceOptionError(
+            f"the variable {name} (option {option}) is not set here; set it on the driver and on every executor"
+        )
+    return text
+
+
 def options_of_table(texts: Mapping[str, str]) -> dict[str, str] | None:
     """Returns the options of a table that is created, with names in lower case; None if no table is created.
 
@@ -150,6 +182,23 @@ def _text(text: str) -> str:
     if not text.strip():
         raise ValueError("is empty")
     return text.strip()
+
+
+def _transport_type(text: str) -> TransportType:
+    found = next((kind for kind in TransportType if kind.lower() == text.strip().lower()), None)
+    if found is None:
+        raise ValueError(f"is {text!r}, not {' or '.join(TransportType)}")
+    return found
+
+
+def _proxy(text: str) -> str:
+    HttpProxy.parse(text)  # raises ValueError
+    return text
+
+
+def _custom_endpoint(text: str) -> str:
+    NetworkOptions(custom_endpoint_address=text)  # raises ValueError
+    return text
 
 
 def _flag(text: str) -> bool:
@@ -194,6 +243,10 @@ _OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "subscription": ("subscription", _text),
     "deadLetter": ("dead_letter", _flag),
     "caFile": ("ca_file", _text),
+    "transportType": ("transport_type", _transport_type),
+    "httpProxy": ("http_proxy", _proxy),
+    "httpProxyCredentialsEnv": ("http_proxy_credentials_env", _text),
+    "customEndpointAddress": ("custom_endpoint_address", _custom_endpoint),
     "timeout": ("timeout", _seconds),
     "fromSequenceNumber": ("from_sequence_number", _whole(0)),
     "toSequenceNumber": ("to_sequence_number", _whole(0)),

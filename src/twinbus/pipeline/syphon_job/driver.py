@@ -117,7 +117,7 @@ class SparkSyphon:
         syphon_ledger = SyphonLedger(self._ledger, job.primary_name, job.secondary_name, self._counts)
         self._syphon_ledger = syphon_ledger
         self._poller = BacklogPoller(
-            job.secondary, syphon_ledger, self._message_arrived, poll=self.options.poll, timeout=job.timeout
+            job.secondary_access, syphon_ledger, self._message_arrived, poll=self.options.poll, timeout=job.timeout
         )
         self._planner = BatchPlanner(
             secrets.token_hex(8),
@@ -406,7 +406,13 @@ class BacklogPoller:
     """
 
     def __init__(
-        self, secondary: str, ledger: SyphonLedger, arrived: Callable[[str], None], *, poll: float, timeout: float
+        self,
+        secondary: NamespaceAccess | str,
+        ledger: SyphonLedger,
+        arrived: Callable[[str], None],
+        *,
+        poll: float,
+        timeout: float,
     ) -> None:
         self._connection = NamespaceAccess.of(secondary).connect(timeout=timeout)
         self._ledger = ledger

@@ -87,7 +87,7 @@ class Lane:
             if job.counts_to is not None:
                 sending = asyncio.create_task(send_counts(job.counts_to, this, counts))
                 stack.callback(sending.cancel)
-            transport = NativeTransport(job.primary, job.secondary, try_timeout=job.timeout)
+            transport = NativeTransport(job.primary_access, job.secondary_access, try_timeout=job.timeout)
             stack.push_async_callback(transport.close)
             policy = RetryPolicy(
                 first_pause=job.first_pause, longest_pause=job.longest_pause, gone_after=job.gone_after

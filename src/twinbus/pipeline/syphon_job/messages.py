@@ -11,22 +11,25 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from twinbus.backlog import FailureKind
+from twinbus.connect import NetworkOptions
 from twinbus.pipeline.syphon_job.lane_counts import CountsAddress, LaneTry
-from twinbus.syphon import DestinationMemory, MessageCounts, Readiness, TimeToLive
+from twinbus.syphon import DestinationMemory, MessageCounts, NamespaceAccess, Readiness, TimeToLive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyphonJob:
     """The settings of every lane.
 
-    `primary` and `secondary` are connection strings. `primary_name` and `secondary_name` are the names of the
-    namespaces in the ledger.
+    `primary` and `secondary` are connection strings; `…_network` says how they are reached. `primary_name` and
+    `secondary_name` are the names of the namespaces in the ledger.
     """
 
     primary: str = field(repr=False)
     secondary: str = field(repr=False)
     primary_name: str
     secondary_name: str
+    primary_network: NetworkOptions | None = field(default=None, repr=False)
+    secondary_network: NetworkOptions | None = field(default=None, repr=False)
     ledger: str | None = None
     ttl: TimeToLive = "restart"
     timeout: float = 10.0
@@ -47,7 +50,17 @@ class SyphonJob:
     def of_json(cls, text: str) -> Self:
         values: dict[str, Any] = json.loads(text)
         address = values.pop("counts_to", None)
+        for name in ("primary_network", "secondary_network"):
+            values[name] = NetworkOptions.of_dict(values[name])
         return cls(**values, counts_to=None if address is None else CountsAddress(**address))
+
+    @property
+    def primary_access(self) -> NamespaceAccess:
+        return NamespaceAccess.of(self.primary, self.primary_network)
+
+    @property
+    def secondary_access(self) -> NamespaceAccess:
+        return NamespaceAccess.of(self.secondary, self.secondary_network)
 
 
 @dataclass(frozen=True, slots=True)

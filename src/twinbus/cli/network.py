@@ -1,0 +1,159 @@
+"""Options for the way to the namespaces: WebSocket, proxy, custom endpoints, CA. `network_options` adds them to a verb.
+
+The verb itself does not see them. `network_of` returns what was given for one side while the verb runs. The credentials
+of a proxy come from an environment variable or from twinbus.toml, never from the command line.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from contextvars import ContextVar
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from twinbus.cli.errors import WrongUsageError, errors_reported
+
+if TYPE_CHECKING:
+    from twinbus.connect import NetworkOptions
+
+PROXY_CREDENTIALS: Final = "TWINBUS_PROXY_CREDENTIALS"
+
+
+class Way(StrEnum):
+    """Values of --transport-type."""
+
+    AMQP = "amqp"
+    WEBSOCKET = "websocket"
+
+
+_Type = Annotated[
+    Way | None,
+    typer.Option(
+        "--transport-type",
+        envvar="TWINBUS_TRANSPORT_TYPE",
+        show_envvar=True,
+        show_default="amqp",
+        help="How AMQP travels: amqp (port 5671), or websocket (port 443).",
+    ),
+]
+_Proxy = Annotated[
+    str | None,
+    typer.Option(
+        "--proxy",
+        metavar="http://HOST:PORT",
+        envvar="TWINBUS_PROXY",
+        show_envvar=True,
+        show_default="none",
+        help=f"HTTP proxy, for AMQP in a WebSocket and for the management API. Its credentials: {PROXY_CREDENTIALS}="
+        "user:password, or twinbus.toml.",
+    ),
+]
+_Authority = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca",
+        envvar="TWINBUS_CA",
+        show_envvar=True,
+        show_default="the system's",
+        help="File with the certificates to trust.",
+    ),
+]
+_PrimaryEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--primary-endpoint",
+        metavar="sb://HOST[:PORT]",
+        envvar="TWINBUS_PRIMARY_ENDPOINT",
+        show_default="the namespace",
+        help="Where to connect for AMQP to the primary, such as an application gateway.",
+    ),
+]
+_SecondaryEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--secondary-endpoint",
+        metavar="sb://HOST[:PORT]",
+        envvar="TWINBUS_SECONDARY_ENDPOINT",
+        show_default="the namespace",
+        help="The same for the secondary.",
+    ),
+]
+_OPTIONS: Final[dict[str, Any]] = {
+    "transport_type": _Type,
+    "proxy": _Proxy,
+    "primary_endpoint": _PrimaryEndpoint,
+    "secondary_endpoint": _SecondaryEndpoint,
+    "ca": _Authority,
+}
+_GIVEN: ContextVar[dict[str, NetworkOptions]] = ContextVar("network")
+
+
+def network_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a verb: it takes the options of this module too."""
+    own = inspect.signature(verb, eval_str=True)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in _OPTIONS.items()
+    ]
+
+    @functools.wraps(verb)
+    def run(*args: Any, **values: Any) -> None:
+        given = {name: values.pop(name) for name in _OPTIONS}
+        with errors_reported(debug=bool(values.get("debug"))):
+            network = _read(**given)
+        token = _GIVEN.set(network)
+        try:
+            verb(*args, **values)
+        finally:
+            _GIVEN.reset(token)
+
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own.parameters.values()]
+    run.__signature__ = own.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]  # what typer reads
+    run.__annotations__ = {**verb.__annotations__, **_OPTIONS}
+    return run
+
+
+def network_of(side: str) -> NetworkOptions:
+    """Return the options for `primary` or `secondary` of the verb that runs."""
+    from twinbus.connect import NetworkOptions  # noqa: PLC0415 - slow
+
+    return _GIVEN.get({}).get(side) or NetworkOptions()
+
+
+def _read(
+    *,
+    transport_type: Way | None,
+    proxy: str | None,
+    primary_endpoint: str | None,
+    secondary_endpoint: str | None,
+    ca: Path | None,
+) -> dict[str, NetworkOptions]:
+    if not any((transport_type, proxy, primary_endpoint, secondary_endpoint, ca)):
+        return {}
+    from twinbus.connect import HttpProxy, NetworkOptionError, NetworkOptions, TransportType  # noqa: PLC0415 - slow
+
+    types = {Way.AMQP: TransportType.Amqp, Way.WEBSOCKET: TransportType.AmqpOverWebsocket, None: None}
+    try:
+        found = None if proxy is None else HttpProxy.parse(proxy, os.environ.get(PROXY_CREDENTIALS))
+    except NetworkOptionError as error:
+        raise WrongUsageError(f"--proxy: {error}", f"Give its credentials in {PROXY_CREDENTIALS}.") from None
+    made = {}
+    for side, endpoint in (("primary", primary_endpoint), ("secondary", secondary_endpoint)):
+        try:
+            network = NetworkOptions(
+                transport_type=types[transport_type],
+                http_proxy=found,
+                custom_endpoint_address=endpoint,
+                connection_verify=None if ca is None else str(ca),
+            )
+            network.tls_context()  # reads the file, so that a wrong one is named now
+        except NetworkOptionError as error:
+            raise WrongUsageError(f"--ca or --{side}-endpoint: {error}") from None
+        made[side] = network
+    return made
