@@ -9,9 +9,11 @@ from random import Random
 
 from tests.namespace.store.store_model import Engine, Model
 from twinbus.namespace.store import SqliteStore
+from twinbus.namespace.store.open_store import PAGE_SIZE
 
 NAME = "namespace.db"
 COMMITS = 40
+KINDS = ("zeros", "noise", "a page of another place", "two pages exchanged", "cut short", "cells dropped")
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,36 @@ def make_image(folder: Path, seed: int, *, killed: bool) -> Image:
     if killed:
         store.close()
     return Image(folder / "image", tuple(states))
+
+
+def damage_more(path: Path, rng: Random) -> str:
+    """Damage a file as disks and programs do: more than one byte. Returns what was done, and where."""
+    content = bytearray(path.read_bytes())
+    before = bytes(content)
+    pages = len(content) // PAGE_SIZE
+    one, other = (PAGE_SIZE * rng.randrange(pages) for _ in range(2))
+    size = rng.choice((512, 4096, PAGE_SIZE))
+    sector = rng.randrange(len(content) // size) * size
+    what = rng.choice(
+        ("zeros", "noise", "a page of another place", "two pages exchanged", "cut short", "cells dropped")
+    )
+    match what:
+        case "zeros":
+            content[sector : sector + size] = bytes(size)
+        case "noise":
+            content[sector : sector + size] = rng.randbytes(size)
+        case "a page of another place":
+            content[one : one + PAGE_SIZE] = before[other : other + PAGE_SIZE]
+        case "two pages exchanged":
+            content[one : one + PAGE_SIZE] = before[other : other + PAGE_SIZE]
+            content[other : other + PAGE_SIZE] = before[one : one + PAGE_SIZE]
+        case "cut short":
+            del content[rng.randrange(len(content)) :]
+        case "cells dropped":
+            cells = one + 4 + (100 if one == 0 else 0)  # the number of cells in the page
+            content[cells] -= min(content[cells], rng.choice((1, 2, 5)))
+    path.write_bytes(content)
+    return f"{path.name}: {what}, {sector=}, {size=}, {one=}, {other=}"
 
 
 def change_byte(path: Path, rng: Random) -> str:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from tests.crash.damaged_files import COMMITS, NAME, Image, change_byte, make_image
+from tests.crash.damaged_files import COMMITS, NAME, Image, change_byte, damage_more, make_image
 from tests.namespace.store.sample_writes import everything
 from tests.namespace.store.store_model import Model, assert_shows
 from tests.tiers import budget
@@ -47,13 +48,15 @@ class Samples:
             self._images[seed, killed] = made
         return self._images[seed, killed]
 
-    def damaged(self, image: Image, rng: Random, *, file: str = "") -> tuple[Path, str]:
-        """Return the path of a store with one byte changed in `file`, or in any, and where."""
+    def damaged(
+        self, image: Image, rng: Random, *, file: str = "", how: Callable[[Path, Random], str] = change_byte
+    ) -> tuple[Path, str]:
+        """Return the path of a store with damage in `file`, or in any, and where. As a rule one byte is changed."""
         shutil.rmtree(self._folder / "copy", ignore_errors=True)
         path = image.copy_to(self._folder / "copy")
         changed = file or rng.choice(image.files).name
         self.seen[changed] += 1
-        return path, change_byte(path.with_name(changed), rng)
+        return path, how(path.with_name(changed), rng)
 
 
 def opened(store: SqliteStore) -> OpenedStore | None:
@@ -92,6 +95,42 @@ def test_x2_no_message_is_altered_or_silently_gone_whichever_byte_is_changed(sam
     assert seen["intact"] > 0
     if SAMPLES >= 200:
         assert seen["damaged when read"] > 0
+
+
+def test_x2_larger_damage_is_refused_or_changes_nothing_and_can_always_be_accepted(samples: Samples) -> None:
+    seen = samples.seen
+    for number in range(SAMPLES // 2):
+        rng = Random(f"more-{number}")
+        image = samples.image(number // PER_IMAGE, killed=number % 2 == 0)
+        path, where = samples.damaged(image, rng, how=damage_more)
+        store = SqliteStore(path)
+        try:
+            if (found := opened(store)) is None:
+                seen["refused"] += 1
+                store = SqliteStore(path, accept_damage=True)
+                assert_intact_or_listed(path, store, store.open(), image)
+            else:
+                assert_shows(store, found, image.states[-1])
+        except (AssertionError, StoreError) as error:
+            raise AssertionError(f"sample {number}: {where}") from error
+        finally:
+            store.close()
+    assert seen["refused"] > 0
+
+
+def assert_intact_or_listed(path: Path, store: SqliteStore, found: OpenedStore, image: Image) -> None:
+    """Assert that the messages are those of the image, but for what is listed as lost."""
+    text, lost = listed(path), lost_messages(path)
+    if "commits are missing" in text or "commits in the log are missing" in text or "lost: everything" in text:
+        return
+    there = {stored.entity.queue for stored in found.entities}
+    for queue, entity in image.states[-1].entities.items():
+        if queue not in there:
+            assert f"the entity {entity.path!r}" in text or "entities in all" in text
+            continue
+        rows, kept = image.states[-1].rows_of(queue), everything(store, queue)
+        assert [row for row in kept if row not in rows] == []
+        assert len(rows) - len(kept) <= lost[entity.path], (lost, entity.path)
 
 
 def test_x2_after_accepting_damage_each_message_is_there_as_it_was_or_is_counted_as_lost(samples: Samples) -> None:
