@@ -45,7 +45,7 @@ def test_p6_without_the_right_to_make_entities_the_check_fails_and_says_why(name
     weak = namespace.connection_string.replace("SharedAccessKeyName=all", "SharedAccessKeyName=app")
     result = invoke("doctor", "--conformance", **{PRIMARY: weak.replace("SharedAccessKey=all", "SharedAccessKey=app")})
     assert result.exit_code == 1
-    assert "error:" in result.stderr
+    assert "error: the key was refused by" in result.stderr
     assert entities(namespace) == ["orders"]
 
 
@@ -69,6 +69,12 @@ def test_p6_a_local_namespace_shows_what_twinbus_assumes(namespace: LocalNamespa
     assert told["units"] >= told["operations"] > len(ASSUMPTIONS)
     assert 0 < told["cost_at_most"] < 0.001
     assert entities(namespace) == ["orders"]
+
+
+def test_p6_a_namespace_that_is_not_there_is_named() -> None:
+    away = "Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey=b;UseDevelopmentEmulator=true;"
+    result = invoke("doctor", "--conformance", "--timeout", "2", **{PRIMARY: away})
+    assert (result.exit_code, "localhost:1 cannot be reached" in result.stderr) == (1, True)
 
 
 @pytest.mark.thorough

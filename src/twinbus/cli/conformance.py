@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from twinbus.cli import connections
 from twinbus.cli.errors import ATTENTION
 from twinbus.cli.interrupts import SIGNALLED
 from twinbus.cli.spinner import spinner
@@ -28,8 +29,15 @@ if TYPE_CHECKING:
 
 def check_conformance(connection_string: str, seconds: float, *, json: bool) -> None:
     """Observe the namespace and print the result. Raises typer.Exit with 3 if something differs or is left behind."""
-    with spinner("observing the namespace in scratch entities"):
-        result = asyncio.run(_observed(connection_string, seconds))
+    from twinbus.cli.conformance_checks import Conformance  # noqa: PLC0415 - slow
+
+    result = Conformance(connections.namespace_name("primary", connection_string))
+    try:
+        with spinner("observing the namespace in scratch entities"):
+            asyncio.run(_observed(connection_string, seconds, result))
+    finally:
+        for path in result.left:
+            typer.echo(printable(f"{path} could not be removed: remove it by hand"), err=True)
     if json:
         typer.echo(json_text.dumps(_report(result)))
     else:
@@ -38,10 +46,10 @@ def check_conformance(connection_string: str, seconds: float, *, json: bool) -> 
         raise typer.Exit(ATTENTION)
 
 
-async def _observed(connection_string: str, seconds: float) -> Conformance:
+async def _observed(connection_string: str, seconds: float, result: Conformance) -> None:
     from twinbus.cli.conformance_checks import observe  # noqa: PLC0415 - slow
 
-    task = asyncio.ensure_future(observe(connection_string, seconds))
+    task = asyncio.ensure_future(observe(connection_string, seconds, result))
     loop, received = asyncio.get_running_loop(), list[signal.Signals]()
 
     def stop(number: signal.Signals) -> None:
@@ -55,7 +63,7 @@ async def _observed(connection_string: str, seconds: float) -> Conformance:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)
     try:
-        return await task
+        await task
     except asyncio.CancelledError:
         raise typer.Exit(SIGNALLED + received[0]) from None
     finally:
@@ -98,8 +106,6 @@ def _print(result: Conformance) -> None:
     if result.differences:
         shown.print()
         shown.print(_table(result))
-    for path in result.left:
-        shown.print(Text(f"{printable(path)} could not be removed: remove it by hand", "bold yellow"))
     count, different = len(result.observations), len(result.differences)
     text = Text(f"all {count} assumptions agree", "bold green")
     if different:

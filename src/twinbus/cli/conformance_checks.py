@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
-from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
+from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from azure.servicebus.exceptions import MessageSizeExceededError
@@ -478,17 +478,16 @@ ASSUMPTIONS: Final = (
 )
 
 
-async def observe(connection_string: str, seconds: float) -> Conformance:
+async def observe(connection_string: str, seconds: float, result: Conformance) -> None:
     """Observe every assumption on a namespace. Removes the scratch entities, also after an error or a cancellation.
 
-    Raises if the namespace cannot be used at all. What one probe cannot observe is a difference, with the reason.
+    Raises OperatorError if no scratch entity can be made. What a probe cannot observe is a difference, with the reason.
     """
     async with (
         connect(connection_string, timeout=seconds) as bus,
         connections.aio_administration(connection_string, seconds) as administration,
     ):
         scratch = Scratch(connection_string, bus, administration, seconds)
-        result = Conformance(bus.endpoint.authority)
         places = asyncio.Semaphore(_AT_A_TIME)
 
         async def observed(assumption: Assumption) -> Observation:
@@ -496,14 +495,20 @@ async def observe(connection_string: str, seconds: float) -> Conformance:
                 return Observation(assumption.name, assumption.expected, await _probed(assumption, scratch))
 
         try:
-            await scratch.queue("first")  # raises if no entity can be made here
+            await _first_entity(scratch, result.namespace)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(observed(assumption)) for assumption in ASSUMPTIONS]
             result.observations = [task.result() for task in tasks]
         finally:
             result.left = await scratch.remove()
             result.operations, result.units = scratch.operations, scratch.units
-        return result
+
+
+async def _first_entity(scratch: Scratch, namespace: str) -> None:
+    try:
+        await scratch.queue("first")
+    except (AzureError, OSError) as error:
+        raise connections.access_error(namespace, error) from error
 
 
 async def _probed(assumption: Assumption, scratch: Scratch) -> str:

@@ -70,16 +70,16 @@ class IncomingLink:
         """Do nothing: messages that were passed to the engine are stored without the link."""
 
     def _store(self, delivery: Delivered, answer: Callable[[Refusal | None], None]) -> None:
-        size = counted = len(delivery.payload)
+        size = len(delivery.payload)
         try:
-            messages = [delivery.payload]
-            if delivery.message_format == BATCH_FORMAT:
-                messages = batch_messages(delivery.payload)
-                counted = sum(data_section_size(len(message)) for message in messages)
-            if counted > limits.MAX_MESSAGE_BYTES:
-                text = f"The transfer of {counted} bytes is larger than {limits.MAX_MESSAGE_BYTES} bytes."
-                answer(Refusal(Condition.MESSAGE_SIZE_EXCEEDED, text))
-                return
+            batched = delivery.message_format == BATCH_FORMAT
+            messages = batch_messages(delivery.payload) if batched else [delivery.payload]
+            if size > limits.MAX_MESSAGE_BYTES:
+                counted = sum(data_section_size(len(message)) for message in messages) if batched else size
+                if counted > limits.MAX_MESSAGE_BYTES:
+                    text = f"The transfer of {counted} bytes is larger than {limits.MAX_MESSAGE_BYTES} bytes."
+                    answer(Refusal(Condition.MESSAGE_SIZE_EXCEEDED, text))
+                    return
             envelopes = tuple(map(read_routing_fields, messages))
             transactional = None if delivery.state is None else read_transactional(delivery.state)
         except DecodeError as error:
