@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import shlex
 import sys
 from datetime import date
 from pathlib import Path
@@ -19,12 +20,14 @@ from typer.testing import CliRunner
 
 from tests.cli.running import run
 from tests.cli.test_whole import VERBS
-from twinbus.cli import ledger_spark
+from twinbus.cli import ledger_spark, progress
 from twinbus.cli.demo import finale, screen
+from twinbus.cli.demo.display import LiveDisplay
 from twinbus.cli.help_panels import show_whole_names
 from twinbus.cli.main import app
 from twinbus.cli.tables import print_table
 from twinbus.namespace import configure_logging
+from twinbus.syphon import MessageCounts, Progress
 
 WIDTHS = (80, 110, 160)
 
@@ -153,6 +156,36 @@ def test_k1_primary_and_backlog_have_one_colour_in_terminal_and_page() -> None:
         # The same hue: blue is strongest for the primary, red and green for the backlog.
         assert (page[2] == max(page)) == (terminal[2] == max(terminal)), name
         assert (page[2] == min(page)) == (terminal[2] == min(terminal)), name
+
+
+def test_y9_the_live_table_of_a_syphon_shows_a_path_whole_on_80_columns() -> None:
+    path = "region-europe/production/payments-incoming"
+    counts = MessageCounts(returned=123_456)
+    found = Progress(
+        seconds=1.0,
+        total=counts,
+        by_destination={path: counts},
+        states=(),
+        operations={},
+        rate=1.0,
+        held=0,
+        aside_by_destination={},
+        remaining=1,
+        seconds_left=1.0,
+        state="running",
+    )
+    out = io.StringIO()
+    Console(file=out, width=80).print(progress._drawn(found))
+    assert f"│ {path} │  123,456 │ ready" in out.getvalue()
+    assert "put aside" not in out.getvalue()
+
+
+def test_k1_a_command_of_the_demo_is_broken_between_words() -> None:
+    out = io.StringIO()
+    line = "twinbus serve --namespace primary=12088 --data primary --config primary.json --ledger ledger"
+    LiveDisplay(Console(file=out, width=80, no_color=True)).command(line)
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+    assert shlex.split(out.getvalue().removeprefix("$ ")) == line.split()
 
 
 def test_y9_log_lines_go_through_the_live_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ def test_d3_d4_cost_incidents_and_latency_are_printed_and_written_to_files(
 @pytest.mark.parametrize(
     ("arguments", "told", "exits"),
     [
-        (["ingest", "nowhere", "tables"], "is no directory", 1),
+        (["ingest", "nowhere", "tables"], "the ledger nowhere does not exist", 1),
         (["cost", "tables", "--follow"], "--follow needs a ledger", 2),
         (["audit", "nowhere", "--secondary", "x", "--tables", "tables"], "--master need --engine spark", 2),
     ],

@@ -130,16 +130,28 @@ def _drawn(progress: Progress) -> Group:
 
     from twinbus.syphon import MessageCounts  # noqa: PLC0415
 
-    rows = Rows("destination", "returned", "put aside", "dead-lettered", "kept", "state")
     states = {one.path: one for one in progress.not_ready}
     # Messages that an earlier run has put aside may be for a destination of which nothing was counted in this run.
     nothing = dict.fromkeys(progress.aside_by_destination, MessageCounts())
     shown = sorted((nothing | progress.by_destination).items(), key=lambda item: -item[1].returned)
-    for path, tally in shown[:_MOST_ROWS]:
-        counts = (tally.returned, progress.aside_by_destination.get(path, 0), tally.dead_lettered, tally.kept)
+    columns = {
+        "returned": [tally.returned for _, tally in shown],
+        "put aside": [progress.aside_by_destination.get(path, 0) for path, _ in shown],
+        "dead-lettered": [tally.dead_lettered for _, tally in shown],
+        "kept": [tally.kept for _, tally in shown],
+    }
+    # A column of zeros would take room from the paths.
+    columns = {title: counts for title, counts in columns.items() if title == "returned" or any(counts)}
+    rows = Rows()
+    # A long path continues on the next line and is never cut.
+    rows.add_column("destination", overflow="fold")
+    for title in columns:
+        rows.add_column(title, justify="right", no_wrap=True)
+    rows.add_column("state", min_width=10)
+    for number, (path, _) in enumerate(shown[:_MOST_ROWS]):
         state = states.get(path)
         shown_state = "ready" if state is None else printable(_state(state))
-        rows.add_row(printable(path or "(none)"), *map(str, counts), shown_state)
+        rows.add_row(printable(path or "(none)"), *(f"{counts[number]:,}" for counts in columns.values()), shown_state)
     more = [Text(f"… and {len(shown) - _MOST_ROWS} more")] if len(shown) > _MOST_ROWS else []
     return Group(rows, *more, Text(headline(progress)))
 

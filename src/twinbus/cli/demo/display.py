@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from textwrap import wrap
 from typing import Final
 
 from rich.console import Console
@@ -69,6 +70,12 @@ class LiveDisplay(TextDisplay):
         self._live: Live | None = None
         self._ports: Mapping[str, int] = {}
 
+    def command(self, line: str) -> None:
+        super().command(_wrapped(line, self.console.width - 2, " \\"))
+
+    def event(self, text: str) -> None:
+        super().event(_wrapped(text, self.console.width - 2))
+
     def show_state(self, snapshot: Snapshot, seconds: Sequence[SecondCounts]) -> None:
         if self._live is not None:
             drawn = draw_screen(snapshot, seconds, self._ports, self.console.width)
@@ -85,6 +92,12 @@ class LiveDisplay(TextDisplay):
     def busy(self, what: str) -> Iterator[None]:
         with self.console.status(escape(what)), still_protected():
             yield
+
+
+def _wrapped(text: str, width: int, mark: str = "") -> str:
+    """Break a line between words. `mark` ends each line but the last: a shell takes lines that end with a backslash."""
+    lines = wrap(text, max(20, width - 4 - len(mark)), break_long_words=False, break_on_hyphens=False)
+    return f"{mark}\n    ".join(lines)
 
 
 def make_display(console: Console) -> TextDisplay:
