@@ -486,6 +486,13 @@ def test_s15_a_state_that_cannot_be_read_ends_no_hold(failure: str) -> None:
     assert len(world.reads) == 1
 
 
+def test_s15_beside_damaged_holds_a_new_hold_is_taken_over_and_the_old_ones_stay(world: World) -> None:
+    world.answer(hold("orders"))
+    world.sleep(30.5)
+    world.answer(hold("bills"), unreadable=("holds.json.damaged-1",))
+    assert world.modes() == ["held", "held"]
+
+
 def test_s15_an_unreadable_part_of_the_state_without_holds_does_not_keep_a_hold() -> None:
     world = held_world()
     world.sleep(30.5)

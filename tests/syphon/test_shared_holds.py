@@ -98,6 +98,18 @@ async def test_s15_a_state_that_cannot_be_read_ends_no_hold(failure: StateReadin
     assert not holds.is_held("orders")
 
 
+async def test_s15_beside_damaged_holds_a_new_hold_is_known_and_the_old_ones_stay() -> None:
+    state = State()
+    holds = state.holds()
+    state.result = StateReading(HELD)
+    await holds.refresh()
+    later = KnownState(holds={"bills": HoldRecord("bills", 1.0, "operator")})
+    state.result, state.now = StateReading(later, ("holds.json.damaged-1",), hides_holds=True), 1.0
+    await holds.refresh()
+    assert holds.is_held("orders")
+    assert holds.is_held("bills")
+
+
 async def test_s15_an_unreadable_part_of_the_state_without_holds_does_not_keep_a_hold(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -15,6 +15,7 @@ The acting member that closes or faults hands over to another member. The last p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -199,7 +200,8 @@ class SharedPair:
         """
         # The set may count the pair until the garbage collector is done, but does not list it.
         if self.is_used and not self.is_closed and not self.members and not list(self.made):
-            threading.Thread(target=self._close_if_unused, name="twinbus-dropped", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # the interpreter ends
+                threading.Thread(target=self._close_if_unused, name="twinbus-dropped", daemon=True).start()
 
     def _close_if_unused(self) -> None:
         with _registering:

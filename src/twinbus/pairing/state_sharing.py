@@ -394,13 +394,15 @@ class StateSharing:
             self._look(lambda reading: self._watched(reading, changes), self._not_watched)
 
     def _watched(self, reading: StateReading, changes: int | None) -> None:
-        if reading.hides_holds:
-            # A hold is not ended by a state that cannot be read.
-            self._not_watched(ValueError(reading.unreadable[0]), True)
-            return
         with self._lock:
             is_whole = changes is not None and changes == self._hold_changes_so_far()
             confirmed = frozenset(self._confirmed)
+        if reading.hides_holds:
+            # A hold is not ended by a state that cannot be read. New holds are taken over.
+            if is_whole:
+                self._learn(reading, holds_only=True)
+            self._not_watched(ValueError(reading.unreadable[0]), True)
+            return
         # A hold or release of this process may be younger than the reading. Then the next reading decides.
         if is_whole:
             if EVERY_ENTITY in confirmed and EVERY_ENTITY not in reading.state.holds:

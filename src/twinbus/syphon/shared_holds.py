@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -91,8 +92,6 @@ class SharedHolds:
         try:
             async with asyncio.timeout(READ_SECONDS):
                 reading = await self._read()
-            if reading.hides_holds and self._held is not None:
-                raise ValueError(reading.unreadable[0])
         except FileNotFoundError:
             # Nobody has written to the folder yet, or it is gone: what was held stays held.
             self._read_at = max(self._read_at, began)
@@ -108,9 +107,14 @@ class SharedHolds:
     def _learn(self, reading: StateReading, began: float) -> None:
         if reading.unreadable != self._unreadable:
             for text in reading.unreadable:
-                _log.warning("a part of the shared state is unreadable, and holds nothing: %s", text)
+                _log.warning("a part of the shared state is unreadable; what was held stays held: %s", text)
         self._unreadable, self._has_failed, self._read_at = reading.unreadable, False, began
-        self._state = reading.state
+        before, state = self._state, reading.state
+        if reading.hides_holds and before is not None:
+            # What was held stays held; new holds are known.
+            released = before.released.difference(state.holds)
+            state = replace(state, holds={**before.holds, **state.holds}, released=released)
+        self._state = state
         if self._held is not None:
             self._something_held.set()
         else:
