@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import re
-import shlex
 import sys
 from datetime import date
 from pathlib import Path
@@ -185,7 +184,7 @@ def test_k1_a_command_of_the_demo_is_broken_between_words() -> None:
     line = "twinbus serve --namespace primary=12088 --data primary --config primary.json --ledger ledger"
     LiveDisplay(Console(file=out, width=80, no_color=True)).command(line)
     assert max(map(len, out.getvalue().splitlines())) <= 80
-    assert shlex.split(out.getvalue().removeprefix("$ ")) == line.split()
+    assert out.getvalue().removeprefix("$ ").replace("\\\n", " ").split() == line.split()
 
 
 def test_y9_log_lines_go_through_the_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
