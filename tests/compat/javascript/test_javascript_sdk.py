@@ -22,6 +22,7 @@ from twinbus.testing import LocalNamespace
 
 HERE = Path(__file__).parent
 CHAPTERS = sorted(path.name for path in HERE.glob("*.test.js"))
+THOROUGH = ["websocket.test.js"]
 OLDEST_NODE = 18
 PATIENCE_SECONDS = 90
 
@@ -92,7 +93,10 @@ def namespace() -> Iterator[LocalNamespace]:
         yield namespace
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
+@pytest.mark.parametrize(
+    "chapter",
+    [pytest.param(name, marks=pytest.mark.thorough) if name in THOROUGH else name for name in CHAPTERS],
+)
 def test_the_javascript_sdk_is_served(chapter: str, node: list[str], namespace: LocalNamespace) -> None:
     process = subprocess.Popen(
         [*node, "--test", "--test-reporter=tap", chapter],
