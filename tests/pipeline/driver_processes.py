@@ -32,8 +32,8 @@ def kill(one: subprocess.Popen[bytes]) -> None:
     one.wait()
 
 
-def until(holds: Callable[[], object], alive: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + LONG
+def until(holds: Callable[[], object], alive: subprocess.Popen[bytes], log: Path, patience: float = LONG) -> None:
+    end = time.monotonic() + patience
     while not holds():
         assert alive.poll() is None, log.read_text()
         assert time.monotonic() < end, log.read_text()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,26 @@ def test_d5_many_small_files_of_a_day_become_one_and_readers_of_earlier_versions
     assert sample.ids() == sample.ids(before) == sorted(reader.to_table().column("id").to_pylist())
     assert sample.log.open().transaction_version("app") == 3
     assert sample.log.compact("day") == after, "nothing more to merge"
+
+
+def test_d5_what_was_replaced_over_a_day_ago_is_removed_and_what_is_alive_or_younger_stays(
+    sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, recent, alive, orphan, new_orphan = (sample.written(name) for name in "abcde")
+    sample.log.commit([old, recent, alive])
+    two_days_ago = time.time() - 2 * 24 * 3600
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: two_days_ago)
+        sample.log.commit([], [old])
+    before = sample.log.commit([], [recent])
+    folder = sample.storage.root / "operations"
+    for file in (alive, orphan):
+        os.utime(folder / file.path, (two_days_ago, two_days_ago))
+    sample.log.vacuum()
+    left = {file.path: (folder / file.path).exists() for file in (old, recent, alive, orphan, new_orphan)}
+    assert [*left.values()] == [False, True, True, False, True]
+    assert sample.ids() == ["c"]
+    assert sample.ids(before - 1) == ["b", "c"]
 
 
 def test_d5_an_older_table_gets_the_columns_that_it_lacks(sample: Sample) -> None:

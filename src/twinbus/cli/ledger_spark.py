@@ -33,6 +33,7 @@ from twinbus.cli.network import network_options
 from twinbus.cli.spinner import spinner
 from twinbus.cli.tables import Cell, print_table
 from twinbus.errors import OperatorError
+from twinbus.pipeline import TableStorage
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
@@ -294,6 +295,8 @@ def _opened(
     """Return the tables, the writers of the ledger, and the query that ingests it, or None if no ledger is given."""
     if options.follow and options.ledger is None:
         raise WrongUsageError("--follow needs a ledger", "Name its directory with --ledger.")
+    if not rebuild:
+        TableStorage(options.tables).refuse_old_format()
     tables = _tables(options)
     from twinbus.pipeline import WriterStates, follow_jobs, ingest_ledger  # noqa: PLC0415 - needs Spark
 

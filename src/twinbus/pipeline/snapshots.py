@@ -19,9 +19,8 @@ import pyarrow.compute as pc
 from deltalake import write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
-from twinbus.errors import OperatorError
 from twinbus.pipeline.table_log import RETENTION, TABLE_CONFIGURATION, AppTransaction, TableLog, commit_properties
-from twinbus.pipeline.table_storage import OLD_FORMAT, SNAPSHOTS, TableStorage
+from twinbus.pipeline.table_storage import SNAPSHOTS, TableStorage
 
 _SCHEMA: Final = pa.schema(
     [
@@ -57,7 +56,7 @@ class Snapshots:
 
     def last(self) -> TablesVersion:
         """Returns the last snapshot; number 0 if there is none. Raises OperatorError for tables of the old format."""
-        self._refuse_old_format()
+        self.storage.refuse_old_format()
         try:
             table = self._log.open()
         except TableNotFoundError:
@@ -107,11 +106,3 @@ class Snapshots:
     def vacuum(self) -> None:
         """Removes files that no version of the last RETENTION has."""
         self._log.vacuum()
-
-    def _refuse_old_format(self) -> None:
-        if self.storage.has_old_format():
-            root = self.storage.root
-            raise OperatorError(
-                f"the tables in {root} have the format of an earlier version ({OLD_FORMAT})",
-                f"Make them again from the ledger: twinbus ledger ingest LEDGER {root} --rebuild",
-            )

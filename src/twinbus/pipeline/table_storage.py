@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 from uuid import uuid4
 
+from twinbus.errors import OperatorError
+
 SNAPSHOTS: Final = "snapshots"
 """The table that names the versions of the other tables."""
 OLD_FORMAT: Final = "current.json"
@@ -37,6 +39,14 @@ class TableStorage:
 
     def has_old_format(self) -> bool:
         return (self.root / OLD_FORMAT).is_file()
+
+    def refuse_old_format(self) -> None:
+        """Raises OperatorError if the tables have the old format."""
+        if self.has_old_format():
+            raise OperatorError(
+                f"the tables in {self.root} have the format of an earlier version ({OLD_FORMAT})",
+                f"Make them again from the ledger: twinbus ledger ingest LEDGER {self.root} --rebuild",
+            )
 
     def uri(self, table: str) -> str:
         """Returns the address of a table, for `deltalake` and Spark."""
