@@ -63,7 +63,7 @@ from twinbus.amqp.message_sections import (
     section_at,
     split_sections,
 )
-from twinbus.amqp.negotiation import SaslReceived
+from twinbus.amqp.negotiation import SaslReceived, SaslVerifier
 from twinbus.amqp.performatives import (
     ACCEPTED,
     RCV_FIRST,
@@ -147,6 +147,7 @@ __all__ = [
     "Released",
     "RoutingFields",
     "SaslReceived",
+    "SaslVerifier",
     "Sections",
     "Session",
     "SessionBegun",

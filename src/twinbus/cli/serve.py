@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -25,7 +26,9 @@ from twinbus.namespace import (
 )
 
 if TYPE_CHECKING:
-    from twinbus.namespace import NamespaceServer
+    from rich.console import Console
+
+    from twinbus.namespace import AzurePorts, NamespaceServer
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -104,6 +107,27 @@ ExitWithStdin = Annotated[
 ]
 
 
+AzureNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--azure-names",
+        metavar="NAME=NAMESPACE",
+        help="Serve a namespace also as NAME.servicebus.windows.net, in TLS on 5671 and 443; may be repeated. Prints "
+        "what to add to /etc/hosts and how to trust the CA.",
+        show_default="none",
+    ),
+]
+AzurePortNumbers = Annotated[
+    str | None,
+    typer.Option(
+        "--azure-ports",
+        metavar="AMQPS,HTTPS",
+        help="Other ports for --azure-names; 0 is a free port.",
+        show_default="5671,443",
+    ),
+]
+
+
 def serve(
     data: Data = None,
     memory: Memory = False,
@@ -117,6 +141,8 @@ def serve(
     max_connections: MaxConnections = DEFAULT_CONNECTIONS,
     connection_memory: ConnectionMemory = DEFAULT_MEGABYTES,
     accept_damage: AcceptDamage = False,
+    azure_names: AzureNames = None,
+    azure_ports: AzurePortNumbers = None,
     json: Json = False,
     log_level: LogLevel = "warning",
     log_format: LogLines = LogFormat.HUMAN,
@@ -150,6 +176,8 @@ def serve(
             topics=topic or (),
             limits=ResourceLimits.of(max_connections=max_connections, megabytes=connection_memory),
             accept_damage=accept_damage,
+            azure_names=azure_names or (),
+            azure_ports=azure_ports,
         )
         try:
             plan = read_plan()
@@ -164,7 +192,7 @@ def serve(
         serve_until_stopped(plan, show, read_again=read_plan, exit_with_stdin=exit_with_stdin)
 
 
-def _show(servers: Sequence[NamespaceServer]) -> None:
+def _show(servers: Sequence[NamespaceServer], azure: AzurePorts | None) -> None:
     """Print the namespaces. Each connection string is on one line of its own, so that a user can copy it."""
     from rich.text import Text  # noqa: PLC0415 - slow, and not needed with --json
 
@@ -190,5 +218,25 @@ def _show(servers: Sequence[NamespaceServer]) -> None:
         shown.print("for programs and commands, in another shell:", style="dim")
     for line in exports:
         shown.print(line)
+    if azure is not None:
+        _show_azure(servers, azure, shown)
     shown.print("ready", style="bold green")
     sys.stdout.flush()
+
+
+def _show_azure(servers: Sequence[NamespaceServer], azure: AzurePorts, shown: Console) -> None:
+    """Print the names in Azure with their connection strings, and what to do so that clients use them."""
+    from rich.text import Text  # noqa: PLC0415 - slow
+
+    from twinbus.namespace import DEFAULT_KEY  # noqa: PLC0415
+
+    for server in servers:
+        rule = server.options.rules[0]
+        for name in azure.names_of(server.options.name):
+            at = ", ".join(str(port) for port in azure.ports)
+            shown.print(Text.assemble((server.options.name, "bold cyan"), f" as {name}, TLS on {azure.host}:{at}"))
+            # The user's own key must not appear on a screen or in a container's log.
+            shown_rule = rule if rule.primary_key == DEFAULT_KEY else replace(rule, primary_key="…")
+            shown.print(f"  {azure.connection_string(name, shown_rule)}")
+    for line in azure.set_up_lines():
+        shown.print(Text(line))

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from twinbus.namespace.azure_ports import AzurePorts
     from twinbus.namespace.config import parse_config
     from twinbus.namespace.engine.descriptions import (
         AuthorizationRule,
@@ -39,6 +40,7 @@ __all__ = [
     "DEFAULT_MEGABYTES",
     "DEFAULT_NAMESPACES",
     "AuthorizationRule",
+    "AzurePorts",
     "Claim",
     "FaultClient",
     "LogFormat",
@@ -62,6 +64,7 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE: Final = {
+    "azure_ports": "AzurePorts",
     "config": "parse_config",
     "engine.descriptions": "AuthorizationRule Claim QueueDescription SubscriptionDescription TopicDescription",
     "free_port": "find_free_port find_free_ports",

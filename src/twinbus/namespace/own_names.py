@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, NamedTuple, Protocol
 
 _PORT: Final = r"(?::(?P<port>[0-9]{1,5}))?"
 _IPV6: Final = r"(?P<address>[0-9A-Fa-f:.]{2,45})"
@@ -158,6 +158,46 @@ class OwnNames:
             f"{shortened(given)} is not a name of this namespace; its names are {known}. If clients reach it under "
             "another name or port, start it with --host-name NAME or --host-name NAME:PORT."
         )
+
+
+class SharedNames:
+    """Host names of several namespaces, on ports that these namespaces share (`azure_ports`)."""
+
+    def __init__(self, namespaces: Mapping[str, str], ports: Collection[int]) -> None:
+        """`namespaces` maps each host name to the name of its namespace. `ports` are those that clients may name."""
+        self._namespaces = {one_spelling(host): name for host, name in namespaces.items()}
+        self._ports = frozenset(ports)
+
+    def namespace_of(self, text: str) -> str | None:
+        """Return the namespace that `host` or `host:port` belongs to, or None."""
+        try:
+            authority = parse_authority(text)
+        except ValueError:
+            return None
+        return self._namespaces.get(authority.host) if authority.port in (None, *self._ports) else None
+
+    def owns(self, authority: Authority, arrived_at: str | None) -> bool:
+        """Return whether `authority` is a name of one of the namespaces. The address of the connection is no name."""
+        return self.namespace_of(str(authority)) is not None
+
+    def is_own(self, text: str, arrived_at: str | None) -> bool:
+        return self.namespace_of(text) is not None
+
+    def refusal(self, given: str, arrived_at: str | None) -> str:
+        """Return why a client that gave this name is refused, and what the operator can do."""
+        known = ", ".join(f"{host} ({name})" for host, name in self._namespaces.items())
+        return (
+            f"{shortened(given)} is not a name of a namespace on this port; the names are {known}. Another one is "
+            "added with --azure-names NAME=NAMESPACE."
+        )
+
+
+class HostNames(Protocol):
+    """Tells own names from foreign ones: `OwnNames` or `SharedNames`."""
+
+    def owns(self, authority: Authority, arrived_at: str | None) -> bool: ...
+    def is_own(self, text: str, arrived_at: str | None) -> bool: ...
+    def refusal(self, given: str, arrived_at: str | None) -> str: ...
 
 
 def is_same_origin(origin: str, authority: Authority) -> bool:

@@ -24,6 +24,7 @@ from typing import Any, Final
 import uvloop
 
 from twinbus.errors import OperatorError
+from twinbus.namespace.azure_ports import AzurePorts
 from twinbus.namespace.logs import redact_also
 from twinbus.namespace.resources import Resources
 from twinbus.namespace.serve_plan import ServePlan
@@ -47,7 +48,7 @@ _OWN_DESCRIPTORS: Final = 256
 _TRIM_AFTER: Final = 100
 _TRIM_SECONDS: Final = 5.0
 
-Show = Callable[[Sequence[NamespaceServer]], None]
+Show = Callable[[Sequence[NamespaceServer], AzurePorts | None], None]
 
 
 def serve_until_stopped(
@@ -60,10 +61,10 @@ def serve_until_stopped(
     sys.setswitchinterval(_SWITCH_SECONDS)
     _raise_descriptor_limit(plan.limits.max_connections)
     with _folder(plan) as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(_options(plan, folder), Resources(plan.limits), show, read_again, exit_with_stdin))
+        runner.run(_serve(plan, folder, show, read_again, exit_with_stdin))
 
 
-def print_ready_json(servers: Sequence[NamespaceServer]) -> None:
+def print_ready_json(servers: Sequence[NamespaceServer], azure: AzurePorts | None = None) -> None:
     """Print one line with a JSON object for each namespace, then the line `ready`. Programs read these lines."""
     lines = []
     for server in servers:
@@ -75,6 +76,12 @@ def print_ready_json(servers: Sequence[NamespaceServer]) -> None:
             "ca": str(server.ca.absolute()),
             "data": None if file is None else str(file.absolute()),
         }
+        if azure is not None and (names := azure.names_of(server.options.name)):
+            described["azure"] = {
+                "connection_strings": [azure.connection_string(name, server.options.rules[0]) for name in names],
+                "ports": azure.ports,
+                "ca": str(azure.ca.absolute()),
+            }
         lines.append(json.dumps(described))
     sys.stdout.write("\n".join([*lines, "ready", ""]))
     sys.stdout.flush()
@@ -104,7 +111,7 @@ def _folder(plan: ServePlan) -> Iterator[Path]:
         lock.give_back()
 
 
-def _options(plan: ServePlan, folder: Path) -> list[NamespaceOptions]:
+def _options(plan: ServePlan, folder: Path, azure: AzurePorts | None) -> list[NamespaceOptions]:
     return [
         NamespaceOptions(
             name=found.name,
@@ -117,6 +124,7 @@ def _options(plan: ServePlan, folder: Path) -> list[NamespaceOptions]:
             entities=found.entities,
             ledger=None if found.ledger is None else Path(found.ledger),
             host_names=found.host_names,
+            azure_names=() if azure is None else azure.own_names(found.name),
             requested_by=found.requested_by,
         )
         for found in plan.namespaces
@@ -134,13 +142,15 @@ def _raise_descriptor_limit(max_connections: int) -> None:
 
 
 async def _serve(
-    options: Sequence[NamespaceOptions],
-    resources: Resources,
+    plan: ServePlan,
+    folder: Path,
     show: Show,
     read_again: Callable[[], ServePlan],
     exit_with_stdin: bool,
 ) -> None:
+    resources = Resources(plan.limits)
     stop_requested = asyncio.Event()
+    azure: AzurePorts | None = None
     running: list[NamespaceServer] = []
     loop = asyncio.get_running_loop()
     _listen_to_signals(loop, stop_requested, exit_with_stdin)
@@ -148,19 +158,25 @@ async def _serve(
     waiting: asyncio.Future[Any] = asyncio.ensure_future(stop_requested.wait())
     returning: asyncio.Future[None] | None = None
     try:
-        for one in options:
+        if plan.azure is not None:
+            azure = AzurePorts(plan.azure, plan.host, folder / "tls")
+        for one in _options(plan, folder, azure):
             server = NamespaceServer(one, resources)
             await server.start()
             running.append(server)
+        if azure is not None:
+            azure.listen(running)
         # Loaded modules stay in memory until the process ends, so the garbage collector need not examine them.
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)
         if not stop_requested.is_set():
-            show(running)
+            show(running, azure)
         returning = asyncio.ensure_future(_return_memory(resources))
         await asyncio.wait([waiting, *(server.ended for server in running)], return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
+        if azure is not None:
+            azure.close()
         if returning is not None:
             returning.cancel()
         failed = {server: server.ended.exception() for server in running if server.ended.done()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,20 @@ from twinbus.namespace.resources import ResourceLimits
 DEFAULT_NAMESPACES: Final = ("primary=5672", "secondary=5673")
 DEFAULT_DATA: Final = Path("twinbus-data")
 _FIRST_PORT: Final = 5672
+# Where clients of Service Bus find a namespace.
+AMQPS_PORT: Final = 5671
+HTTPS_PORT: Final = 443
+AZURE_DOMAIN: Final = "servicebus.windows.net"
+_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class AzureNames:
+    """What `--azure-names` and `--azure-ports` ask for: the namespace of each host name, and the two ports."""
+
+    namespaces: Mapping[str, str]
+    amqps_port: int = AMQPS_PORT
+    https_port: int = HTTPS_PORT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +49,7 @@ class ServePlan:
     namespaces: tuple[NamespaceConfig, ...]
     limits: ResourceLimits = field(default_factory=ResourceLimits)
     accept_damage: bool = False
+    azure: AzureNames | None = None
 
     @property
     def keys(self) -> list[str]:
@@ -55,12 +71,15 @@ def make_serve_plan(
     queues: Sequence[str] = (),
     topics: Sequence[str] = (),
     accept_damage: bool = False,
+    azure_names: Sequence[str] = (),
+    azure_ports: str | None = None,
 ) -> ServePlan:
     """Return the plan. Raises OperatorError for options that are invalid or contradict each other.
 
     Each of `namespaces` is NAME=PORT. `ledger` and `host_names` apply to all namespaces. Each of `queues` is NAME, each
     of `topics` is NAME or NAME/SUBSCRIPTION. These entities are created in the first namespace, or with NAMESPACE:NAME
-    in another namespace. With `accept_damage`, damaged stores are rebuilt from what is intact.
+    in another namespace. With `accept_damage`, damaged stores are rebuilt from what is intact. Each of `azure_names` is
+    NAME=NAMESPACE; `azure_ports` is `AMQPS,HTTPS`.
     """
     if memory and data is not None:
         raise OperatorError("--data and --memory exclude each other", "Leave one of them out.")
@@ -104,7 +123,39 @@ def make_serve_plan(
         namespaces=tuple(planned.values()),
         limits=limits or ResourceLimits(),
         accept_damage=accept_damage,
+        azure=_azure(azure_names, azure_ports, list(planned)),
     )
+
+
+def _azure(names: Sequence[str], ports: str | None, namespaces: Sequence[str]) -> AzureNames | None:
+    """Return the names in Azure, in full: contoso becomes contoso.servicebus.windows.net."""
+    hint = "Write NAME=NAMESPACE, as in contoso=primary."
+    found: dict[str, str] = {}
+    for text in names:
+        name, _, namespace = text.partition("=")
+        host = name.strip().lower().removesuffix(".")
+        if "." not in host:
+            host = f"{host}.{AZURE_DOMAIN}"
+        if len(host) > 253 or not all(map(_LABEL.fullmatch, host.split("."))):
+            raise OperatorError(f"--azure-names {text}: {name!r} is not a name of a namespace in Azure", hint)
+        if namespace not in namespaces:
+            raise OperatorError(
+                f"--azure-names {text}: there is no namespace {namespace!r}", f"{hint} Here: {', '.join(namespaces)}."
+            )
+        if found.setdefault(host, namespace) != namespace:
+            raise OperatorError(f"--azure-names: {host} is given to {found[host]} and to {namespace}", "Leave one out.")
+    if ports is not None and not found:
+        raise OperatorError("--azure-ports needs --azure-names", hint)
+    if not found:
+        return None
+    if ports is None:
+        return AzureNames(found)
+    parts = ports.split(",")
+    if len(parts) != 2 or not all(one.isascii() and one.isdigit() and int(one) <= 65535 for one in parts):
+        raise OperatorError(
+            f"--azure-ports {ports} is not two ports", "Write AMQPS,HTTPS, as in 15671,10443; 0 is a free port."
+        )
+    return AzureNames(found, int(parts[0]), int(parts[1]))
 
 
 def _read(path: Path) -> tuple[NamespaceConfig, ...]:

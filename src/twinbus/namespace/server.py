@@ -55,9 +55,10 @@ class NamespaceOptions:
     """Options of a namespace.
 
     If `file` is None, all data is only in memory. `ledger` is the folder to which the meter writes (N5). `host_names`
-    are further names that clients may use, each `NAME` or `NAME:PORT` (X3). `requested_by` maps the path of an entity,
-    in lower case, to the command-line option that asked for the entity; error messages name this option. With
-    `accept_damage`, a damaged store is rebuilt from what is intact (X2).
+    are further names that clients may use, each `NAME` or `NAME:PORT` (X3). `azure_names` are more such names, with a
+    certificate of their own (`azure_ports`). `requested_by` maps the path of an entity, in lower case, to the
+    command-line option that asked for the entity; error messages name this option. With `accept_damage`, a damaged
+    store is rebuilt from what is intact (X2).
     """
 
     name: str
@@ -69,6 +70,7 @@ class NamespaceOptions:
     entities: tuple[Description, ...] = ()
     ledger: Path | None = None
     host_names: tuple[str, ...] = ()
+    azure_names: tuple[str, ...] = ()
     requested_by: Mapping[str, str] = field(default_factory=dict)
     accept_damage: bool = False
 
@@ -88,6 +90,11 @@ class NamespaceServer:
         self._faults_timer: asyncio.TimerHandle | None = None
         self._listener: Listener | None = None
         self._ledger_meter: LedgerMeter | None = None
+
+    @property
+    def context(self) -> NamespaceContext:
+        """The objects that all connections of the namespace share. Set by `start`."""
+        return self._context
 
     @property
     def ca(self) -> Path:
@@ -160,7 +167,7 @@ class NamespaceServer:
 
     def _open(self) -> NamespaceContext:
         options, meter = self.options, OperationMeter()
-        names = OwnNames(self.port, options.host, options.host_names)
+        names = OwnNames(self.port, options.host, (*options.host_names, *options.azure_names))
         tls = server_context(options.tls, options.host, *(parse_authority(name).host for name in options.host_names))
         store: Store = MemoryStore()
         if options.file is not None:
@@ -291,20 +298,25 @@ def _is_loopback(host: str) -> bool:
 
 
 def _listen(options: NamespaceOptions) -> socket.socket:
-    host = "127.0.0.1" if options.host == "localhost" else options.host
+    try:
+        return bind_port(options.host, options.port)
+    except OSError as error:
+        raise OperatorError(
+            f"Namespace {options.name!r} cannot listen on {options.host}:{options.port}: {error.strerror or error}",
+            "Choose another port (0 picks a free one), or end the program that uses it.",
+        ) from error
+
+
+def bind_port(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises OSError."""
+    host = "127.0.0.1" if host == "localhost" else host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with ExitStack() as undone:
-        try:
-            listener = undone.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, options.port))
-            # The socket listens before the namespace is ready: two processes can bind the same port as long as neither
-            # of them listens. Clients that connect wait until they are accepted.
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            raise OperatorError(
-                f"Namespace {options.name!r} cannot listen on {host}:{options.port}: {error.strerror or error}",
-                "Choose another port (0 picks a free one), or end the program that uses it.",
-            ) from error
+        listener = undone.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        # The socket listens before the namespace is ready: two processes can bind the same port as long as neither
+        # of them listens. Clients that connect wait until they are accepted.
+        listener.listen(_BACKLOG)
         undone.pop_all()
     return listener

@@ -11,8 +11,17 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
-from twinbus.namespace.front.certificates import CA_KEY_FILE, SERVER_FILE, SERVER_KEY_FILE, ca_path, server_context
+from twinbus.namespace.front import certificates
+from twinbus.namespace.front.certificates import (
+    CA_KEY_FILE,
+    SERVER_FILE,
+    SERVER_KEY_FILE,
+    ca_path,
+    constrained_context,
+    server_context,
+)
 
 NOW = datetime.now(UTC)
 
@@ -137,3 +146,50 @@ def test_processes_that_start_at_once_share_one_authority(tmp_path: Path) -> Non
     assert [start.returncode for start in starts] == [0, 0, 0, 0]
     assert seen == {ca_path(tmp_path / "new").read_text()}
     handshake(server_context(tmp_path / "new"), ca_path(tmp_path / "new"), "localhost")
+
+
+# --- names in Azure --------------------------------------------------------------------------------------------------
+
+AZURE = ["contoso.servicebus.windows.net", "contoso-backup.servicebus.windows.net"]
+
+
+def test_an_authority_for_names_in_azure_is_constrained_to_them_and_its_key_is_not_kept(tmp_path: Path) -> None:
+    handshake(constrained_context(tmp_path, AZURE), tmp_path / "azure-ca.pem", AZURE[1])
+    authority = x509.load_pem_x509_certificate((tmp_path / "azure-ca.pem").read_bytes())
+    found = authority.extensions.get_extension_for_class(x509.NameConstraints)
+    assert found.critical
+    assert [name.value for name in found.value.permitted_subtrees or ()] == AZURE
+    assert sorted(str(name.value) for name in found.value.excluded_subtrees or ()) == ["0.0.0.0/0", "::/0"]
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {"azure-ca.pem", "azure-server.pem", "azure-server.key", "tls.lock"}
+    assert (tmp_path / "azure-server.key").stat().st_mode & 0o077 == 0
+
+
+def test_the_authority_stays_for_the_same_names_and_is_made_again_for_others(tmp_path: Path) -> None:
+    constrained_context(tmp_path, AZURE)
+    first = (tmp_path / "azure-ca.pem").read_bytes()
+    constrained_context(tmp_path, AZURE)
+    assert (tmp_path / "azure-ca.pem").read_bytes() == first
+    constrained_context(tmp_path, AZURE[:1])
+    assert (tmp_path / "azure-ca.pem").read_bytes() != first
+    server = x509.load_pem_x509_certificate((tmp_path / "azure-server.pem").read_bytes())
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [name.value for name in names] == AZURE[:1]
+
+
+@pytest.mark.parametrize("name", ["evil.example", "servicebus.windows.net", "notcontoso.servicebus.windows.net"])
+def test_no_client_accepts_what_the_authority_signs_for_another_name(tmp_path: Path, name: str) -> None:
+    """As if the authority's key had been stolen before it was dropped."""
+    authority, key = certificates.make_constrained_authority(AZURE, NOW)
+    (tmp_path / "ca.pem").write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+    for signed in (AZURE[0], name):
+        certificates._ensure_server_certificate(
+            tmp_path, [x509.DNSName(signed)], authority, key, NOW, "s.pem", "s.key", keep_names=False
+        )
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(tmp_path / "s.pem", tmp_path / "s.key")
+        if signed == name:
+            with pytest.raises(ssl.SSLCertVerificationError, match="permitted subtree violation"):
+                handshake(server, tmp_path / "ca.pem", signed)
+        else:
+            handshake(server, tmp_path / "ca.pem", signed)

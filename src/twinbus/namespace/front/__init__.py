@@ -4,8 +4,8 @@
 effects into bytes. The engine decides what happens to messages.
 """
 
-from twinbus.namespace.front.certificates import ca_path, server_context
-from twinbus.namespace.front.context import NamespaceContext
+from twinbus.namespace.front.certificates import azure_ca_path, ca_path, constrained_context, server_context
+from twinbus.namespace.front.context import NamespaceContext, SharedPort
 from twinbus.namespace.front.fault_effects import crash
 from twinbus.namespace.front.http_handler import HttpHandler
 from twinbus.namespace.front.listener import Listener
@@ -17,7 +17,10 @@ __all__ = [
     "Listener",
     "NamespaceContext",
     "SasVerifier",
+    "SharedPort",
+    "azure_ca_path",
     "ca_path",
+    "constrained_context",
     "crash",
     "default_rule",
     "server_context",

@@ -16,14 +16,16 @@ import ssl
 from http import HTTPStatus
 from typing import Protocol, cast
 
-from twinbus.amqp import KIB, Connection, LimitExceededError, Limits, Opened
+from twinbus.amqp import KIB, Connection, ConnectionEvent, LimitExceededError, Limits, Opened
 from twinbus.connect import WebSocketLayer, WebSocketRefusedError, accept_websocket
 from twinbus.namespace.front.amqp_connection import AmqpConnection
 from twinbus.namespace.front.byte_stream import ByteStream, HandshakeTooLargeError, TlsLayer
 from twinbus.namespace.front.connection_faults import ConnectionFaults, FaultyHttpHandler
-from twinbus.namespace.front.context import NamespaceContext
+from twinbus.namespace.front.context import NamespaceContext, SharedPort
 from twinbus.namespace.front.http_connection import HttpConnection, HttpRequestHandler
 from twinbus.namespace.front.http_messages import HttpRequest, HttpResponse, error_response
+from twinbus.namespace.front.name_selection import AmqpSelector, SharedHttpHandler
+from twinbus.namespace.own_names import HostNames
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +59,17 @@ class ProtocolHandler(Protocol):
 class AcceptedConnection(asyncio.Protocol):
     """One accepted connection. With a `refusal`, the peer gets nothing but an error with this reason."""
 
-    def __init__(self, namespace: NamespaceContext, refusal: LimitExceededError | None = None) -> None:
+    def __init__(
+        self,
+        namespace: NamespaceContext,
+        refusal: LimitExceededError | None = None,
+        shared: SharedPort | None = None,
+    ) -> None:
+        """On a `shared` port, `namespace` stands in until the peer has named one (`name_selection`)."""
         self._namespace = namespace
         self._refusal = refusal
+        self._shared = shared
+        self._is_named = shared is None  # whether the namespace of the connection is known
         self._faults = ConnectionFaults(namespace.faults, self._fault_ended)
         self._first_bytes = b""
         self._has_received = False
@@ -182,12 +192,16 @@ class AcceptedConnection(asyncio.Protocol):
         self._first_bytes += data
         if self._first_bytes and self.stream.tls is None and self._first_bytes[0] == _TLS_HANDSHAKE:
             first_bytes, self._first_bytes = self._first_bytes, b""
-            self.stream.tls = TlsLayer(self._namespace.tls)
+            self.stream.tls = TlsLayer(self._namespace.tls if self._shared is None else self._shared.tls)
             self._process(first_bytes)
         elif len(self._first_bytes) >= len(_AMQP):
             self._choose_handler()
 
     def _choose_handler(self) -> None:
+        if self._shared is not None and self.stream.tls is None:
+            _log.info("a connection without TLS was closed: this port takes only TLS")
+            self._transport.abort()
+            return
         self._is_amqp = self._first_bytes.startswith(_AMQP)
         if self._refusal is not None:
             if self._is_amqp:
@@ -195,10 +209,14 @@ class AcceptedConnection(asyncio.Protocol):
             else:
                 self._start("http", self._http_connection(HttpRefuser(self._refusal)))
         elif not self._is_amqp:
-            namespace = self._namespace
-            handler = FaultyHttpHandler(namespace.http, namespace.faults, self._faults, self._transport.abort)
-            self._account.set_limit(namespace.resources.limits.http_connection_memory)
+            handler: HttpRequestHandler = self._http_handler(self._namespace)
+            if self._shared is not None:
+                handler = SharedHttpHandler(self._shared, self._named_http_handler)
+            self._account.set_limit(self._namespace.resources.limits.http_connection_memory)
             self._start("http", self._http_connection(handler))
+        elif self._shared is not None and not self._is_named:
+            limits, exceeded = self._namespace.resources.limits, self._namespace.limit_exceeded
+            self._start("amqp", AmqpSelector(self.stream, exceeded, limits.authentication_seconds, self._named_by_open))
         elif not self._faults.may_connect():
             self._transport.abort()
         elif self._faults.is_held:
@@ -206,30 +224,73 @@ class AcceptedConnection(asyncio.Protocol):
         else:
             self._start("amqp", self._amqp_connection())
 
-    def _amqp_connection(self) -> AmqpConnection:
+    def _amqp_connection(self, core: Connection | None = None, names: HostNames | None = None) -> AmqpConnection:
         return AmqpConnection(
             self._namespace,
             self.stream,
             self._account,
             peer_is_loopback=self._peer_is_loopback,
             arrived_at=self._arrived_at,
+            core=core,
+            names=names,
         )
 
     def _http_connection(self, handler: HttpRequestHandler) -> HttpConnection:
         return HttpConnection(
             handler,
             self.stream,
-            self._namespace.names,
+            self._namespace.names if self._shared is None else self._shared.names,
             self._account,
             peer_is_loopback=self._peer_is_loopback,
             arrived_at=self._arrived_at,
             upgrade=self._upgrade if self._refusal is None else None,
         )
 
+    def _http_handler(self, namespace: NamespaceContext) -> HttpRequestHandler:
+        return FaultyHttpHandler(namespace.http, namespace.faults, self._faults, self._transport.abort)
+
+    # --- a shared port -------------------------------------------------------------------------------------------
+
+    def _named_http_handler(self, namespace: NamespaceContext) -> HttpRequestHandler:
+        self._move_to(namespace)
+        return self._http_handler(namespace)
+
+    def _named_by_open(self, selector: AmqpSelector, events: list[ConnectionEvent], host_name: str | None) -> None:
+        """Continue an AMQP connection whose open has arrived, in the namespace that the open names."""
+        assert self._shared is not None, "only a shared port has names to choose from"
+        self._move_to(self._shared.find(host_name) or self._namespace)
+        if not self._faults.may_connect():
+            self._transport.abort()
+            return
+        amqp = self._amqp_connection(selector.core, self._shared.names)
+        self._handler = amqp
+        if self._faults.is_held:
+            self.stream.pause_reading("fault")
+        amqp.continue_with(events, selector.plain)
+
+    def _move_to(self, namespace: NamespaceContext) -> None:
+        """Make this a connection of `namespace`: its faults, its figures and its end are those of this namespace."""
+        self._is_named = True
+        if namespace is self._namespace:
+            return
+        self._faults.connection_lost()
+        self._namespace.connections.discard(self)
+        self._namespace.meter.connections.labels(self._protocol).dec()
+        self._namespace = namespace
+        self._faults = ConnectionFaults(namespace.faults, self._fault_ended)
+        namespace.connections.add(self)
+        namespace.meter.connections.labels(self._protocol).inc()
+
     # --- WebSocket -----------------------------------------------------------------------------------------------
 
     def _upgrade(self, headers: list[tuple[bytes, bytes]], target: bytes, following: bytes) -> HttpResponse | None:
         """Continue an HTTP connection as AMQP in a WebSocket. Returns the response if the handshake is refused."""
+        if self._shared is not None:
+            host = next((value.decode("latin-1").strip() for name, value in headers if name == b"host"), "")
+            namespace = self._shared.find(host)
+            if namespace is None:
+                return error_response(HTTPStatus.MISDIRECTED_REQUEST, self._shared.names.refusal(host, None))
+            self._move_to(namespace)
         try:
             websocket, response = accept_websocket(headers, target)
         except WebSocketRefusedError as refused:
@@ -309,7 +370,7 @@ class AcceptedConnection(asyncio.Protocol):
 
     def _is_held(self) -> bool:
         """Return whether a fault holds all bytes of the connection. For HTTP, a fault holds single requests instead."""
-        return self._is_amqp and self._faults.is_held
+        return self._is_amqp and self._is_named and self._faults.is_held
 
     def _fault_ended(self) -> None:
         if not self._is_amqp or self._transport.is_closing():
@@ -324,7 +385,7 @@ class AcceptedConnection(asyncio.Protocol):
         self.stream.resume_reading("fault")
 
     def _trigger_connect_fault(self) -> None:
-        if not self._has_received and not self._faults.may_connect():
+        if self._is_named and not self._has_received and not self._faults.may_connect():
             self._transport.abort()
 
     def _first_bytes_overdue(self) -> None:

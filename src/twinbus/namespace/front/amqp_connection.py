@@ -34,6 +34,7 @@ from twinbus.amqp import (
     LinkFlowed,
     Opened,
     SaslReceived,
+    SaslVerifier,
     SessionBegun,
     SessionEnded,
 )
@@ -51,6 +52,7 @@ from twinbus.namespace.front.management_requests import ManagementNode
 from twinbus.namespace.front.request_response import NodeReplies, NodeRequest, NodeRequestLink
 from twinbus.namespace.front.transaction_coordinator import CoordinatorLink, Transactions
 from twinbus.namespace.front.unsettled import LockedDeliveries
+from twinbus.namespace.own_names import HostNames, OwnNames
 from twinbus.namespace.resources import ConnectionAccount
 from twinbus.values import Condition, Symbol
 
@@ -90,22 +92,23 @@ class AmqpConnection:
         *,
         peer_is_loopback: bool,
         arrived_at: str | None = None,
+        core: Connection | None = None,
+        names: HostNames | None = None,
     ) -> None:
-        """`arrived_at` is the address of this end of the connection."""
+        """`arrived_at` is the address of this end of the connection.
+
+        `core` is one that has received the peer's open, for `continue_with`. `names` are those that the open may have,
+        if they are not those of the namespace.
+        """
         self._namespace = namespace
         self._runtime = namespace.runtime
         self._stream = stream
         self._account = account
         self._arrived_at = arrived_at
         self._loop = asyncio.get_running_loop()
-        self._core = Connection.server(
-            namespace.name,
-            limits=_LIMITS,
-            limits_before=_unauthenticated_limits(namespace.resources.limits.authentication_seconds),
-            bare_allowed=True,
-            verifier=self._check_sasl,
-            properties=_PROPERTIES,
-        )
+        seconds = namespace.resources.limits.authentication_seconds
+        self._core = core or server_core(namespace.name, seconds, self._check_sasl)
+        self._names: HostNames = names or namespace.names
         self._claims = GrantedClaims(
             namespace.verifier, self._runtime.namespace, peer_is_loopback=peer_is_loopback, arrived_at=arrived_at
         )
@@ -141,6 +144,15 @@ class AmqpConnection:
             self._handle(event)
         if self._output.has_stalled:
             self._output.resume_stalled()
+        self._output.flush()
+        self._set_timer()
+
+    def continue_with(self, events: list[ConnectionEvent], plain: bytes | None) -> None:
+        """Handle the events of a core that has received the peer's open. `plain` is the response of SASL PLAIN."""
+        if plain is not None and not self._check_sasl("PLAIN", plain):
+            self._core.close(Error(Condition.UNAUTHORIZED_ACCESS.value, "the key of SASL PLAIN is not known here"))
+        for event in events:
+            self._handle(event)
         self._output.flush()
         self._set_timer()
 
@@ -247,10 +259,12 @@ class AmqpConnection:
         The peer gets the reason in the reply to its put-token request. Official clients raise that reply as an
         authentication error without a retry. After a close frame, they would connect again.
         """
-        names = self._namespace.names
-        if not host_name or names.is_own(host_name, self._arrived_at):
+        names = self._names
+        if not host_name and isinstance(names, OwnNames):
+            return  # the port has only one namespace
+        if host_name and names.is_own(host_name, self._arrived_at):
             return
-        text = names.refusal(host_name, self._arrived_at)
+        text = names.refusal(host_name or "", self._arrived_at)
         if self._claims.forbid(text):
             # The peer gave its key with SASL, so it puts no token.
             self._core.close(Error(Condition.UNAUTHORIZED_ACCESS.value, text))
@@ -297,6 +311,18 @@ class AmqpConnection:
         if at is not None:
             seconds = min((at - now) / 1000 + 0.001, _MAX_TIMER_SECONDS)
             self._token_timer = self._loop.call_later(seconds, self._detach_uncovered, _EXPIRED)
+
+
+def server_core(container_id: str, authentication_seconds: float, verifier: SaslVerifier) -> Connection:
+    """Return the protocol core for a new connection."""
+    return Connection.server(
+        container_id,
+        limits=_LIMITS,
+        limits_before=_unauthenticated_limits(authentication_seconds),
+        bare_allowed=True,
+        verifier=verifier,
+        properties=_PROPERTIES,
+    )
 
 
 @cache

@@ -12,7 +12,7 @@ import ipaddress
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,6 +31,9 @@ CA_KEY_FILE: Final = "ca.key"
 SERVER_FILE: Final = "server.pem"
 SERVER_KEY_FILE: Final = "server.key"
 LOCK_FILE: Final = "tls.lock"
+AZURE_CA_FILE: Final = "azure-ca.pem"
+AZURE_SERVER_FILE: Final = "azure-server.pem"
+AZURE_SERVER_KEY_FILE: Final = "azure-server.key"
 
 _CA_VALIDITY: Final = timedelta(days=3650)
 # Apple and others refuse server certificates that are valid for more than 825 days.
@@ -63,6 +66,52 @@ def server_context(
     return context
 
 
+def azure_ca_path(directory: Path) -> Path:
+    """Return the file with the certificate of the authority for `--azure-names`."""
+    return directory / AZURE_CA_FILE
+
+
+def constrained_context(directory: Path, names: Sequence[str], now: datetime | None = None) -> ssl.SSLContext:
+    """Return the TLS context of a server for exactly these host names. Blocks on the disk.
+
+    Makes an authority and a certificate if there are none for these names, or if they expire soon. The authority is
+    constrained to the names, and its key is dropped as soon as it has signed: users put this authority into the store
+    of their system.
+    """
+    now = now or datetime.now(UTC)
+    directory.mkdir(parents=True, exist_ok=True)
+    with _locked(directory / LOCK_FILE):
+        wanted = [x509.DNSName(name) for name in names]
+        kept = _load(directory / AZURE_SERVER_FILE, directory / AZURE_SERVER_KEY_FILE)
+        authority = _load_certificate(azure_ca_path(directory))
+        is_kept = kept is not None and authority is not None and _is_usable(kept[0], list(wanted), authority, now)
+        if kept is None or not is_kept or set(_alternative_names(kept[0])) != set(wanted):
+            made, key = make_constrained_authority(names, now)
+            _ensure_server_certificate(
+                directory, list(wanted), made, key, now, AZURE_SERVER_FILE, AZURE_SERVER_KEY_FILE, keep_names=False
+            )
+            _replace(azure_ca_path(directory), made.public_bytes(serialization.Encoding.PEM), 0o644)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(directory / AZURE_SERVER_FILE, directory / AZURE_SERVER_KEY_FILE)
+    return context
+
+
+def make_constrained_authority(
+    names: Sequence[str], now: datetime
+) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Return an authority that may sign server certificates for these host names, and for no address."""
+    constraints = x509.NameConstraints(
+        permitted_subtrees=[x509.DNSName(name) for name in names],
+        excluded_subtrees=[x509.IPAddress(ipaddress.ip_network(all_of)) for all_of in ("0.0.0.0/0", "::/0")],
+    )
+    key = ec.generate_private_key(ec.SECP256R1())
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    builder = _authority_builder(key, "Twinbus CA for names in Azure", now, _SERVER_VALIDITY)
+    builder = builder.add_extension(constraints, critical=True).add_extension(usage, critical=False)
+    return builder.sign(key, hashes.SHA256()), key
+
+
 def certificate_names(*hosts: str) -> list[x509.GeneralName]:
     """Return the names for the certificate: loopback, the host name of this machine, and the given hosts."""
     wanted = ["localhost", "127.0.0.1", "::1", socket.gethostname(), *(host.strip("[]") for host in hosts)]
@@ -93,19 +142,24 @@ def _ensure_authority(directory: Path, now: datetime) -> tuple[x509.Certificate,
     if kept is not None and kept[0].not_valid_after_utc - now > _SERVER_VALIDITY:
         return kept
     key = ec.generate_private_key(ec.SECP256R1())
+    certificate = _authority_builder(key, "Twinbus local CA", now, _CA_VALIDITY).sign(key, hashes.SHA256())
+    _save(directory / CA_FILE, directory / CA_KEY_FILE, certificate, key)
+    return certificate, key
+
+
+def _authority_builder(
+    key: ec.EllipticCurvePrivateKey, title: str, now: datetime, validity: timedelta
+) -> x509.CertificateBuilder:
     # The name contains the key's identifier, so that a client can trust several local authorities at the same time.
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    name = _name(f"Twinbus local CA {identifier.digest.hex()[:8]}")
-    certificate = (
-        _builder(name, name, key.public_key(), now, _CA_VALIDITY)
+    name = _name(f"{title} {identifier.digest.hex()[:8]}")
+    return (
+        _builder(name, name, key.public_key(), now, validity)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
-        .sign(key, hashes.SHA256())
     )
-    _save(directory / CA_FILE, directory / CA_KEY_FILE, certificate, key)
-    return certificate, key
 
 
 def _ensure_server_certificate(
@@ -114,11 +168,15 @@ def _ensure_server_certificate(
     authority: x509.Certificate,
     authority_key: ec.EllipticCurvePrivateKey,
     now: datetime,
+    file: str = SERVER_FILE,
+    key_file: str = SERVER_KEY_FILE,
+    *,
+    keep_names: bool = True,
 ) -> None:
-    kept = _load(directory / SERVER_FILE, directory / SERVER_KEY_FILE)
+    kept = _load(directory / file, directory / key_file)
     if kept is not None and _is_usable(kept[0], wanted, authority, now):
         return
-    if kept is not None:
+    if kept is not None and keep_names:
         # Another server that uses this directory may have another host. The names of that host stay in the certificate.
         wanted = list(dict.fromkeys([*wanted, *_alternative_names(kept[0])]))
     key = ec.generate_private_key(ec.SECP256R1())
@@ -133,7 +191,7 @@ def _ensure_server_certificate(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
-    _save(directory / SERVER_FILE, directory / SERVER_KEY_FILE, certificate, key)
+    _save(directory / file, directory / key_file, certificate, key)
 
 
 def _is_usable(
@@ -195,6 +253,14 @@ def _load(certificate_path: Path, key_path: Path) -> tuple[x509.Certificate, ec.
     if not isinstance(key, ec.EllipticCurvePrivateKey) or certificate.public_key() != key.public_key():
         return None
     return certificate, key
+
+
+def _load_certificate(path: Path) -> x509.Certificate | None:
+    """Return the certificate of a file, or None if it is absent or damaged."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _save(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import defaultdict
-from collections.abc import ItemsView, Iterable, ValuesView
+from collections.abc import ItemsView, Iterable, Mapping, ValuesView
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,7 +28,7 @@ from twinbus.namespace.front.sas_verifier import SasVerifier
 from twinbus.namespace.front.transaction_coordinator import Transactions
 from twinbus.namespace.front.unsettled import LockedDeliveries
 from twinbus.namespace.meter import OperationMeter
-from twinbus.namespace.own_names import OwnNames
+from twinbus.namespace.own_names import OwnNames, SharedNames
 from twinbus.namespace.resources import ConnectionAccount, Resources
 from twinbus.namespace.runtime import NamespaceRuntime
 
@@ -68,6 +68,20 @@ class NamespaceContext:
     def limit_exceeded(self, exceeded: LimitExceededError) -> None:
         """Count and log that a peer exceeded a limit."""
         self.resources.refuse(exceeded, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPort:
+    """A port that several namespaces share: its TLS, and the namespaces by name. The port takes TLS only."""
+
+    tls: ssl.SSLContext
+    names: SharedNames
+    namespaces: Mapping[str, NamespaceContext]
+
+    def find(self, host: str | None) -> NamespaceContext | None:
+        """Return the namespace that has this host name, or None."""
+        name = None if not host else self.names.namespace_of(host)
+        return None if name is None else self.namespaces[name]
 
 
 class AttachedLink(Protocol):

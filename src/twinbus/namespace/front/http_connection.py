@@ -29,7 +29,7 @@ from twinbus.namespace.front.http_messages import (
     parse_target,
     refuse_foreign,
 )
-from twinbus.namespace.own_names import OwnNames
+from twinbus.namespace.own_names import HostNames
 from twinbus.namespace.resources import ConnectionAccount
 
 MAX_HEADER_BYTES: Final = 64 * 1024
@@ -94,7 +94,7 @@ class HttpConnection:
         self,
         handler: HttpRequestHandler,
         stream: HttpStream,
-        names: OwnNames,
+        names: HostNames,
         account: ConnectionAccount | None = None,
         *,
         peer_is_loopback: bool,

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from twinbus.connect import WEBSOCKET_PATH
 from twinbus.namespace.front.atom_xml import render_error
-from twinbus.namespace.own_names import Authority, OwnNames, is_same_origin, parse_authority, shortened
+from twinbus.namespace.own_names import Authority, HostNames, is_same_origin, parse_authority, shortened
 
 # Browsers set this header. A script cannot change its value. The value `none` means that a person typed the address.
 _FETCH_SITE: Final = "sec-fetch-site"
@@ -101,7 +101,7 @@ def method_not_allowed(method: str, allowed: str) -> HttpResponse:
 
 
 def refuse_foreign(
-    target: str, headers: Iterable[tuple[str, str]], names: OwnNames, arrived_at: str | None
+    target: str, headers: Iterable[tuple[str, str]], names: HostNames, arrived_at: str | None
 ) -> HttpResponse | None:
     """Return the response that refuses a request for another name or from a page of another origin.
 

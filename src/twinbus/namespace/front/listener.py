@@ -30,7 +30,7 @@ from typing import Final, cast
 
 from twinbus.amqp import KIB, LimitExceededError
 from twinbus.namespace.front.accepted_connection import AcceptedConnection
-from twinbus.namespace.front.context import NamespaceContext
+from twinbus.namespace.front.context import NamespaceContext, SharedPort
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +53,10 @@ Turn = Callable[[], bool]
 class Listener:
     """Accepts connections on a listening socket until `close` is called."""
 
-    def __init__(self, namespace: NamespaceContext, listening: socket.socket) -> None:
+    def __init__(self, namespace: NamespaceContext, listening: socket.socket, shared: SharedPort | None = None) -> None:
+        """On a `shared` port, `namespace` counts what belongs to no namespace yet."""
         self._namespace = namespace
+        self._shared = shared
         self._socket = listening
         self._loop = asyncio.get_running_loop()
         self._turns = FairTurns()
@@ -104,7 +106,7 @@ class Listener:
             refusal = self._namespace.resources.make_room()
             if refusal is not None:
                 self._namespace.limit_exceeded(refusal)
-        connection = AcceptedConnection(self._namespace, refusal)
+        connection = AcceptedConnection(self._namespace, refusal, self._shared)
         if refusal is not None:
             self._refused = {one for one in self._refused if not one.gone.done()}
             if len(self._refused) >= _MAX_REFUSED:

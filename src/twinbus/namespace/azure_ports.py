@@ -1,0 +1,114 @@
+"""Ports on which several namespaces answer under the names that they have in Azure (`twinbus serve --azure-names`).
+
+Clients of Service Bus go to fixed ports of `NAME.servicebus.windows.net`: 5671 for AMQP, 443 for HTTPS and WebSockets,
+always in TLS. Here both ports serve all namespaces. The name that a client uses chooses its namespace. One certificate
+has all names. Its authority may sign for these names only, and the authority's key is never written to a disk.
+
+The names must lead to this machine, and clients must trust the authority. Twinbus changes neither by itself:
+`set_up_lines` says what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from twinbus.errors import OperatorError
+from twinbus.namespace.engine.descriptions import AuthorizationRule
+from twinbus.namespace.front import Listener, SharedPort, azure_ca_path, constrained_context
+from twinbus.namespace.own_names import SharedNames, is_wildcard
+from twinbus.namespace.serve_plan import AMQPS_PORT, HTTPS_PORT, AzureNames
+from twinbus.namespace.server import NamespaceServer, bind_port
+
+_FIRST_UNPRIVILEGED: Final = 1024
+
+
+class AzurePorts:
+    """The two ports. They are bound first, and listen when the namespaces have started."""
+
+    def __init__(self, names: AzureNames, host: str, tls: Path) -> None:
+        """Bind the ports. `tls` is the directory of the certificates. Raises OperatorError."""
+        self.namespaces = names.namespaces
+        self.host = host
+        self.ca = azure_ca_path(tls)
+        self._tls = tls
+        self._listeners: list[Listener] = []
+        with ExitStack() as undone:
+            self._sockets = [undone.enter_context(_bind(host, port)) for port in (names.amqps_port, names.https_port)]
+            undone.pop_all()
+        self.ports = tuple(int(one.getsockname()[1]) for one in self._sockets)
+
+    def names_of(self, namespace: str) -> list[str]:
+        """Return the host names of a namespace."""
+        return [name for name, owner in self.namespaces.items() if owner == namespace]
+
+    def own_names(self, namespace: str) -> tuple[str, ...]:
+        """Return `NAME:PORT` for each name and port under which the namespace may be addressed.
+
+        These include the ports that clients use: a redirection may lead from them to the ports here.
+        """
+        ports = dict.fromkeys((AMQPS_PORT, HTTPS_PORT, *self.ports))
+        return tuple(f"{name}:{port}" for name in self.names_of(namespace) for port in ports)
+
+    def listen(self, servers: Sequence[NamespaceServer]) -> None:
+        """Listen for the namespaces, which have started. Makes the certificates if needed. Blocks on the disk."""
+        contexts = {server.options.name: server.context for server in servers}
+        shared = SharedPort(
+            constrained_context(self._tls, sorted(self.namespaces)),
+            SharedNames(self.namespaces, (AMQPS_PORT, HTTPS_PORT, *self.ports)),
+            contexts,
+        )
+        first = contexts[next(iter(self.namespaces.values()))]
+        self._listeners = [Listener(first, one, shared) for one in self._sockets]
+
+    def close(self) -> None:
+        """Stop accepting. Accepted connections belong to their namespaces and continue."""
+        for listener in self._listeners:
+            listener.close()
+        for one in self._sockets:
+            one.close()
+
+    def connection_string(self, name: str, rule: AuthorizationRule) -> str:
+        """Return a connection string as the portal of Azure shows it."""
+        return f"Endpoint=sb://{name}/;SharedAccessKeyName={rule.name};SharedAccessKey={rule.primary_key}"
+
+    def set_up_lines(self) -> list[str]:
+        """Return what to do so that clients on this machine reach the namespaces and trust them."""
+        address = "127.0.0.1" if is_wildcard(self.host) or self.host == "localhost" else self.host
+        lines = ["Add to /etc/hosts, where the clients run (and remove when you are done):"]
+        lines += [f"  {address} {name}" for name in self.namespaces]
+        if self.ports != (AMQPS_PORT, HTTPS_PORT):
+            lines.append("Clients use the ports 5671 and 443. Lead them to these ports, for instance:")
+            lines += [
+                f"  sudo iptables -t nat -A OUTPUT -o lo -p tcp --dport {theirs} -j REDIRECT --to-ports {ours}"
+                for theirs, ours in zip((AMQPS_PORT, HTTPS_PORT), self.ports, strict=True)
+            ]
+        lines += [
+            "Let clients trust the CA, which can sign for these names only (no process has its key any more):",
+            "  system:  sudo cp CA /usr/local/share/ca-certificates/twinbus-azure.crt && sudo update-ca-certificates",
+            "  Python:  connection_verify='CA' for each client, REQUESTS_CA_BUNDLE=CA for administration clients",
+            "  Node:    NODE_EXTRA_CA_CERTS=CA",
+            "  Java:    keytool -importcert -noprompt -alias twinbus -file CA -keystore a.p12 -storepass changeit",
+            "           then -Djavax.net.ssl.trustStore=a.p12 -Djavax.net.ssl.trustStorePassword=changeit",
+            f"  CA is    {self.ca.absolute()}",
+        ]
+        return lines
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        return bind_port(host, port)
+    except OSError as error:
+        text = f"--azure-names cannot listen on {host}:{port}: {error.strerror or error}"
+        hint = "End the program that uses the port, or give others with --azure-ports."
+        if error.errno in (errno.EACCES, errno.EPERM):
+            text += f". Ports below {_FIRST_UNPRIVILEGED} are for root"
+            hint = (
+                f"Allow them, until the machine starts again: sudo sysctl net.ipv4.ip_unprivileged_port_start={port}. "
+                "Or give other ports with --azure-ports 15671,10443, and redirect 5671 and 443 as it then prints."
+            )
+        raise OperatorError(text, hint) from error
