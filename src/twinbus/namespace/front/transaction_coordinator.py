@@ -183,6 +183,7 @@ class Transactions:
             transaction.timer.cancel()
         self._open.clear()
         self._size = 0
+        self._allow = _never  # breaks the reference cycle of the transactions and their connection
 
     def is_open(self, transaction_id: bytes) -> bool:
         """Return whether the transaction can still be discharged."""
@@ -276,3 +277,8 @@ def _rolled_back(why: Refusal) -> Refusal:
         return why
     text = f"Nothing of the transaction was done. {why.description} ({why.condition.value})"
     return Refusal(Condition.TRANSACTION_ROLLBACK, text)
+
+
+def _never(claim: Claim, path: str) -> bool:
+    """Allow nothing: the connection is gone."""
+    return False
