@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -431,6 +431,33 @@ def test_d1_what_another_receiver_holds_after_a_lost_lock_is_completed_when_it_i
     query.restart()
     query.run()
     assert query.ids == ["a/0", "a/1", "b/0", "b/1", "b/2", "a/2"]
+    assert queue.left() == []
+
+
+@pytest.mark.thorough
+def test_d1_a_session_that_was_completed_in_part_is_not_read_before_the_rest_is_completed(
+    queue: SessionQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = queue.put("ab", 4)
+    query = queue.stream(maxMessagesPerTrigger=4)
+    completed, refused = broker_module._completed, list[str]()
+
+    async def refuse_the_second(receiver: Receiver, messages: Sequence[ReceivedMessage]) -> set[int]:
+        if receiver.session_id == "a" and not refused:
+            refused.extend(str(one.message_id) for one in messages[1:])
+            await receiver.release(messages[1:])
+            messages = messages[:1]
+        return await completed(receiver, messages)
+
+    monkeypatch.setattr(broker_module, "_completed", refuse_the_second)
+    assert query.trigger()
+    assert query.trigger()
+    assert refused == ["a/1"]
+    assert query.read[-1] == ["b/2", "b/3"]
+    assert queue.left() == ["a/1", "a/2", "b/2", "a/3", "b/3"]
+    query.run()
+    assert query.ids == ["a/0", "a/1", "b/0", "b/1", "b/2", "b/3", "a/2", "a/3"]
+    assert sorted(query.ids) == sorted(sent)
     assert queue.left() == []
 
 

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from tests import tinyproxy
 from tests.pipeline.queues import new_queue
 from tests.spark_fixtures import NAMED
-from twinbus.connect import connect, encode_message
+from twinbus.connect import SessionCannotBeLockedError, connect, encode_message
 from twinbus.message import Message
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.servicebus.broker import Broker
@@ -238,6 +238,44 @@ def test_d1_sessions_are_read_and_streamed_each_by_one_task_in_order(
     assert [tasks for tasks, _ in batches] == [5, 5, 5]
     assert in_order(one for _, found in batches for one in found) == expected
     assert _read(spark, namespace, queue).count() == 0
+
+
+@pytest.mark.thorough
+def test_d1_a_stream_that_is_stopped_or_fails_releases_its_sessions(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, tmp_path: Path
+) -> None:
+    queue = new_queue(namespace, next(_names), requires_session=True)
+    _send(client, queue, *(ServiceBusMessage("", message_id=str(one), session_id="s") for one in range(40)))
+
+    async def accept() -> bool:
+        async with connect(namespace.connection_string) as bus:
+            try:
+                await bus.receiver(queue, session="s", session_timeout=1.0)
+            except SessionCannotBeLockedError:
+                return False
+            return True
+
+    for end in ("stopped", "failed"):
+        held: list[bool] = []
+
+        def take(_: DataFrame, batch: int, end: str = end, held: list[bool] = held) -> None:
+            held.append(not asyncio.run(accept()))
+            if end == "failed" and batch == 1:
+                raise ValueError("the sink fails")
+
+        stream = _stream(spark, namespace, queue, sessions=True, maxMessagesPerTrigger=2, pollInterval=1)
+        writer = stream.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / end))
+        query = writer.trigger(processingTime="0 seconds").start()
+        while end == "stopped" and len(held) < 2:
+            assert query.isActive, query.exception()
+        if end == "stopped":
+            query.stop()
+        else:
+            with pytest.raises(Exception, match="the sink fails"):
+                query.awaitTermination()
+        assert all(held)
+        while not asyncio.run(accept()):  # until the process of the query has ended
+            assert not query.isActive
 
 
 @pytest.mark.thorough

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class HeldSession:
+class LockedSession:
     """One session whose lock this process holds."""
 
     id: str
@@ -56,7 +56,7 @@ class HeldSessions:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._bus = connection(options)
-        self._held: dict[str, HeldSession] = {}
+        self._held: dict[str, LockedSession] = {}
         self._renew_within = LONGEST_LOCK
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="twinbus-sessions", daemon=True)
@@ -77,7 +77,7 @@ class HeldSessions:
         held = self._held.get(session)
         return held is not None and held.receiver.is_attached
 
-    def get(self, session: str) -> HeldSession | None:
+    def get(self, session: str) -> LockedSession | None:
         """Returns a session; None if its lock was lost in the meantime."""
         return self._held.get(session)
 
@@ -108,7 +108,7 @@ class HeldSessions:
             assert receiver.session_id is not None
             if (lost := self._held.get(receiver.session_id)) is not None:
                 await self._let_go(lost)
-            held = HeldSession(receiver.session_id, receiver)
+            held = LockedSession(receiver.session_id, receiver)
             held.renewal = self._loop.create_task(self._renew(held))
             self._held[held.id] = held
         for answer in answers:
@@ -130,17 +130,17 @@ class HeldSessions:
         """Releases sessions, so that other receivers can accept them."""
         self._run(self._release([held for session in list(sessions) if (held := self._held.get(session)) is not None]))
 
-    async def _release(self, sessions: Iterable[HeldSession]) -> None:
+    async def _release(self, sessions: Iterable[LockedSession]) -> None:
         await asyncio.gather(*map(self._let_go, sessions))
 
-    async def _let_go(self, held: HeldSession) -> None:
+    async def _let_go(self, held: LockedSession) -> None:
         if self._held.get(held.id) is held:
             del self._held[held.id]
         if held.renewal is not None and held.renewal is not asyncio.current_task():
             held.renewal.cancel()
         await held.receiver.close()
 
-    async def _lose(self, held: HeldSession, error: ServiceBusError) -> None:
+    async def _lose(self, held: LockedSession, error: ServiceBusError) -> None:
         _log.warning(
             "%s: the lock of session %r was lost: %s. Other receivers may read its messages, too.",
             self._options.address,
@@ -151,7 +151,7 @@ class HeldSessions:
 
     # --- locks -------------------------------------------------------------------------------------------------
 
-    async def _renew(self, held: HeldSession) -> None:
+    async def _renew(self, held: LockedSession) -> None:
         """Renews the lock of a session until the session is released or the lock is lost."""
         until = held.receiver.session_locked_until
         while True:
@@ -186,7 +186,9 @@ class HeldSessions:
         )
         return {session: answer for session, answer in zip(sessions, answers, strict=True) if answer is not None}
 
-    async def _complete_one(self, held: HeldSession, numbers: SequenceNumbers, newest: int | None) -> Completion | None:
+    async def _complete_one(
+        self, held: LockedSession, numbers: SequenceNumbers, newest: int | None
+    ) -> Completion | None:
         try:
             return await complete_received(held.receiver, numbers, newest)
         except (SessionLockLostError, ServiceBusConnectionError) as error:
