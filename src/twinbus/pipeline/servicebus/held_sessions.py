@@ -23,7 +23,6 @@ from twinbus.connect import (
     NEXT_AVAILABLE,
     OperationTimeoutError,
     Receiver,
-    ServiceBusConnectionError,
     ServiceBusError,
     SessionCannotBeLockedError,
     SessionChoice,
@@ -191,7 +190,10 @@ class HeldSessions:
     ) -> Completion | None:
         try:
             return await complete_received(held.receiver, numbers, newest)
-        except (SessionLockLostError, ServiceBusConnectionError) as error:
+        except ServiceBusError as error:
+            if held.receiver.is_attached and not isinstance(error, SessionLockLostError):
+                raise
+            # The link has ended, for whatever reason. If the reason lasts, it is raised when the session is accepted.
             await self._lose(held, error)
             return None
 

@@ -176,6 +176,8 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _peeked(self, broker: Broker, most: int | None) -> tuple[BySession, int | None]:
         """Returns the first active messages of each session, at most `most`. Releases sessions without any."""
+        if any(session in self._sessions for session in self._refused):
+            self._complete()  # the other receiver has released it
         sessions = self._usable()
         size = PAGE if most is None else max(1, min(PAGE, most // max(1, len(sessions))))
         found: dict[str, list[int]] = {session: [] for session in sessions}
@@ -346,15 +348,22 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _complete(self) -> None:
         """Completes the messages in `_uncompleted`. Those that cannot be completed stay there for the next call."""
         before = _count(self._uncompleted)
-        self._accept_again()
+        for _ in range(2):  # again if a lock was lost meanwhile
+            self._accept_again()
+            held = [session for session in self._uncompleted if session in self._sessions]
+            self._complete_held()
+            if all(session in self._sessions for session in held):
+                break
+        self._completed += before - _count(self._uncompleted)
+        self._tried = time.monotonic()
+
+    def _complete_held(self) -> None:
         done = self._sessions.complete(self._uncompleted, self._newest)
         self._uncompleted = {**self._uncompleted, **{one: result.left for one, result in done.items()}}
         # Messages that were not received may be gone: expired, or settled by another receiver.
         self._drop_settled([session for session in done if self._uncompleted[session]])
-        self._completed += before - _count(self._uncompleted)
         if stopped := {one: result.stopped for one, result in done.items() if result.stopped is not None}:
             _log.warning("%s: messages are not completed yet, by session: %r", self._options.address, stopped)
-        self._tried = time.monotonic()
 
     def _accept_again(self) -> None:
         """Accepts sessions that were lost, or were held by an earlier process, in order to complete their messages."""
@@ -367,8 +376,9 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._drop_settled(lost)
         lost = [session for session in lost if session in self._uncompleted]
         refused = set(lost) - set(self._sessions.accept(lost))
-        self._refused = {one: at for one, at in self._refused.items() if one in self._uncompleted}
         self._refused |= dict.fromkeys(refused, now)
+        waiting = (one for one in self._refused if one in self._uncompleted and one not in self._sessions)
+        self._refused = {session: self._refused[session] for session in waiting}
 
     def _drop_settled(self, sessions: Sequence[str]) -> None:
         """Removes from `_uncompleted` the messages of these sessions that do not exist any more."""
