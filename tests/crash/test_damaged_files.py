@@ -235,6 +235,15 @@ def test_x2_a_message_whose_type_became_text_is_reported(samples: Samples) -> No
     assert "the structure of the file: non-BLOB value in message.raw" in refusal_of(path)
 
 
+def test_x2_a_settled_message_in_a_page_from_an_earlier_time_does_not_come_again(samples: Samples) -> None:
+    """The page is where the table of messages begins. The index of messages is intact. Found by sample 165."""
+    image = samples.image(165 // PER_IMAGE, killed=False)
+    path, _ = samples.damaged(image, Random("more-165"), how=damage_more)
+    store = SqliteStore(path, accept_damage=True)
+    assert_intact_or_listed(path, store, store.open(), image)
+    store.close()
+
+
 def refusal_of(path: Path) -> str:
     with pytest.raises(StoreDamagedError) as caught:
         SqliteStore(path).open()

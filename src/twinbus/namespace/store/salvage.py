@@ -3,6 +3,9 @@
 A damaged page makes SQLite end a SELECT with an error. So each table is read from both ends, and messages that this
 does not reach are read one by one, by the rowids in the index of messages. Only rows with their checksum are kept.
 
+A page from an earlier time may have such rows of messages that were settled since. So a row that is not in the index is
+left out, unless the index of its queue is damaged too.
+
     entities     A subscription is lost with its topic. What is stored under a lost entity is lost too.
     counters     They are counted again from the kept rows. Sequence numbers go on behind the highest one known.
     lost         The inventory of a queue says how many messages it had, and the index which sequence numbers. A message
@@ -33,7 +36,7 @@ from twinbus.namespace.engine.storage_protocol import (
     StoreWrite,
 )
 from twinbus.namespace.store import open_store
-from twinbus.namespace.store.checksums import Inventory, body_crc, counters_crc, values_crc
+from twinbus.namespace.store.checksums import Inventory, body_crc, counters_crc, row_key, values_crc
 from twinbus.namespace.store.errors import DAMAGE_ERRORS, UNREADABLE, is_cut_short
 from twinbus.namespace.store.examine import OTHER_ROWS, ROW_COLUMNS, intact_row
 from twinbus.namespace.store.open_store import StoredCounters
@@ -61,6 +64,8 @@ class Salvage:
         self._highest_seq: Counter[int] = Counter()
         self._kept: set[tuple[int, int]] = set()
         self._lost_seqs: defaultdict[int, set[int]] = defaultdict(set)
+        self._indexed: dict[int, set[tuple[int, int]]] = {}
+        """Lane and sequence number of the rows of each queue whose index is intact."""
         self._cut_short: set[str] = set()
         """The SELECTs of which damage hides rows."""
 
@@ -145,6 +150,7 @@ class Salvage:
         every = f"SELECT m.rowid, {ROW_COLUMNS} FROM message AS m ORDER BY m.rowid"
         one = f"SELECT {ROW_COLUMNS} FROM message AS m WHERE m.rowid = ?"
         index = "SELECT rowid, queue, lane, seq FROM message INDEXED BY message_key ORDER BY queue, lane, seq"
+        self._read_index(index)
         reached: set[int] = set()
         for rowid, *values in self._from_both_ends(every):
             reached.add(rowid)
@@ -155,12 +161,25 @@ class Salvage:
             if (queue, seq) not in self._kept:
                 self._lose(queue, seq)
 
+    def _read_index(self, sql: str) -> None:
+        """Read the index of messages. That of a queue is intact if it has the rows of the inventory."""
+        found: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
+        for _, queue, lane, seq in self._from_both_ends(sql):
+            found[queue].add((lane, seq))
+        for queue, stored in self._stored.items():
+            try:
+                inventory = Inventory(len(found[queue]), sum(row_key(*key) for key in found[queue]))
+            except UNREADABLE:
+                continue
+            if inventory == stored.inventory:
+                self._indexed[queue] = found[queue]
+
     def _row(self, values: Sequence[Any]) -> Iterator[PutRow | PutBody]:
         """Yield a row if it is intact and belongs to an entity, after its body if no earlier row has the same."""
         row = intact_row(values)
         if row is None:
             self._lose(values[0], values[2])
-        elif row.queue not in self._entities or (row.queue, row.seq) in self._kept:
+        elif row.queue not in self._entities or (row.queue, row.seq) in self._kept or self._is_outdated(row):
             return
         elif row.body is not None and row.body not in self._bodies and (body := self._read_body(row.body)) is not None:
             yield body
@@ -169,6 +188,10 @@ class Salvage:
             yield self._keep(row)
         else:
             self._lose(row.queue, row.seq)
+
+    def _is_outdated(self, row: Row) -> bool:
+        indexed = self._indexed.get(row.queue)
+        return indexed is not None and (row.lane, row.seq) not in indexed
 
     def _keep(self, row: Row) -> PutRow:
         self._kept.add((row.queue, row.seq))
