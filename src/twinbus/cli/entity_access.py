@@ -126,24 +126,18 @@ class EntityAdministration:
 
         Raises WrongUsageError if the service does not accept a property.
         """
-        from azure.core.exceptions import HttpResponseError, ResourceNotFoundError  # noqa: PLC0415 - slow
-
-        from twinbus.pairing import management_failure  # noqa: PLC0415
+        from azure.core.exceptions import AzureError, ResourceNotFoundError  # noqa: PLC0415 - slow
 
         try:
             return self._administration.request(method, *arguments, **keywords)
         except ResourceNotFoundError:
             raise
-        except (HttpResponseError, OSError, TwinbusError) as error:
-            if getattr(error, "status_code", None) == 400:
-                raise WrongUsageError(f"{self.name} refuses this: {management_failure(error).detail}") from error
-            raise connections.access_error(self.name, error) from error
-        except Exception as error:
-            from azure.core.exceptions import AzureError  # noqa: PLC0415
-
-            if not isinstance(error, AzureError):
-                raise
-            raise connections.access_error(self.name, error) from error
+        except (AzureError, OSError, TwinbusError) as error:
+            status = getattr(error, "status_code", None)
+            if status is None or connections.is_refused(error):
+                raise connections.access_error(self.name, error) from error
+            text = f"{self.name} refuses this: {connections.access_failure(error)[1]}"
+            raise (WrongUsageError(text) if status == 400 else OperatorError(text)) from error
 
     def create_topic(self, path: str, **properties: object) -> None:
         """Create a topic. The SDK's `create_topic` takes no options of the request, so a client gets them instead."""
