@@ -285,7 +285,21 @@ async def sessions_listed(make: Make, entities: Entities) -> object:
         return [sorted([one async for one in listed]) for listed in (of_queue, of_subscription, updated)]
 
 
+async def a_client_that_is_entered_again(make: Make, entities: Entities) -> object:
+    client, seen = make(), []
+    for number in range(3):
+        async with client:
+            async with client.get_queue_sender(queue_name=entities.queue) as sender:
+                await sender.send_messages(ServiceBusMessage(f"time {number}"))
+            async with client.get_queue_receiver(queue_name=entities.queue, max_wait_time=5) as receiver:
+                for message in await receiver.receive_messages():
+                    await receiver.complete_message(message)
+                    seen.append(text_of(message))
+    return seen
+
+
 PROGRAMS = (
+    a_client_that_is_entered_again,
     send_queue,
     send_topic_and_receive_subscription,
     senders_and_receivers_made_before_the_client_is_entered,

@@ -38,6 +38,7 @@ class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT, RenewerT]):
     """The host of the primary, as `ServiceBusClient.fully_qualified_namespace`."""
     _state: PairState
     _primary_client: ClientT
+    _callbacks: dict[object, tuple[str, Callback, Callable[[], None]]]
 
     def _make_sender(self, path: str, make: Callable[[], Any]) -> SenderT:
         raise NotImplementedError
@@ -227,7 +228,19 @@ class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT, RenewerT]):
 
         Example: `pair.on("failover_engaged", lambda event: print(event.entity, event.cause))`.
         """
-        return self._state.events.on(event, callback)
+        key = object()
+        self._callbacks[key] = (event, callback, self._state.events.on(event, callback))
+
+        def off() -> None:
+            if (found := self._callbacks.pop(key, None)) is not None:
+                found[2]()
+
+        return off
+
+    def _register_callbacks(self) -> None:
+        """Register the callbacks again, after the pair was entered again."""
+        for key, (event, callback, _) in list(self._callbacks.items()):
+            self._callbacks[key] = (event, callback, self._state.events.on(event, callback))
 
 
 def _given(**keywords: Any) -> dict[str, Any]:

@@ -516,6 +516,10 @@ class PairState:
     def closed(self) -> bool:
         return self.primary.state is not SideState.OPEN and self.secondary.state is not SideState.OPEN
 
+    @property
+    def closed_without_fault(self) -> bool:
+        return self.closed and self.primary.cause is None and self.secondary.cause is None
+
     def forked(self) -> None:
         """Fault the pair in the child of a fork."""
         self.primary.forked()

@@ -318,3 +318,37 @@ async def test_c3_links_for_which_no_time_is_left_are_dropped_with_their_sockets
     await traces.gone()
     with pytest.raises(PairClosedError):
         await world.send(senders[0], ServiceBusMessage("x"))
+
+
+@pytest.mark.parametrize("syphon", [False, True], ids=["without a syphon", "with a syphon"])
+async def test_c3_a_pair_that_was_left_can_be_entered_again_and_one_that_was_closed_cannot(
+    world: World, queue: str, syphon: bool
+) -> None:
+    """The SDK's client can be entered again, and samples of the SDK do so."""
+    traces = Traces(world)
+    pair = await world.pair(enable_syphon=syphon)
+    heard: list[str] = []
+    off = pair.on("failover_engaged", lambda event: heard.append(event.entity))
+    old = await world.sender(pair, queue)
+    enter, leave = (pair.__aenter__, pair.__aexit__) if world.driver == "aio" else (pair.__enter__, pair.__exit__)
+    for number in range(3):
+        await world.do(enter)
+        sender = await world.sender(pair, queue)
+        await world.do(pair.force_failover, queue)
+        await world.send(sender, ServiceBusMessage(f"time {number}"))
+        assert (pair.syphon is not None and pair.syphon.state == "running") is syphon
+        await world.do(leave, None, None, None)
+        with pytest.raises(PairClosedError):
+            await world.send(sender, ServiceBusMessage("the pair is closed"))
+    await world.do(enter)
+    with pytest.raises(PairClosedError):
+        await world.send(old, ServiceBusMessage("a sender of the closed pair"))
+    assert len(heard) == 3
+    off()
+    await world.do(pair.force_failover, queue)
+    await world.do(pair.close)
+    assert len(heard) == 3
+    with pytest.raises(PairClosedError):
+        await world.do(enter)
+    if not syphon:  # a syphon may need longer to end than this test waits
+        await traces.gone()

@@ -111,7 +111,8 @@ class Pair(
 
     Use a pair like the SDK's client: with `async with pair: …`, or with `await pair.close()` at the end.
     `pair = await pair_connection_strings(…)` pairs the namespaces and returns the pair. `close` closes both sides; a
-    second `close` does nothing. A closed pair cannot be entered again: make another pair.
+    second `close` does nothing. A pair that `async with` has closed can be entered
+    again, and is then paired again; a pair that `close` has closed stays closed.
 
     A pair that was used has to be closed. A pair that is dropped without closing stays registered, and its primary
     can be paired again in this process only with the same secondary and equal options. A pair belongs to the event
@@ -138,6 +139,13 @@ class Pair(
         self._admin = admin
         self._make_syphon = syphon
         self._owns_clients = owns_clients
+        self._callbacks = {}
+        self._was_left = False
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Make all that ends when the pair is closed. Needs no event loop."""
+        primary, secondary, options = self._primary_client, self._secondary_client, self.options
         self._pairing: asyncio.Task[None] | None = None
         self._paired = False
         self._waiting = 0
@@ -225,7 +233,16 @@ class Pair(
         return await self._entered()
 
     async def _entered(self) -> Self:
-        """Pair the namespaces. If the pairing fails, close the pair, because the caller may have no reference to it."""
+        """Pair the namespaces. If the pairing fails, close the pair, because the caller may have no reference to it.
+
+        Pairs the namespaces again if an earlier `async with` has closed the pair, as the SDK's client connects again.
+        Senders of the closed pair stay closed.
+        """
+        ended = self._ending is None or self._ending.done()
+        if self._was_left and self._state.closed_without_fault and ended:
+            self._was_left = False
+            self._set_up()
+            self._register_callbacks()
         try:
             await self._until_paired()
         except PairLoopError:
@@ -345,6 +362,7 @@ class Pair(
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+        self._was_left = True
 
     if not TYPE_CHECKING:
 

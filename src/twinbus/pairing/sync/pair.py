@@ -92,6 +92,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver, Ite
         options: SendAvailabilityOptions,
         *,
         admin: ServiceBusAdministrationClient | None = None,
+        syphon: SyphonFactory | None = None,
         owns_clients: bool = False,
     ) -> None:
         check_version()
@@ -100,7 +101,16 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver, Ite
         self._primary_client = primary
         self._secondary_client = secondary
         self._admin = admin
+        self._make_syphon = syphon
         self._owns_clients = owns_clients
+        self._callbacks = {}
+        self._entering = threading.Lock()
+        self._was_left = False
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Make all that ends when the pair is closed, and register the pair."""
+        primary, secondary, options = self._primary_client, self._secondary_client, self.options
         self._timeouts = ThreadTimeouts(client_endpoint(primary).host, options.try_timeout.total_seconds())
         self._pinging: dict[SharedEntity, Any] = {}
         self._senders: WeakSet[PairedSender] = WeakSet()
@@ -128,6 +138,21 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver, Ite
             access = ThreadStateAccess(location, secondary, self._timeouts, recorder, self._administration)
         # The pair is registered last, so that a pair whose `__init__` failed is not registered (P3).
         self._state.begin(access)
+
+    def _pair(self) -> None:
+        """Find or create the backlog queues, and start the syphon. Closes the pair if this fails."""
+        try:
+            administration = self._administration()
+            try:
+                self._provision(administration)
+            except BaseException:
+                administration.close()
+                raise
+            clients = (self._primary_client, self._secondary_client)
+            self._state.start_syphon(self._make_syphon, clients, self._admin)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:
@@ -182,12 +207,23 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver, Ite
         self._leave((self._state.primary, self._state.secondary), SideState.CLOSED)
 
     def __enter__(self) -> Self:
-        """Raises PairClosedError or PairFaultedError if the primary is no longer open."""
+        """Return the pair. Pairs the namespaces again if an earlier `with` statement has closed the pair.
+
+        So does the SDK's client. Senders of the closed pair stay closed. Raises PairClosedError or PairFaultedError if
+        the primary is no longer open for another reason.
+        """
+        with self._entering:
+            if self._was_left and self._state.closed_without_fault and self._ended.is_set():
+                self._was_left = False
+                self._set_up()
+                self._register_callbacks()
+                self._pair()
         self._state.primary.refuse_unless_open()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+        self._was_left = True
 
     if not TYPE_CHECKING:
 
@@ -415,21 +451,11 @@ def _paired(
     owns_clients: bool,
 ) -> Pair:
     try:
-        pair = Pair(primary, secondary, options, admin=admin, owns_clients=owns_clients)
+        pair = Pair(primary, secondary, options, admin=admin, syphon=syphon, owns_clients=owns_clients)
     except BaseException:
         if owns_clients:
             primary.close()
             secondary.close()
         raise
-    try:
-        administration = pair._administration()
-        try:
-            pair._provision(administration)
-        except BaseException:
-            administration.close()
-            raise
-        pair._state.start_syphon(syphon, (primary, secondary), admin)
-    except BaseException:
-        pair.close()
-        raise
+    pair._pair()
     return pair
