@@ -109,11 +109,11 @@ lock: ## the locks anew, from pyproject.toml (needs uv)
 	$(LOCK) --extra cli --extra serve --extra telemetry --group docs --constraints requirements-dev.lock --output-file requirements-docs.lock
 	$(subst pyproject.toml,--group pyproject.toml:audit,$(LOCK)) --output-file requirements-audit.lock
 
-# The site works from disk. Its pages about commands, events and metrics are made from the code.
+# The site works from disk. With --quiet, mkdocs would not count warnings, and a broken link would pass. Its pages about commands, events and metrics are made from the code.
 DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.installed
 docs: $(DOCS_STAMP) ## the site: guides, API, commands, events, metrics; every link is checked
-	PYTHONPATH=src NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --quiet --strict
+	PYTHONPATH=src NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
 	@echo "open .site/index.html"
 
 $(DOCS_STAMP): requirements-docs.lock

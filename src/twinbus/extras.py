@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from importlib import metadata, util
+from importlib import util
 from typing import Any, Final
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -80,6 +80,8 @@ def missing_extra(error: ImportError, extra: str | None = None) -> MissingExtraE
 
 def install_line(*extras: str) -> str:
     """Return the command that installs Twinbus with these extras, from where this Twinbus was installed."""
+    from importlib import metadata  # noqa: PLC0415 - slow, and needed for errors only
+
     try:
         origin = metadata.distribution("twinbus").read_text("direct_url.json")
     except metadata.PackageNotFoundError:

@@ -16,6 +16,8 @@ def test_a_broken_link_fails_the_build() -> None:
     assert "\nstrict: true\n" in SITE
     assert "not_found: warn" in SITE
     assert "anchors: warn" in SITE
+    recipe = re.findall(r"mkdocs build.*", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert recipe == ["mkdocs build --strict"]  # --quiet hides warnings from --strict
 
 
 def test_the_site_works_from_disk_and_without_a_network() -> None:

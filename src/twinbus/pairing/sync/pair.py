@@ -212,14 +212,19 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver, Ite
         So does the SDK's client. Senders of the closed pair stay closed. Raises PairClosedError or PairFaultedError if
         the primary is no longer open for another reason.
         """
-        with self._entering:
-            if self._was_left and self._state.closed_without_fault and self._ended.is_set():
-                self._was_left = False
-                self._set_up()
-                self._register_callbacks()
-                self._pair()
+        if self._was_left:  # the child of a fork does not take the lock, which another thread may have held
+            with self._entering:
+                if self._is_over():
+                    self._was_left = False
+                    self._set_up()
+                    self._register_callbacks()
+                    self._pair()
         self._state.primary.refuse_unless_open()
         return self
+
+    def _is_over(self) -> bool:
+        """Return whether a `with` statement has closed the pair, no side faulted, and all has ended."""
+        return self._was_left and self._state.closed_without_fault and self._ended.is_set()
 
     def __exit__(self, *_: object) -> None:
         self.close()
