@@ -244,6 +244,16 @@ def test_x2_a_settled_message_in_a_page_from_an_earlier_time_does_not_come_again
     store.close()
 
 
+def test_x2_a_length_that_no_message_has_does_not_end_the_rebuilding(samples: Samples) -> None:
+    """SQLite says that there is not enough memory. Found by sample 387."""
+    image = samples.image(387 // PER_IMAGE, killed=False)
+    path, _ = samples.damaged(image, Random("more-387"), how=damage_more)
+    assert "The store is damaged" in refusal_of(path)
+    store = SqliteStore(path, accept_damage=True)
+    assert_intact_or_listed(path, store, store.open(), image)
+    store.close()
+
+
 def refusal_of(path: Path) -> str:
     with pytest.raises(StoreDamagedError) as caught:
         SqliteStore(path).open()

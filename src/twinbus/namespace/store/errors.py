@@ -20,6 +20,9 @@ _SHOWN = 20
 DAMAGE_ERRORS: Final = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, apsw.SQLError, apsw.MismatchError)
 """Errors of SQLite that only a damaged file causes: the statements are always the same."""
 
+TOO_LARGE: Final = (apsw.NoMemError, apsw.TooBigError)
+"""Errors of SQLite for a length that no value of a store has. They may have another cause too."""
+
 UNREADABLE: Final = (TypeError, ValueError, AttributeError, OverflowError, struct.error)
 """Errors of values that have another type, or text that is not UTF-8."""
 

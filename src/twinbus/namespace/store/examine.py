@@ -26,7 +26,7 @@ from twinbus.namespace.engine.storage_protocol import PutBody, PutCounters, PutE
 from twinbus.namespace.store import open_store
 from twinbus.namespace.store.checksums import KEY_SQL, Inventory, body_crc, counters_crc, row_crc, values_crc
 from twinbus.namespace.store.commit_counter import CountedCommits
-from twinbus.namespace.store.errors import DAMAGE_ERRORS, UNREADABLE, damage_text, is_cut_short
+from twinbus.namespace.store.errors import DAMAGE_ERRORS, TOO_LARGE, UNREADABLE, damage_text, is_cut_short
 from twinbus.namespace.store.log_scan import Log
 from twinbus.namespace.store.open_store import StoredCounters
 
@@ -66,7 +66,7 @@ def examine(
     for part in examined:
         try:
             found += part()
-        except (*DAMAGE_ERRORS, apsw.IOError) as error:
+        except (*DAMAGE_ERRORS, *TOO_LARGE, apsw.IOError) as error:
             if isinstance(error, apsw.IOError) and not is_cut_short(error):
                 raise
             found.append(damage_text(error))

@@ -37,13 +37,13 @@ from twinbus.namespace.engine.storage_protocol import (
 )
 from twinbus.namespace.store import open_store
 from twinbus.namespace.store.checksums import Inventory, body_crc, counters_crc, row_key, values_crc
-from twinbus.namespace.store.errors import DAMAGE_ERRORS, UNREADABLE, is_cut_short
+from twinbus.namespace.store.errors import DAMAGE_ERRORS, TOO_LARGE, UNREADABLE, is_cut_short
 from twinbus.namespace.store.examine import OTHER_ROWS, ROW_COLUMNS, intact_row
 from twinbus.namespace.store.open_store import StoredCounters
 
 _ROWS_PER_COMMIT: Final = 1_000
 _BYTES_PER_COMMIT: Final = 8 * 1024 * 1024
-_READ_ERRORS: Final = (*DAMAGE_ERRORS, UnicodeDecodeError, apsw.IOError)
+_READ_ERRORS: Final = (*DAMAGE_ERRORS, *TOO_LARGE, UnicodeDecodeError, apsw.IOError)
 
 
 class Salvage:
