@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
@@ -21,6 +22,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 
 from tests.cli.running import COMMAND, SOURCE, Serving, invoke, run, serving
 from twinbus import connect as native
+from twinbus.amqp.frames import AMQP_HEADER
 from twinbus.message import Message
 
 SECONDS = 30.0
@@ -133,6 +135,24 @@ async def test_x3_an_unknown_name_is_refused_by_name(azure: Azure) -> None:
         async with native.connect(foreign, tls=trust, network=network, timeout=SECONDS) as bus:
             with pytest.raises(native.ServiceBusError, match=rf"fabrikam\.servicebus\.windows\.net.*{ONE} \(primary\)"):
                 await bus.sender("orders")
+
+
+async def test_x1_what_a_peer_sends_before_its_open_is_held_within_its_limit(azure: Azure, server: Serving) -> None:
+    trust = ssl.create_default_context(cafile=azure.ca)
+    half = AMQP_HEADER + (60_000).to_bytes(4) + b"\2\0\0\0" + bytes(50_000)
+    async with asyncio.timeout(SECONDS):
+        reader, writer = await asyncio.open_connection("127.0.0.1", azure.ports[5671], ssl=trust, server_hostname=ONE)
+        writer.write(half)
+        await reader.readexactly(len(AMQP_HEADER))
+        figures = f"http://localhost:{server.namespaces['primary']['port']}/metrics"
+        held = 0.0
+        while held < 50_000:
+            lines = (await asyncio.to_thread(lambda: urlopen(figures).read().decode())).splitlines()
+            (line,) = (one for one in lines if one.startswith('twinbus_held_bytes{authenticated="no"}'))
+            held = float(line.split()[-1])
+        writer.write(bytes(20_000))  # the frame is complete, and no open
+        assert b"amqp:" in await reader.read()
+    writer.transport.abort()
 
 
 @pytest.mark.parametrize("port", [5671, 443])

@@ -215,8 +215,9 @@ class AcceptedConnection(asyncio.Protocol):
             self._account.set_limit(self._namespace.resources.limits.http_connection_memory)
             self._start("http", self._http_connection(handler))
         elif self._shared is not None and not self._is_named:
-            limits, exceeded = self._namespace.resources.limits, self._namespace.limit_exceeded
-            self._start("amqp", AmqpSelector(self.stream, exceeded, limits.authentication_seconds, self._named_by_open))
+            seconds, exceeded = self._namespace.resources.limits.authentication_seconds, self._namespace.limit_exceeded
+            selector = AmqpSelector(self.stream, self._account, exceeded, seconds, self._named_by_open)
+            self._start("amqp", selector)
         elif not self._faults.may_connect():
             self._transport.abort()
         elif self._faults.is_held:

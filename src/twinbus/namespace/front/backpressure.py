@@ -46,6 +46,8 @@ from twinbus.namespace.resources import ConnectionAccount
 from twinbus.namespace.runtime import NamespaceRuntime
 
 _ACCEPTED = Accepted()
+HELD_BY_CORE = "unfinished frames, deliveries and links"
+"""The kind of memory that a protocol core holds because of its peer, in the connection's account."""
 # Bytes that wait for the peer's session windows. With more bytes than this, `is_full` is True.
 _MAX_PENDING_BYTES = 4 * MIB
 # The sum of deciding and unflushed bytes is limited to the first figure, and to one eighth of the memory that the
@@ -154,7 +156,7 @@ class ConnectionOutput:
         held, before = self._core.held_bytes, self._accounted_bytes
         if held != before and (held < _ACCOUNT_STEP or abs(held - before) >= _ACCOUNT_STEP):
             self._accounted_bytes = held
-            self._account.hold("unfinished frames, deliveries and links", held)
+            self._account.hold(HELD_BY_CORE, held)
 
     # --- links ---------------------------------------------------------------------------------------------------
 

@@ -13,10 +13,12 @@ from http import HTTPStatus
 
 from twinbus.amqp import Connection, ConnectionEvent, LimitExceededError, Opened
 from twinbus.namespace.front.amqp_connection import server_core
+from twinbus.namespace.front.backpressure import HELD_BY_CORE
 from twinbus.namespace.front.byte_stream import ByteStream
 from twinbus.namespace.front.context import NamespaceContext, SharedPort
 from twinbus.namespace.front.http_connection import HttpRequestHandler
 from twinbus.namespace.front.http_messages import HttpRequest, HttpResponse, error_response
+from twinbus.namespace.resources import ConnectionAccount
 
 _CONTAINER = "twinbus"
 
@@ -27,12 +29,14 @@ class AmqpSelector:
     def __init__(
         self,
         stream: ByteStream,
+        account: ConnectionAccount,
         limit_exceeded: Callable[[LimitExceededError], None],
         authentication_seconds: float,
         opened: Callable[[AmqpSelector, list[ConnectionEvent], str | None], None],
     ) -> None:
         """`opened` gets the events so far and the hostname of the open. It takes over `core`."""
         self._stream = stream
+        self._account = account
         self._limit_exceeded = limit_exceeded
         self._opened = opened
         self._loop = asyncio.get_running_loop()
@@ -76,6 +80,7 @@ class AmqpSelector:
         for exceeded in self.core.exceeded:
             self._limit_exceeded(exceeded)
         self.core.exceeded.clear()
+        self._account.hold(HELD_BY_CORE, self.core.held_bytes)
         if self.core.is_closed:
             self._stream.close_after_error()
         elif (at := self.core.next_timer()) is not None:
