@@ -14,6 +14,7 @@ from twinbus.cli import connections
 from twinbus.cli.connections import Seconds
 from twinbus.cli.entity_access import AnyNamespace, EntityAdministration, EntityPath, Json, Kind, Namespace, Path, Yes
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
+from twinbus.cli.network import namespace_network_options
 from twinbus.cli.option_values import as_option_text, span_option
 from twinbus.cli.tables import Cell, print_table
 from twinbus.errors import OperatorError
@@ -65,6 +66,7 @@ _NOT_OF: Final = {
 
 
 @app.command("list")
+@namespace_network_options
 def list_(
     connection_string: AnyNamespace,
     pattern: Annotated[
@@ -95,6 +97,7 @@ def list_(
 
 
 @app.command()
+@namespace_network_options
 def show(
     path: Path,
     connection_string: AnyNamespace,
@@ -117,6 +120,7 @@ def show(
 
 
 @app.command()
+@namespace_network_options
 def create(
     path: Path,
     connection_string: AnyNamespace,
@@ -199,6 +203,7 @@ def create(
 
 
 @app.command()
+@namespace_network_options
 def delete(
     path: Path,
     connection_string: AnyNamespace,

@@ -19,6 +19,7 @@ import typer
 from twinbus.cli import connections
 from twinbus.cli.connections import NOT_TYPED
 from twinbus.cli.errors import WrongUsageError
+from twinbus.cli.network import network_of
 from twinbus.errors import OperatorError, TwinbusError
 
 if TYPE_CHECKING:
@@ -91,17 +92,17 @@ class Namespace:
 
     @contextmanager
     def administration(self) -> Iterator[EntityAdministration]:
-        with connections.administration(self._text, self.seconds) as administration:
+        with connections.administration(self._text, self.seconds, side="namespace") as administration:
             yield EntityAdministration(self.name, administration, self._text)
 
     @asynccontextmanager
     async def connected(self, path: EntityPath, kinds: str) -> AsyncIterator[ServiceBusConnection]:
         """Yield a connection for operations on one entity. `kinds` names what it can be, for an error."""
         from twinbus.backlog import FailureKind, failure_kind  # noqa: PLC0415 - slow
-        from twinbus.connect import ServiceBusCommunicationError, connect  # noqa: PLC0415
+        from twinbus.connect import ServiceBusCommunicationError  # noqa: PLC0415
 
         try:
-            async with connect(self._text, timeout=self.seconds) as bus:
+            async with connections.access(self._text, side="namespace").connect(timeout=self.seconds) as bus:
                 yield bus
         except TwinbusError as error:
             kind = failure_kind(error)
@@ -145,7 +146,8 @@ class EntityAdministration:
 
         def create(name: str, **keywords: Any) -> None:
             request = {key: value for key, value in keywords.items() if key not in properties}
-            with ServiceBusAdministrationClient.from_connection_string(self._text, **request) as client:
+            options = {**network_of("namespace").http_options(), **request}
+            with ServiceBusAdministrationClient.from_connection_string(self._text, **options) as client:
                 client.create_topic(name, **properties)  # type: ignore[arg-type] # properties of any type, by name
 
         self.call(create, path, **properties)

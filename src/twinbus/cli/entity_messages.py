@@ -17,6 +17,7 @@ import typer
 from twinbus.cli.connections import Seconds
 from twinbus.cli.entity_access import AnyNamespace, DeadLetter, EntityPath, Json, Kind, Namespace, Path, Yes
 from twinbus.cli.errors import ATTENTION, Debug, WrongUsageError, errors_reported
+from twinbus.cli.network import namespace_network_options
 from twinbus.cli.option_values import span_option
 from twinbus.cli.spinner import spinner
 from twinbus.cli.tables import print_table
@@ -36,6 +37,7 @@ _PREVIEW: Final = 60
 _WAIT_SECONDS: Final = 2.0
 
 
+@namespace_network_options
 def peek(
     path: Path,
     connection_string: AnyNamespace,
@@ -76,6 +78,7 @@ def peek(
             typer.echo(f"{len(found):,} {kind}{'' if len(found) == 1 else 's'}{more}")
 
 
+@namespace_network_options
 def send(
     path: Path,
     connection_string: AnyNamespace,
@@ -147,6 +150,7 @@ def send(
             typer.echo(printable(f"sent: {what} to {wanted} on {namespace.name}{when}"))
 
 
+@namespace_network_options
 def purge(
     path: Path,
     connection_string: AnyNamespace,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from enum import StrEnum
 from pathlib import Path
@@ -84,29 +84,50 @@ _SecondaryEndpoint = Annotated[
         help="The same for the secondary.",
     ),
 ]
-_OPTIONS: Final[dict[str, Any]] = {
-    "transport_type": _Type,
-    "proxy": _Proxy,
-    "primary_endpoint": _PrimaryEndpoint,
-    "secondary_endpoint": _SecondaryEndpoint,
-    "ca": _Authority,
-}
+_Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint",
+        metavar="sb://HOST[:PORT]",
+        envvar="TWINBUS_ENDPOINT",
+        show_default="the namespace",
+        help="Where to connect for AMQP, such as an application gateway.",
+    ),
+]
+# By side, the option with its custom endpoint.
+_PAIR: Final[dict[str, Any]] = {"primary": _PrimaryEndpoint, "secondary": _SecondaryEndpoint}
+_NAMESPACE: Final[dict[str, Any]] = {"namespace": _Endpoint}
 _GIVEN: ContextVar[dict[str, NetworkOptions]] = ContextVar("network")
 
 
 def network_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a verb: it takes the options of this module too."""
+    """Decorate a verb for a pair: it takes the options of this module too."""
+    return _with_options(verb, {"primary": "primary-endpoint", "secondary": "secondary-endpoint"}, _PAIR)
+
+
+def namespace_network_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a verb for one namespace: it takes the options of this module too."""
+    return _with_options(verb, {"namespace": "endpoint"}, _NAMESPACE)
+
+
+def _with_options(
+    verb: Callable[..., None], endpoints: Mapping[str, str], kinds: Mapping[str, Any]
+) -> Callable[..., None]:
+    """`endpoints` has the option with the custom endpoint of each side."""
+    options = {"transport_type": _Type, "proxy": _Proxy}
+    options |= {endpoints[side].replace("-", "_"): kind for side, kind in kinds.items()}
+    options["ca"] = _Authority
     own = inspect.signature(verb, eval_str=True)
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in _OPTIONS.items()
+        for name, kind in options.items()
     ]
 
     @functools.wraps(verb)
     def run(*args: Any, **values: Any) -> None:
-        given = {name: values.pop(name) for name in _OPTIONS}
+        given = {name: values.pop(name) for name in options}
         with errors_reported(debug=bool(values.get("debug"))):
-            network = _read(**given)
+            network = _read(given, endpoints)
         token = _GIVEN.set(network)
         try:
             verb(*args, **values)
@@ -115,45 +136,37 @@ def network_options(verb: Callable[..., None]) -> Callable[..., None]:
 
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own.parameters.values()]
     run.__signature__ = own.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]  # what typer reads
-    run.__annotations__ = {**verb.__annotations__, **_OPTIONS}
+    run.__annotations__ = {**verb.__annotations__, **options}
     return run
 
 
 def network_of(side: str) -> NetworkOptions:
-    """Return the options for `primary` or `secondary` of the verb that runs."""
+    """Return the options for `primary`, `secondary` or `namespace` of the verb that runs."""
     from twinbus.connect import NetworkOptions  # noqa: PLC0415 - slow
 
     return _GIVEN.get({}).get(side) or NetworkOptions()
 
 
-def _read(
-    *,
-    transport_type: Way | None,
-    proxy: str | None,
-    primary_endpoint: str | None,
-    secondary_endpoint: str | None,
-    ca: Path | None,
-) -> dict[str, NetworkOptions]:
-    if not any((transport_type, proxy, primary_endpoint, secondary_endpoint, ca)):
+def _read(given: Mapping[str, Any], endpoints: Mapping[str, str]) -> dict[str, NetworkOptions]:
+    if not any(given.values()):
         return {}
     from twinbus.connect import HttpProxy, NetworkOptionError, NetworkOptions, TransportType  # noqa: PLC0415 - slow
 
     types = {Way.AMQP: TransportType.Amqp, Way.WEBSOCKET: TransportType.AmqpOverWebsocket, None: None}
+    proxy, ca = given["proxy"], given["ca"]
     try:
         found = None if proxy is None else HttpProxy.parse(proxy, os.environ.get(PROXY_CREDENTIALS))
     except NetworkOptionError as error:
         raise WrongUsageError(f"--proxy: {error}", f"Give its credentials in {PROXY_CREDENTIALS}.") from None
     made = {}
-    for side, endpoint in (("primary", primary_endpoint), ("secondary", secondary_endpoint)):
+    for side, option in endpoints.items():
         try:
-            network = NetworkOptions(
-                transport_type=types[transport_type],
+            made[side] = NetworkOptions(
+                transport_type=types[given["transport_type"]],
                 http_proxy=found,
-                custom_endpoint_address=endpoint,
+                custom_endpoint_address=given[option.replace("-", "_")],
                 connection_verify=None if ca is None else str(ca),
             )
-            network.tls_context()  # reads the file, so that a wrong one is named now
         except NetworkOptionError as error:
-            raise WrongUsageError(f"--ca or --{side}-endpoint: {error}") from None
-        made[side] = network
+            raise WrongUsageError(f"--{option}: {error}") from None
     return made

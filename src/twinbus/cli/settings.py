@@ -33,6 +33,7 @@ _SHARED: Final = {
     ("connections", "transport_type"): "TWINBUS_TRANSPORT_TYPE",
     ("connections", "proxy"): "TWINBUS_PROXY",
     ("connections", "proxy_credentials"): PROXY_CREDENTIALS,
+    ("connections", "endpoint"): "TWINBUS_ENDPOINT",
     ("connections", "primary_endpoint"): "TWINBUS_PRIMARY_ENDPOINT",
     ("connections", "secondary_endpoint"): "TWINBUS_SECONDARY_ENDPOINT",
     ("pairing", "backlog_queue_count"): "TWINBUS_BACKLOG_QUEUE_COUNT",

@@ -79,6 +79,13 @@ def test_every_verb_that_connects_goes_through_the_proxy(
         (["syphon", "--drain", "--ledger", ledger], 0),
         (["ledger", "audit", ledger], 0),
     ]
+    chosen["TWINBUS_CONNECTION_STRING"] = chosen["TWINBUS_PRIMARY_CONNECTION_STRING"]
+    verbs += [
+        (["entity", "list"], 0),
+        (["entity", "create", "through", "--topic"], 0),
+        (["entity", "send", backlog.destination, "x"], 0),
+        (["entity", "peek", backlog.destination], 0),
+    ]
     for verb, code in verbs:
         before = proxy.tunnels
         done = invoke(*verb, **chosen)
