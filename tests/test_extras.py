@@ -74,6 +74,19 @@ def test_the_base_install_is_the_sdk_and_what_the_sdk_requires(base: Path) -> No
     assert [module for module in sorted(others) if (base / module).exists()] == []
 
 
+IMPORTS = """
+import twinbus, twinbus.aio, twinbus.connect, twinbus.ledger, twinbus.syphon, twinbus.testing
+for module in (twinbus, twinbus.aio, twinbus.syphon):
+    for name in module.__all__:
+        getattr(module, name)
+"""
+
+
+def test_everything_that_a_pair_needs_is_loaded_with_the_base_install(base: Path) -> None:
+    done = run(base, "-c", IMPORTS)
+    assert done.returncode == 0, done.stderr
+
+
 PAIRS = """
 import asyncio, sys
 from azure.servicebus import ServiceBusMessage
@@ -123,6 +136,7 @@ def namespaces() -> Iterator[LocalNamespaces]:
         yield started
 
 
+@pytest.mark.thorough
 def test_pairs_of_both_kinds_divert_and_syphon_with_the_base_install(
     base: Path, namespaces: LocalNamespaces, tmp_path: Path
 ) -> None:
