@@ -71,8 +71,10 @@ class RandomNamespace:
         path = self._rng.choice((*QUEUES, *TOPICS))
         self.bus.submit(path, events.MessagesSent("reply", self._messages(path)))
 
-    def _existing(self, paths: tuple[str, ...] = SOURCES) -> str:
-        return self._rng.choice([path for path in paths if self.bus.namespace.find(path)] or ["a"])
+    def _existing(self, paths: tuple[str, ...] = SOURCES) -> list[str]:
+        """Return one of these paths that exists, in a list; an empty list if none of them does."""
+        found = [path for path in paths if self.bus.namespace.find(path)]
+        return [self._rng.choice(found)] if found else []
 
     def _update(self) -> None:
         change, choices = self._rng.choice(
@@ -82,10 +84,12 @@ class RandomNamespace:
                 ("status", tuple(EntityStatus)),
             )
         )
-        self.bus.update(self._existing(), **{change: self._rng.choice(choices)})
+        [path] = self._existing()
+        self.bus.update(path, **{change: self._rng.choice(choices)})
 
     def _receive(self) -> None:
-        path, credit, dead = self._existing(), self._rng.randrange(1, 4), self._rng.random() < 0.2
+        [path] = self._existing()
+        credit, dead = self._rng.randrange(1, 4), self._rng.random() < 0.2
         if path == "sessions" and not dead:
             receiver = self.bus.session(path, "s", credit)
         else:
@@ -116,12 +120,12 @@ class RandomNamespace:
         self.bus.carry_out(commit_transaction(operations, "reply", self.bus.now))
 
     def _add_rule(self) -> None:
-        path = self._existing(SUBSCRIPTIONS)
         self._number += 1
         condition = self._rng.choice(("n > 0", "n = 'no number'", "1=1"))
         action = self._rng.choice((None, SqlAction("SET k = n + 1"), SqlAction("SET sys.SessionId = 'q'")))
         rule = RuleDescription(f"r{self._number}", SqlFilter(condition), action)
-        self.bus.submit(path, events.RuleAdded("reply", rule))
+        for path in self._existing(SUBSCRIPTIONS):
+            self.bus.submit(path, events.RuleAdded("reply", rule))
 
     def _wait(self) -> None:
         self.bus.wait(self._rng.choice((10, 600, 61_000)))
@@ -131,7 +135,8 @@ class RandomNamespace:
         self._held.clear()
 
     def _delete(self) -> None:
-        self.bus.delete(self._existing(SUBSCRIPTIONS))
+        for path in self._existing(SUBSCRIPTIONS):
+            self.bus.delete(path)
 
     def check(self) -> None:
         opened = {stored.entity.queue: stored for stored in self.bus.store.open().entities}
