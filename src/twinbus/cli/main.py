@@ -36,6 +36,10 @@ class _Twinbus(typer.Typer):
     """The command line. Before it parses the arguments, it makes all later output printable (see `terminal`)."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
+        if "PYSPARK_GATEWAY_PORT" in os.environ:  # `spark-submit` has started this program
+            from twinbus.pipeline.submitted import separate_stderr  # noqa: PLC0415 - needed there only
+
+            separate_stderr()
         protect()
         show_whole_names()
         return super().__call__(*args, **options)

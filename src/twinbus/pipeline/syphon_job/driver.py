@@ -103,8 +103,9 @@ class SparkSyphon:
     ) -> None:
         if not hasattr(spark, "_jsparkSession"):
             raise RemoteSparkError(
-                "the syphon cannot run over Spark Connect: it has to run in the process of Spark's driver",
-                "Give --master, or start it with spark-submit.",
+                "the syphon cannot run over Spark Connect: it keeps the long polls and gets the reports of its lanes "
+                "by foreachBatch, which has to run in this process, beside Spark's driver",
+                "Use a classic session: give --master, or start it with spark-submit, and unset SPARK_REMOTE.",
             )
         self.options = options or SparkSyphonOptions()
         self.state = SyphonState.NEW
