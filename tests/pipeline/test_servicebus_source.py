@@ -6,9 +6,10 @@ import asyncio
 import json
 import pickle
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests import tinyproxy
 from tests.pipeline.queues import new_queue
 from tests.spark_fixtures import NAMED
 from twinbus.connect import SessionCannotBeLockedError, connect, encode_message
+from twinbus.ledger import Metered, read_ledger
 from twinbus.message import Message
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.servicebus.broker import Broker
@@ -338,6 +340,25 @@ def test_d1_filters_limit_what_is_read(
 
 
 @pytest.mark.thorough
+def test_d1_a_limit_ends_the_read_early(spark: SparkSession, tmp_path: Path) -> None:
+    """The namespace counts its operations (N5). The two reads are of queues with the same messages."""
+    queues = [{"name": "all"}, {"name": "few"}]
+    told = {"name": "metered", "ledger": str(tmp_path / "meter"), "queues": queues}
+    with LocalNamespace("metered", config={"namespaces": [told]}) as metered:
+        with ServiceBusClient.from_connection_string(metered.connection_string) as client:
+            for queue, first in product(("all", "few"), range(0, 3000, 1000)):
+                _numbered(client, queue, first, first + 1000)
+        assert len(_read(spark, metered, "all", partitions=4).collect()) == 3000
+        assert len(_read(spark, metered, "few", partitions=4).limit(3).collect()) == 3
+    peeks: Counter[str] = Counter()
+    for entry in read_ledger(tmp_path / "meter"):
+        if isinstance(entry, Metered) and entry.operation == "peek":
+            peeks[entry.entity] += entry.count
+    # Twelve pages in four tasks; of the limited read one task, and of it not more than two pages for a batch of rows.
+    assert peeks["few"] <= peeks["all"] - 8, peeks
+
+
+@pytest.mark.thorough
 def test_d1_a_schema_chooses_columns_and_one_that_does_not_fit_is_refused(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
 ) -> None:
@@ -597,6 +618,12 @@ def test_d1_a_table_does_not_keep_a_key(spark: SparkSession, namespace: LocalNam
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_d1_options_that_spark_itself_passes_to_a_writer_are_accepted() -> None:
+    options = SourceOptions.parse({"connectionStringEnv": "X", "queryName": "orders", "checkpointLocation": "/c"})
+    assert options == SourceOptions(connection_string_env="X")
+
 
 _OPTIONS: list[tuple[dict[str, str], str]] = [
     ({}, "option entity is missing"),

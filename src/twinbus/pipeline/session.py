@@ -38,6 +38,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.speculation": "false",  # a second attempt of a task that still runs would move messages twice
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
+    # Spark hides options with such names, or with values in which it finds a key, in plans, logs and its pages.
+    "spark.sql.redaction.options.regex": "(?i)url|connectionstring$|secret",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     "spark.python.worker.faulthandler.enabled": "true",
     # If this were true, every column function would call the JVM four times more, to name our source line in errors.

@@ -260,5 +260,5 @@ _OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "maxSessions": ("max_sessions", _whole(1)),
 }
 # Options of Spark itself, which Spark also passes to a writer.
-_SPARK_OPTIONS: Final = frozenset({"checkpointlocation"})
+_SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
 _BY_LOWER_NAME: Final = {name.lower(): (name, *found) for name, found in _OPTIONS.items()}
