@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.measuring import Figure, ProcessMeter, Samples, ratios, show, write_json
 from bench.serving import Server
 from twinbus.pipeline.servicebus import ServiceBusDataSource
-from twinbus.pipeline.session import session
+from twinbus.pipeline.session import session, start_query
 
 QUEUE: Final = "source"
 BODY: Final = "x" * 200
@@ -106,7 +106,7 @@ class Work:
         stream = self._spark.readStream.format("servicebus").options(**self._options).load()
         writer = stream.writeStream.format("parquet").option("path", str(self._folder / f"out{self._runs}"))
         checkpoint = str(self._folder / f"checkpoint{self._runs}")
-        query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        query = start_query(writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start)
         query.awaitTermination()
         written = self._spark.read.parquet(str(self._folder / f"out{self._runs}"))
         different, left = written.select("sequence_number").distinct().count(), self._server.held(QUEUE)
@@ -131,7 +131,10 @@ def peak_memory(spark: SparkSession, server: Server) -> str:
     jvm = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]  # it is there in a classic session
     parents = {int(stat.parent.name): _parent(stat) for stat in Path("/proc").glob("[0-9]*/stat")}
     children = [pid for pid, parent in parents.items() if jvm in {parent, parents.get(parent)}]
-    workers = sum(ProcessMeter(pid).peak_rss_megabytes() for pid in children)
+    workers = 0.0
+    for pid in children:
+        with suppress(OSError, StopIteration):  # the process has ended
+            workers += ProcessMeter(pid).peak_rss_megabytes()
     return (
         f"Memory at the peak: Spark's JVM {ProcessMeter(jvm).peak_rss_megabytes():,.0f} MB, its {len(children)} Python "
         f"processes {workers:,.0f} MB together, the server {server.meter.peak_rss_megabytes():,.0f} MB."

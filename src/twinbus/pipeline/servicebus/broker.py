@@ -33,7 +33,7 @@ from twinbus.connect import (
     connect,
 )
 from twinbus.message import Message
-from twinbus.pipeline.servicebus.message_marks import marks_of
+from twinbus.pipeline.servicebus.message_marks import MessageMarks, marks_of
 from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
 from twinbus.values import Condition
@@ -220,7 +220,7 @@ class Broker:
     ) -> SequenceNumbers:
         """Returns the subset of `numbers` whose messages are active and were not enqueued after `newest` (ms)."""
         found = self.these(numbers, session=session)
-        return SequenceNumbers.of(number for number, message in found if _is_meant(message, newest))
+        return SequenceNumbers.of(number for number, message in found if _is_meant(marks_of(message), newest))
 
     def complete(self, numbers: SequenceNumbers, newest: int | None) -> Completion:
         """Completes the active messages with these numbers, and no other message.
@@ -269,7 +269,10 @@ class Broker:
 
 
 def connection(options: SourceOptions) -> ServiceBusConnection:
-    """Returns a connection to the namespace of the options, which is not open yet."""
+    """Returns a connection to the namespace of the options, which is not open yet.
+
+    This is the only place where options become a connection: credentials, certificates and proxies belong here.
+    """
     network = options.network_options()
     # With a CA, also a connection string of the emulator means TLS.
     return connect(options.endpoint(), tls=network.tls_context(), network=network, timeout=options.timeout)
@@ -294,8 +297,9 @@ async def complete_received(receiver: Receiver, numbers: SequenceNumbers, newest
                 others, link = array("I"), messages[0].link
             ours, is_beyond = list[ReceivedMessage](), False
             for message in messages:
-                number = marks_of(message).number or 0
-                if number in numbers and _is_meant(message, newest):
+                marks = marks_of(message)
+                number = marks.number or 0
+                if number in numbers and _is_meant(marks, newest):
                     ours.append(message)
                 else:
                     others.append(message.delivery_id)
@@ -320,8 +324,7 @@ def _too_many() -> str:
     return f"more than {MOST_HELD} messages that this stream has not read stand before them"
 
 
-def _is_meant(message: ReceivedMessage, newest: int | None) -> bool:
-    marks = marks_of(message)
+def _is_meant(marks: MessageMarks, newest: int | None) -> bool:
     return marks.is_active and (newest is None or marks.enqueued is None or marks.enqueued <= newest)
 
 
