@@ -1,0 +1,165 @@
+"""D1 with kill -9 at every step of `INSERT INTO` and of a stream with `availableNow`.
+
+| killed with -9 | test |
+| --- | --- |
+| a Python process of Spark, the namespace | here: `…of_spark_or_of_the_namespace…` |
+| the JVM of the driver, which is its executor too | here: `…of_the_jvm…` |
+| the driver with its JVM, at every step of a stream without end | `test_spark_kills.py` |
+
+The official client counts what is in the queues. After each kill the same statement, or the same stream, runs again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from pyspark.sql import SparkSession
+
+from tests.pipeline.driven import committed, sink
+from tests.pipeline.driver_processes import process, until
+from tests.pipeline.killed_source import (
+    AFTER_SEND,
+    BEFORE_SEND,
+    DURING_SEND,
+    ITSELF,
+    ROWS,
+    STREAM_STEPS,
+    WRITE_STEPS,
+    available_now,
+    give_order,
+    insert,
+    killed_source,
+    order_of,
+    reached,
+    streamed_options,
+)
+from tests.pipeline.queues import new_queue
+from tests.spark_fixtures import NAMED
+from twinbus.testing import LocalNamespace
+
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(500)]
+TOGETHER, STREAMED = 500, 12
+# The messages that the namespace had accepted when the process was killed: these arrive twice, and no others.
+REPEATED = {BEFORE_SEND: 0, DURING_SEND: TOGETHER, AFTER_SEND: ROWS}
+
+
+@pytest.fixture(scope="module")
+def durable() -> Iterator[LocalNamespace]:
+    with LocalNamespace("durable") as made:
+        yield made
+
+
+def there(namespace: LocalNamespace, queue: str) -> Counter[str]:
+    """Count the messages by id."""
+    found: Counter[str] = Counter()
+    client = ServiceBusClient.from_connection_string(namespace.connection_string)
+    with client, client.get_queue_receiver(queue) as receiver:
+        number = 1
+        while page := receiver.peek_messages(250, sequence_number=number):
+            found.update(str(one.message_id) for one in page)
+            number = (page[-1].sequence_number or 0) + 1
+    return found
+
+
+def check_inserted(namespace: LocalNamespace, queue: str, step: str) -> None:
+    found = there(namespace, queue)
+    assert set(found) == {str(number) for number in range(ROWS)}, "nothing is lost"
+    assert {one for one, count in found.items() if count > 1} == {str(number) for number in range(REPEATED[step])}
+    assert max(found.values()) <= 2
+
+
+def fill(namespace: LocalNamespace, queue: str) -> None:
+    new_queue(namespace, queue)
+    client = ServiceBusClient.from_connection_string(namespace.connection_string)
+    with client, client.get_queue_sender(queue) as sender:
+        sender.send_messages([ServiceBusMessage("", message_id=str(number)) for number in range(STREAMED)])
+
+
+def written(folder: Path) -> Counter[str]:
+    return Counter(one for batch in committed(folder) for one in json.loads(sink(folder, batch).read_text()))
+
+
+def check_streamed(spark: SparkSession, namespace: LocalNamespace, queue: str, folder: Path) -> None:
+    """After a kill: what is gone was written. After a restart: each message was written once, and is gone."""
+    every = {str(number) for number in range(STREAMED)}
+    assert every - set(there(namespace, queue)) <= set(written(folder))
+    available_now(spark, streamed_options(namespace.connection_string, queue), folder).awaitTermination()
+    assert written(folder) == Counter(every)
+    assert there(namespace, queue) == Counter()
+
+
+@pytest.mark.parametrize("who", [ITSELF, "namespace"])
+def test_d1_kill_9_of_a_process_of_spark_or_of_the_namespace_at_each_step_loses_nothing(
+    spark: SparkSession, durable: LocalNamespace, tmp_path: Path, who: str
+) -> None:
+    spark.dataSource.register(killed_source(tmp_path))
+    name = "self" if who == ITSELF else who
+    for step in STREAM_STEPS:
+        queue = f"{name}_{step.replace(' ', '_')}"
+        fill(durable, queue)
+        give_order(tmp_path, queue, ITSELF if who == ITSELF else durable.pid, step)
+        with suppress(Exception):  # Spark tries a task again, but not the process that plans and completes
+            available_now(
+                spark, streamed_options(durable.connection_string, queue), tmp_path / queue
+            ).awaitTermination()
+        assert not order_of(tmp_path, queue).exists(), "the step was reached"
+        if who != ITSELF:
+            durable.wait(60)
+            durable.start()
+        check_streamed(spark, durable, queue, tmp_path / queue)
+
+
+@pytest.mark.parametrize("who", [ITSELF, "namespace"])
+def test_d1_kill_9_of_a_process_of_spark_or_of_the_namespace_at_each_step_of_an_insert_loses_nothing(
+    spark: SparkSession, named_namespace: LocalNamespace, tmp_path: Path, who: str
+) -> None:
+    spark.dataSource.register(killed_source(tmp_path))
+    name = "self" if who == ITSELF else who
+    for step in WRITE_STEPS:
+        queue = new_queue(named_namespace, f"{name}_{step.replace(' ', '_')}")
+        give_order(tmp_path, queue, ITSELF if who == ITSELF else named_namespace.pid, step)
+        if who == ITSELF:
+            insert(spark, queue, NAMED)  # Spark tries the task again
+        else:
+            with suppress(Exception):
+                insert(spark, queue, NAMED)
+            named_namespace.wait(60)
+            named_namespace.start()
+            insert(spark, queue, NAMED)
+        assert not order_of(tmp_path, queue).exists(), "the step was reached"
+        check_inserted(named_namespace, queue, step)
+        spark.sql(f"DROP TABLE {queue}")
+
+
+def test_d1_kill_9_of_the_jvm_at_each_step_of_inserts_and_streams_loses_nothing(
+    spark: SparkSession, named_namespace: LocalNamespace, tmp_path: Path
+) -> None:
+    """One JVM with an insert and a stream at each step. The driver is a process of its own."""
+    inserts = {new_queue(named_namespace, f"jvm_{step.replace(' ', '_')}"): step for step in WRITE_STEPS}
+    streams = {f"jvm_{step.replace(' ', '_')}": step for step in STREAM_STEPS}
+    for queue in streams:
+        fill(named_namespace, queue)
+    told: dict[str, Any] = {"folder": str(tmp_path), "inserts": inserts, "streams": streams, "variable": NAMED}
+    log = tmp_path / "driver.log"
+    command = (sys.executable, "-m", "tests.pipeline.killed_source", json.dumps(told))
+    with process(*command, log=log) as driver:
+        marks = [reached(tmp_path, queue) for queue in (*inserts, *streams)]
+        until(lambda: all(mark.exists() for mark in marks), driver, log)
+        os.kill(int((tmp_path / "jvm").read_text()), signal.SIGKILL)
+    spark.dataSource.register(killed_source(tmp_path))
+    for queue, step in inserts.items():
+        insert(spark, queue, NAMED)
+        check_inserted(named_namespace, queue, step)
+        spark.sql(f"DROP TABLE {queue}")
+    for queue in streams:
+        check_streamed(spark, named_namespace, queue, tmp_path / queue)
