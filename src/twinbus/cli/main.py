@@ -37,7 +37,7 @@ class _Twinbus(typer.Typer):
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         if "PYSPARK_GATEWAY_PORT" in os.environ:  # `spark-submit` has started this program
-            from twinbus.pipeline.submitted import separate_stderr  # noqa: PLC0415 - needed there only
+            from twinbus.pipeline import separate_stderr  # noqa: PLC0415 - needed there only
 
             separate_stderr()
         protect()

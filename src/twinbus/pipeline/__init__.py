@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from twinbus.pipeline.report_queries import collect_report_data, off_clocks
     from twinbus.pipeline.sinks import saved_result, write_to_database
     from twinbus.pipeline.snapshots import TablesVersion
+    from twinbus.pipeline.submitted import separate_stderr
     from twinbus.pipeline.table_storage import TableStorage
     from twinbus.pipeline.tables import OPERATIONS, PROBLEMS, SCHEMAS, Tables
     from twinbus.pipeline.time_window import TimeWindow
@@ -70,6 +71,7 @@ __all__ = [
     "read_history",
     "result_over_history",
     "saved_result",
+    "separate_stderr",
     "why_incomplete",
     "write_to_database",
 ]
@@ -86,6 +88,7 @@ _MODULES = {
     "report_queries": ("collect_report_data", "off_clocks"),
     "sinks": ("saved_result", "write_to_database"),
     "snapshots": ("TablesVersion",),
+    "submitted": ("separate_stderr",),
     "table_storage": ("TableStorage",),
     "tables": ("OPERATIONS", "PROBLEMS", "SCHEMAS", "Tables"),
     "time_window": ("TimeWindow",),
