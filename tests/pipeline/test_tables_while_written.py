@@ -1,14 +1,20 @@
-"""Other tools read the tables while the pipeline commits (D5).
+"""Other tools read the tables while the pipeline commits, and the driver is killed between two commits (D5).
 
 What the tables must have is counted from the lines of the ledger.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import duckdb
 import polars
@@ -18,9 +24,12 @@ from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import SparkSession
 
 from tests.pipeline.books import HOUR, MIDNIGHT, halves, movement, operation, segment_name, writer
+from tests.pipeline.committing import FOLLOWED, STEPS, STOPPED
+from tests.pipeline.driver_processes import LONG, kill, process, until
 from tests.tiers import budget
 from twinbus.ledger import Closed, Entry, Move, Role, SegmentHeader, Stage, encode_entry
 from twinbus.pipeline.ingest import ingest_ledger
+from twinbus.pipeline.jobs import follow_jobs
 from twinbus.pipeline.message_steps import MOST_RUNS
 from twinbus.pipeline.tables import Tables
 
@@ -138,3 +147,78 @@ def test_d5_other_tools_read_whole_batches_and_agreeing_totals_while_the_pipelin
     assert len(files) < 2 * 16 + 2 or commits < 32, "small files are merged"
     often = DeltaTable(tables.root / "steps", version=versions["steps"])
     assert len(often.file_uris()) <= MOST_RUNS
+
+
+# --- kills ------------------------------------------------------------------------------------------------------------
+
+BATCHES = 2
+FIRST_BATCH = (1, STEPS - 2)
+"""Steps of the first batch, which makes the tables: after the first commit, and before the commit of snapshots."""
+
+
+def test_d5_kill_9_of_the_driver_between_any_two_commits_repeats_nothing_and_loses_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """One driver that has stopped at every step of the second batch, and at some of the first, each in other tables."""
+    ledger, log, first = tmp_path / "ledger", tmp_path / "driver.log", tmp_path / "first"
+    segments(tmp_path / "made", BATCHES)
+    ledger.mkdir()
+    shutil.copy(tmp_path / "made" / segment_name(0), ledger)
+    ingest_ledger(spark, ledger, first, extend=follow_jobs(FOLLOWED)).awaitTermination()
+    shutil.copy(tmp_path / "made" / segment_name(1), ledger)
+    seen_before = {str(tmp_path / f"new-{step}"): 0 for step in FIRST_BATCH}
+    steps = dict(zip(seen_before, FIRST_BATCH, strict=True))
+    for step in range(STEPS):
+        copied = str(copy_of(first, tmp_path / f"known-{step}"))
+        steps[copied] = step
+        seen_before[copied] = BATCHES if step == STEPS - 1 else 1
+    command = [sys.executable, "-m", "tests.pipeline.committing", str(ledger), json.dumps(steps)]
+    with process(*command, log=log) as driver:
+        until(lambda: all((Path(root) / STOPPED).exists() for root in steps), driver, log, 4 * LONG)
+        kill(driver)
+    said = [json.loads(line) for file in ledger.iterdir() for line in file.read_text().splitlines()]
+    for root, batches in seen_before.items():
+        seen = read_snapshot(Path(root))
+        assert {table: len(seen[table]) for table in TABLES} == expected(batches)
+        ingest_ledger(spark, ledger, Path(root), most_bytes=1, extend=follow_jobs(FOLLOWED)).awaitTermination()
+        check(Path(root), said)
+
+
+def copy_of(tables: Path, root: Path) -> Path:
+    """Copy tables. Their stream gets another id, because one driver cannot run two streams of one id."""
+    shutil.copytree(tables, root)
+    (metadata,) = (root / "checkpoints").glob("*/metadata")
+    metadata.write_text(json.dumps({"id": str(uuid4())}))
+    metadata.with_name(".metadata.crc").unlink()
+    return root
+
+
+def read_snapshot(root: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of each table at the last snapshot; no rows if there is none."""
+    if not (root / "snapshots").exists():
+        return {table: [] for table in TABLES}
+    _, versions = snapshot(root)
+    return {table: polars.read_delta(str(root / table), version=versions[table]).to_dicts() for table in versions}
+
+
+def check(root: Path, said: list[dict[str, Any]]) -> None:
+    number, versions = snapshot(root)
+    assert number == BATCHES
+    assert versions == {table: DeltaTable(root / table).version() for table in versions}, "no table is ahead"
+    found = read_snapshot(root)
+    ended = {line["id"] for line in said if line["kind"] == "outcome"}
+    done = [line for line in said if line["kind"] == "operation" or (line["kind"] == "intent" and line["id"] in ended)]
+    begun = [line["id"] for line in said if line["kind"] == "intent" and line["id"] not in ended]
+    others = [line for line in said if line["kind"] not in ("operation", "intent", "outcome")]
+    moved = [line for line in others if line["kind"] == "movement"]
+    assert Counter(row["id"] for row in found["operations"]) == Counter(line["id"] for line in done)
+    assert [row["id"] for row in found["pending"]] == begun
+    assert Counter(row["id"] for row in found["entries"]) == Counter(line["id"] for line in others)
+    steps = Counter((row["entry"], row["id"]) for row in found["steps"])
+    assert steps == Counter((line["id"], message) for line in (*done, *moved) for message in line["ids"])
+    sums = {name: sum(row[name] for row in found["tallies-cost"]) for name in ("operations", "messages", "bytes")}
+    assert sums == {
+        "operations": len(done),
+        "messages": sum(len(line["ids"]) for line in done),
+        "bytes": sum(line["bytes"] for line in done),
+    }
