@@ -177,6 +177,7 @@ async def test_n4_a_fault_of_one_namespace_leaves_the_other_alone(azure: Azure, 
         assert run("fault", "clear", TWINBUS_CONNECTION_STRING=primary).returncode == 0
 
 
+@pytest.mark.thorough
 def test_the_lines_to_set_up_a_machine_are_printed_and_nothing_is_changed() -> None:
     before = Path("/etc/hosts").read_bytes()
     with serving("--memory", "--namespace", "primary=0", *NAMES[:2], "--azure-ports", "0,0") as server:
@@ -210,6 +211,7 @@ def test_names_that_cannot_be_used_are_wrong_usage(options: list[str], told: str
     assert told in done.output
 
 
+@pytest.mark.thorough
 def test_where_ports_below_1024_are_not_allowed_it_says_what_to_do() -> None:
     """As a user without rights: `setpriv` drops those of root."""
     command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]

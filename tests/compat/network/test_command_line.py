@@ -108,6 +108,7 @@ def test_a_drill_goes_over_websockets(namespaces: LocalNamespaces) -> None:
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.thorough
 def test_a_proxy_that_is_away_is_named_without_its_credentials(namespaces: LocalNamespaces) -> None:
     backlog = Backlog(namespaces)
     away = {"TWINBUS_PROXY": "http://127.0.0.1:9", "TWINBUS_PROXY_CREDENTIALS": "twin:sesame"}
