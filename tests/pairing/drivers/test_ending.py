@@ -350,5 +350,4 @@ async def test_c3_a_pair_that_was_left_can_be_entered_again_and_one_that_was_clo
     assert len(heard) == 3
     with pytest.raises(PairClosedError):
         await world.do(enter)
-    if not syphon:  # a syphon may need longer to end than this test waits
-        await traces.gone()
+    await traces.gone()
