@@ -17,17 +17,13 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any, Final
 
-from twinbus.errors import OperatorError
-from twinbus.pipeline.table_storage import TableStorage
+import pyarrow as pa
+from deltalake import DeltaTable, Schema, WriterProperties
+from deltalake.exceptions import TableNotFoundError
+from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
+from pyarrow import parquet
 
-try:
-    import pyarrow as pa
-    from deltalake import DeltaTable, Schema, WriterProperties
-    from deltalake.exceptions import TableNotFoundError
-    from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
-    from pyarrow import parquet
-except ImportError as error:
-    raise OperatorError(f"{error.name} is not installed", "Install it: pip install 'twinbus[tables]'.") from error
+from twinbus.pipeline.table_storage import TableStorage
 
 RETENTION: Final = timedelta(days=1)
 """How long files that were replaced stay on the disk. Earlier versions can be read for this time."""
