@@ -3,17 +3,22 @@
 import asyncio
 import itertools
 import socket
+import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
+from azure.core.exceptions import AzureError
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from tests import tinyproxy
 from twinbus.backlog import FailureKind, backlog_queue_paths
-from twinbus.connect import ConnectionString
+from twinbus.connect import ConnectionString, HttpProxy, NetworkOptions
 from twinbus.errors import OperatorError
 from twinbus.namespace import AuthorizationRule, Claim
 from twinbus.pairing import administration as administration_module
@@ -327,3 +332,23 @@ def test_without_aiohttp_queues_are_listed(
             return {str(queue.name) async for queue in administration.client.list_queues(**trusted)}
 
     assert set(paths) <= asyncio.run(ask())
+
+
+async def aio_request(text: str, **options: Any) -> None:
+    async with AioAdministration.from_connection_string(text, **options) as administration:
+        await administration.request(administration.client.get_queue, "orders")
+
+
+def sync_request(text: str, **options: Any) -> None:
+    with Administration.from_connection_string(text, **options) as administration:
+        administration.request(administration.client.get_queue, "orders")
+
+
+@pytest.mark.parametrize("aio", [False, True], ids=["sync", "aio"])
+def test_the_credentials_of_a_proxy_are_not_in_the_error_nor_in_its_causes(tmp_path: Path, aio: bool) -> None:
+    text = "Endpoint=sb://contoso.example;SharedAccessKeyName=a;SharedAccessKey=b"
+    with tinyproxy.running(tmp_path, username="twin", password="another") as proxy:
+        options = NetworkOptions(http_proxy=HttpProxy.parse(proxy.url, "twin:sesame")).http_options()
+        with pytest.raises(AzureError, match="Unauthorized") as refused:
+            asyncio.run(aio_request(text, **options)) if aio else sync_request(text, **options)
+    assert "sesame" not in "".join(traceback.format_exception(refused.value))

@@ -379,11 +379,21 @@ def _is_authority_outdated(authority: LocalAuthority, error: Exception) -> bool:
 def _record_failure(
     administration: Administration | AioAdministration, arguments: Sequence[object], started: float, error: Exception
 ) -> None:
-    """Record a failed request. Leaves the credentials of a proxy out of the error's text: callers log and show it."""
+    """Record a failed request, and leave the credentials of a proxy out of the error: callers log and show it."""
     administration.recorder.management(_about(arguments), started, failure=management_failure(error).kind)
-    error.args = tuple(_CREDENTIALS.sub("//…@", one) if isinstance(one, str) else one for one in error.args)
+    error.args = tuple(_without_credentials(one) if isinstance(one, str) else one for one in error.args)
     if isinstance(error, AzureError):
-        error.message = _CREDENTIALS.sub("//…@", str(error.message))
+        error.message = _without_credentials(str(error.message))
+    # aiohttp's error computes its text from the address, so it cannot be changed. `error` has the same text.
+    if isinstance(error.__cause__, Exception) and _CREDENTIALS.search(str(error.__cause__)):
+        error.__cause__ = error.__context__ = None
+        if isinstance(error, AzureError):
+            error.inner_exception = None
+
+
+def _without_credentials(text: str) -> str:
+    """Return the text of an HTTP client without the credentials of a proxy, which it may name with its address."""
+    return _CREDENTIALS.sub("//…@", text)
 
 
 def _begin(paths: Iterable[str], options: SendAvailabilityOptions) -> ProvisioningSteps:
@@ -515,7 +525,7 @@ def service_text(error: BaseException) -> str:
     text = str(error)
     found = _DETAIL.search(text)
     plain = text if found is None else html.unescape(found[1])
-    return _CREDENTIALS.sub("//…@", " ".join(plain.split()))[:_LONGEST_DETAIL]
+    return _without_credentials(" ".join(plain.split()))[:_LONGEST_DETAIL]
 
 
 def _kind_of(error: BaseException) -> FailureKind:
