@@ -22,19 +22,18 @@ from uuid import uuid4
 
 from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
 from azure.servicebus import ServiceBusMessage
-from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from azure.servicebus.exceptions import MessageSizeExceededError
 from azure.servicebus.management import SqlRuleFilter
 
 from twinbus.amqp import DELIVERY_ANNOTATIONS, Properties, build_message, split_sections
 from twinbus.cli import connections
+from twinbus.cli.network import network_of
 from twinbus.connect import (
     NEXT_AVAILABLE,
     RECEIVE_AND_DELETE,
     ReceivedMessage,
     ServiceBusConnection,
     ServiceBusError,
-    connect,
 )
 from twinbus.ledger import billable_units
 from twinbus.message import Message
@@ -110,8 +109,9 @@ class Scratch:
 
         async def create(**request: Any) -> None:
             # The SDK's `create_topic` takes no options of the request, so a client gets them.
-            async with ServiceBusAdministrationClient.from_connection_string(self.connection_string, **request) as made:
-                await made.create_topic(path, auto_delete_on_idle=_IDLE)
+            options = {**network_of("primary").http_options(), **request}
+            async with AioAdministration.from_connection_string(self.connection_string, **options) as made:
+                await made.client.create_topic(path, auto_delete_on_idle=_IDLE)
 
         await self.administration.request(create)
         client = self.administration.client
@@ -257,7 +257,7 @@ async def _wrong_key(scratch: Scratch) -> str:
     if wrong == scratch.connection_string:
         return "not observed: the connection string has no key"
     path = await scratch.queue("key")
-    async with connect(wrong, timeout=scratch.seconds) as bus:
+    async with connections.access(wrong, side="primary").connect(timeout=scratch.seconds) as bus:
         return await _outcome(bus.sender(path))
 
 
@@ -484,8 +484,8 @@ async def observe(connection_string: str, seconds: float, result: Conformance) -
     Raises OperatorError if no scratch entity can be made. What a probe cannot observe is a difference, with the reason.
     """
     async with (
-        connect(connection_string, timeout=seconds) as bus,
-        connections.aio_administration(connection_string, seconds) as administration,
+        connections.access(connection_string, side="primary").connect(timeout=seconds) as bus,
+        connections.aio_administration(connection_string, seconds, side="primary") as administration,
     ):
         scratch = Scratch(connection_string, bus, administration, seconds)
         places = asyncio.Semaphore(_AT_A_TIME)

@@ -73,6 +73,7 @@ def test_every_verb_that_connects_goes_through_the_proxy(
     verbs: list[tuple[list[str], int]] = [
         (["provision", "--count", "2", "--state", "secondary"], 0),
         (["doctor", "--count", "2", "--no-ping", "--state", "secondary"], 3),
+        (["doctor", "--conformance"], 0),
         (["deadletter", "list"], 0),
         (["deadletter", "resubmit", "--all", "--yes"], 0),
         (["syphon", "--dry-run"], 0),
