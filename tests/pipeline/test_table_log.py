@@ -157,6 +157,43 @@ def test_d5_what_was_replaced_over_a_day_ago_is_removed_and_what_is_alive_or_you
     assert sample.ids(before - 1) == ["b", "c"]
 
 
+def _age_log(sample: Sample, days: float) -> None:
+    """Make all that is in the log older."""
+    for file in (sample.storage.root / "operations" / "_delta_log").iterdir():
+        at = file.stat().st_mtime - days * 24 * 3600
+        os.utime(file, (at, at))
+
+
+def test_d5_a_commit_can_be_undone_also_if_the_version_before_it_is_old(sample: Sample) -> None:
+    file = sample.written("a")
+    before = sample.log.commit([file])
+    while before < 98:
+        before = sample.log.commit([])
+    _age_log(sample, 3)
+    after = sample.log.commit([], [file])
+    sample.log.vacuum()
+    assert sample.log.open().version() == after == 99, "this commit writes a checkpoint"
+    assert sample.ids(before) == ["a"]
+    sample.log.restore(before)
+    assert sample.ids() == ["a"]
+
+
+def test_d5_entries_of_the_log_are_removed_that_no_version_of_two_days_needs(sample: Sample) -> None:
+    version = sample.log.commit([sample.written("a")])
+    while version < 101:
+        version = sample.log.commit([])
+    _age_log(sample, 1.5)
+    sample.log.vacuum()
+    log = sample.storage.root / "operations" / "_delta_log"
+    assert len([*log.glob("*.json")]) == 102
+    _age_log(sample, 1.5)
+    sample.log.vacuum()
+    assert sorted(file.name[17:] for file in log.glob("0*")) == [
+        "099.checkpoint.parquet", "099.json", "100.json", "101.json"
+    ]  # fmt: skip
+    assert sample.ids() == sample.ids(99) == ["a"]
+
+
 def test_d5_an_older_table_gets_the_columns_that_it_lacks(sample: Sample) -> None:
     sample.log.commit([sample.written("a")])
     wanted = json.loads(SCHEMA)

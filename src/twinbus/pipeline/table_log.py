@@ -11,10 +11,12 @@ The package `deltalake` reads and writes the log. No JAR is needed.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from itertools import takewhile
 from typing import Any, Final
 
 import pyarrow as pa
@@ -27,11 +29,16 @@ from twinbus.pipeline.table_storage import TableStorage
 
 RETENTION: Final = timedelta(days=1)
 """How long files that were replaced stay on the disk. Earlier versions can be read for this time."""
+_LOG_RETENTION: Final = 2 * RETENTION
+"""The log must name the files of a version for as long as these exist."""
 TABLE_CONFIGURATION: Final = {
     "delta.deletedFileRetentionDuration": f"interval {int(RETENTION.total_seconds())} seconds",
-    # The log must name the files of a version for as long as these exist.
-    "delta.logRetentionDuration": f"interval {int(2 * RETENTION.total_seconds())} seconds",
+    "delta.logRetentionDuration": f"interval {int(_LOG_RETENTION.total_seconds())} seconds",
+    # `deltalake` would remove entries by their age, also those of a version that was replaced only now. Then the last
+    # commit could not be undone. `TableLog.vacuum` removes entries instead.
+    "delta.enableExpiredLogCleanup": "false",
 }
+_LOG_FILE: Final = re.compile(r"(\d{20})\.(json|checkpoint\..+)")
 # Files below one of these sizes are merged into files of about this size. Each row is rewritten about once per size.
 _MERGED_SIZES: Final = (1 << 20, 16 << 20, 256 << 20)
 _MERGED_FILES: Final = 16
@@ -163,7 +170,32 @@ class TableLog:
     def vacuum(self) -> int:
         """Removes files that no version of the last RETENTION has, from the disk. Returns the latest version."""
         self.open().vacuum(dry_run=False, full=True)
+        self._remove_old_entries()
         return self.open().version()
+
+    def _remove_old_entries(self) -> None:
+        """Removes from the log what no version needs that was the latest one within _LOG_RETENTION.
+
+        A version needs its own entry and the entries before it, back to a checkpoint. An old version may have been
+        replaced only now. So the age of the next entry counts, not the age of its own.
+        """
+        oldest = time.time() - _LOG_RETENTION.total_seconds()
+        commits: dict[int, float] = {}
+        checkpoints: set[int] = set()
+        versions: dict[str, int] = {}
+        for name, modified in self.storage.log_files(self.name):
+            if (found := _LOG_FILE.fullmatch(name)) is not None:
+                version = versions[name] = int(found[1])
+                if found[2] == "json":
+                    commits[version] = modified
+                else:
+                    checkpoints.add(version)
+        # The version that was the latest one at the time `oldest`.
+        needed = max(takewhile(lambda version: commits[version] < oldest, sorted(commits)), default=-1)
+        first = max((version for version in checkpoints if version <= needed), default=0)
+        for name in sorted(versions):
+            if versions[name] < first:
+                self.storage.remove_log_file(self.name, name)
 
 
 def merged_size(sizes: Collection[int]) -> int | None:

@@ -20,6 +20,7 @@ SNAPSHOTS: Final = "snapshots"
 """The table that names the versions of the other tables."""
 OLD_FORMAT: Final = "current.json"
 """The file that earlier versions wrote instead of the table `snapshots`."""
+_LOG: Final = "_delta_log"
 _STAGING: Final = ".staging"
 _ABANDONED: Final = 24 * 3600.0
 
@@ -35,7 +36,7 @@ class TableStorage:
 
     def has_tables(self) -> bool:
         """Returns whether there are tables, also of the old format."""
-        return (self.root / SNAPSHOTS / "_delta_log").is_dir() or self.has_old_format()
+        return (self.root / SNAPSHOTS / _LOG).is_dir() or self.has_old_format()
 
     def has_old_format(self) -> bool:
         return (self.root / OLD_FORMAT).is_file()
@@ -86,6 +87,13 @@ class TableStorage:
             partition = dict(folder.split("=", 1) for folder in folders.parts)
             moved.append((str(target.relative_to(self.root / table)), partition))
         return moved
+
+    def log_files(self, table: str) -> list[tuple[str, float]]:
+        """Returns the name and the time of the last change of each file of the log of a table."""
+        return [(file.name, file.stat().st_mtime) for file in (self.root / table / _LOG).iterdir()]
+
+    def remove_log_file(self, table: str, name: str) -> None:
+        (self.root / table / _LOG / name).unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
         """Removes a table, or another folder or file beside the tables. Does nothing if there is none."""
