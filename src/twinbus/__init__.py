@@ -3,6 +3,7 @@
 A pair of two namespaces has the methods of the SDK's client. While the primary, or one of its queues and topics, cannot
 be reached, messages divert to backlog queues on the secondary. A syphon brings them home.
 
+    from datetime import timedelta
     from azure.servicebus import ServiceBusMessage
     from twinbus import SendAvailabilityOptions, pair_connection_strings
 
@@ -197,7 +198,7 @@ def pair_namespaces(
     options: SendAvailabilityOptions | None = None,
     state: str | PathLike[str] | None = None,
 ) -> Pair:
-    """Pair two namespaces, with clients that the caller made, of any credential. The caller must close them.
+    """Pair the namespaces of two clients, which may have any credential. The caller must close the clients.
 
     Returns when every backlog queue was found or created on the secondary. `secondary_admin` creates them; without it,
     the pair makes an administration client with the credential of `secondary`. `state` replaces the option `state`:

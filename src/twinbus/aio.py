@@ -52,7 +52,7 @@ def pair_namespaces(
     options: SendAvailabilityOptions | None = None,
     state: str | PathLike[str] | None = None,
 ) -> Pair:
-    """Pair two namespaces, with clients that the caller made, of any credential. The caller must close them.
+    """Pair the namespaces of two clients, which may have any credential. The caller must close the clients.
 
     Returns the pair without network I/O, as the SDK returns its client. `async with pair`, `await pair` or the first
     call of a sender pairs the namespaces and raises the error if pairing fails. If the secondary cannot be reached, a
@@ -117,6 +117,6 @@ def pair_connection_strings(
 
 def _syphon(primary: Any, secondary: Any, admin: Any, pair: PairState) -> Syphon:
     """Make the pair's syphon. Only pairs with `enable_syphon` load the module of the syphon and the AMQP codec."""
-    from twinbus.syphon import AioPairSyphon  # noqa: PLC0415 - as above
+    from twinbus.syphon import AioPairSyphon  # noqa: PLC0415 - loads the codec
 
     return AioPairSyphon(primary, secondary, admin, pair)

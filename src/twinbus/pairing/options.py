@@ -80,9 +80,10 @@ class SendAvailabilityOptions:
     on_unusable: Literal["divert", "raise"] = "divert"
     """What sends do while the entity is gone from the primary, or the primary refuses the credential (G4)."""
     ping: Literal["auto", "message", "link"] = "auto"
-    """`link` only opens a sender link. `auto` is `message` if the service hides pings, otherwise `link` (G3)."""
+    """`message` sends an empty message, `link` only opens a sender link. `auto` is `message` if the service hides
+    pings, otherwise `link` (G3)."""
     provision: Literal["create", "assume"] = "create"
-    """`assume` expects that the queues exist, and needs no Manage right (P8)."""
+    """`create` creates missing backlog queues. `assume` expects that they exist, and needs no Manage right (P8)."""
     on_secondary_down: Literal["raise", "background"] = "background"
     """`background` lets the application start while the secondary cannot be reached; `raise` does not (P1, P8)."""
     primary_name: str | None = None
@@ -90,7 +91,8 @@ class SendAvailabilityOptions:
     probation: timedelta = 30 * _SECOND
     """Time that a backlog queue stays out of the rotation after it failed (S6)."""
     ttl: Literal["restart", "absolute"] = "restart"
-    """`absolute` deducts the time spent in the backlog from a message's time to live (Y7)."""
+    """`restart`: a message's time to live starts anew on the primary. `absolute` deducts the time spent in the
+    backlog (Y7)."""
     backlog_check_interval: timedelta = 5 * _MINUTE
     """Time between checks of the backlog queues that the pair diverted to, until they are empty. 0: never (Y1)."""
     backlog_unattended_after: timedelta = 30 * _MINUTE
@@ -100,7 +102,7 @@ class SendAvailabilityOptions:
     ledger: str | os.PathLike[str] | Ledger | None = None
     """Records every operation and change of state (M1, S11): a directory, or a Ledger of the caller."""
     ledger_on_error: Literal["go_on", "stop"] = "go_on"
-    """While the ledger cannot be written, `stop` refuses every call with LedgerUnavailableError."""
+    """While the ledger cannot be written, `go_on` sends without it; `stop` raises LedgerUnavailableError."""
     ledger_durability: Literal["process", "lazy"] = "process"
     """`process`: a send that returned is in the ledger, even if the process is killed in the next instant. `lazy`: the
     ledger may miss the last moments, and costs less CPU (L2)."""
@@ -190,9 +192,9 @@ class SendAvailabilityOptions:
     ) -> Self:
         """Read options from variables such as `TWINBUS_FAILOVER_INTERVAL=30s`. Other variables are ignored.
 
-        `defaults` holds the other options, for instance from `from_file`.
+        `defaults` has the options that no variable sets, for instance from `from_file`.
 
-        Example: `SendAvailabilityOptions.from_environment()`.
+        Example: `SendAvailabilityOptions.from_environment(os.environ)`.
         """
         names = {field.name: prefix + field.name.upper() for field in fields(cls)}
         found = {option: environment[name] for option, name in names.items() if name in environment}
