@@ -93,7 +93,7 @@ def send(
     correlation_id: Annotated[str | None, typer.Option(help="Correlation id.")] = None,
     property: Annotated[
         list[str] | None,
-        typer.Option(help="Application property: name=text, or name:=3 for a number or true; may be repeated."),
+        typer.Option(help="Application property: name=text, or name:=3 for a number, true or false; may be repeated."),
     ] = None,
     time_to_live: Annotated[timedelta | None, span_option("Time to live: 30s, 10m, 1d.")] = None,
     delay: Annotated[timedelta | None, span_option("Schedule it: it can be received after this time.")] = None,
@@ -371,7 +371,9 @@ def _property(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     typed = name.endswith(":")
     name = name.removesuffix(":")
-    wrong = WrongUsageError(f"--property {text!r} is not name=text or name:=value", "A value is a number or true.")
+    wrong = WrongUsageError(
+        f"--property {text!r} is not name=text or name:=value", "A value is a number, true or false."
+    )
     if not equals or not name:
         raise wrong
     if not typed:
