@@ -104,6 +104,16 @@ def test_s15_damaged_holds_are_reported_and_kept_until_all_entities_are_released
     assert folder.read() == (replace(KnownState(), failovers=state.failovers), (), False)
 
 
+def test_s15_damaged_holds_do_not_replace_those_of_earlier_damage(folder: FolderState) -> None:
+    folder.write([hold()])
+    for damage in ("first", "second", "third"):
+        (folder.folder / "holds.json").write_text(damage)
+        folder.write([hold()])
+        if damage == "second":
+            (folder.folder / "holds.json.damaged-1").unlink()
+    assert {path.read_text() for path in folder.folder.glob("holds.json.damaged-*")} == {"second", "third"}
+
+
 def test_s16_a_pipe_or_a_link_in_place_of_a_file_is_unreadable_and_blocks_nobody(
     folder: FolderState, tmp_path: Path
 ) -> None:

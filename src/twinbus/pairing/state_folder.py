@@ -119,7 +119,9 @@ class FolderState:
         except FileNotFoundError:
             return KnownState()
         except StateFormatError as error:
-            kept = self.folder / f"{_HOLDS}.damaged-{len(self._damaged_holds()) + 1}"
+            # An operator may have removed any of the files that are kept.
+            last = max((int(path.name.rpartition("-")[2]) for path in self._damaged_holds()), default=0)
+            kept = self.folder / f"{_HOLDS}.damaged-{last + 1}"
             (self.folder / _HOLDS).rename(kept)
             _log.warning("the holds of the shared state are damaged, and are kept in %s: %s", kept, error)
             return KnownState()
