@@ -129,15 +129,14 @@ def aio_client(text: str, *, side: str = "primary") -> ServiceBusClient:
     from azure.servicebus import TransportType  # noqa: PLC0415 - slow
     from azure.servicebus.aio import ServiceBusClient  # noqa: PLC0415
 
-    network, options = network_of(side), dict[str, Any]()
-    if network.uses_websocket:
-        options["transport_type"] = TransportType.AmqpOverWebsocket
+    network = network_of(side)
+    transport = TransportType.AmqpOverWebsocket if network.uses_websocket else TransportType.Amqp
+    options: dict[str, Any] = {"transport_type": transport}
     if (proxy := network.http_proxy) is not None:
         # aiohttp takes the proxy as a URL.
         options["http_proxy"] = {**asdict(proxy), "proxy_hostname": f"http://{proxy.proxy_hostname}"}
     if network.custom_endpoint_address is not None:
         options["custom_endpoint_address"] = network.custom_endpoint_address
-        options["transport_type"] = TransportType[network.transport_type or "AmqpOverWebsocket"]
     if network.connection_verify is not None:
         options["connection_verify"] = network.connection_verify
     return ServiceBusClient.from_connection_string(text, **options)

@@ -10,6 +10,9 @@ import pytest
 from tests import tinyproxy
 from tests.cli.running import invoke, run
 from tests.cli.syphoned import CONFIG, Backlog, ids_of
+from twinbus.cli import connections
+from twinbus.cli.network import Way, network_options
+from twinbus.sdk import connection_settings
 from twinbus.testing import LocalNamespaces
 
 IDS = [f"message-{number}" for number in range(60)]
@@ -118,6 +121,21 @@ def test_a_proxy_that_is_away_is_named_without_its_credentials(namespaces: Local
         assert done.exit_code == 1, done.output
         assert re.search(r"127\.0\.0\.1'?[:,] ?9\b|port=9\b", done.output), done.output
         assert "sesame" not in done.output
+
+
+def test_a_proxy_means_a_websocket_for_the_sdk_too_whatever_the_transport_type() -> None:
+    made: list[bool] = []
+
+    @network_options
+    def verb() -> None:
+        text = "Endpoint=sb://contoso.example;SharedAccessKeyName=a;SharedAccessKey=b"
+        made.append(connection_settings(connections.aio_client(text)).uses_websocket)
+
+    ways = {"proxy": "http://127.0.0.1:1", "primary_endpoint": "sb://gateway.example", "secondary_endpoint": None}
+    verb(transport_type=Way.AMQP, ca=None, **ways)
+    verb(transport_type=Way.AMQP, ca=None, **{**ways, "proxy": None})
+    verb(transport_type=None, ca=None, **{**ways, "proxy": None})
+    assert made == [True, False, True]
 
 
 def test_credentials_of_a_proxy_are_refused_on_the_command_line(tmp_path: Path) -> None:
