@@ -41,9 +41,8 @@ def connect(
     """Return a connection whose socket opens with the first operation: `async with connect(text) as bus`.
 
     The connection uses TLS, except that UseDevelopmentEmulator=true without `tls` means plain TCP. `network` selects a
-    WebSocket, a proxy or another address. `timeout`, in
-    seconds, is for every operation that is called without a timeout. The connection fails if the peer is silent for
-    twice `idle_timeout` seconds.
+    WebSocket, a proxy or another address. `timeout`, in seconds, is for every operation that is called without a
+    timeout. The connection fails if the peer is silent for twice `idle_timeout` seconds.
     """
     endpoint = (
         connection_string

@@ -147,7 +147,7 @@ def with_scheduled_time(raw: bytes, millis: int) -> bytes:
     return raw[:start] + b"\x00\x53\x72" + encode(annotations) + raw[end:]
 
 
-# A data section has 5 bytes before its content if the content is shorter than this number of bytes, otherwise 8 bytes.
+# `build_message` ends a message without a body with an AMQP value section that holds null.
 _EMPTY_BODY: Final = len(b"\x00\x53\x77\x40")
 
 

@@ -2,9 +2,9 @@
 
 `AmqpTransport` is the asyncio protocol of the socket. The AMQP core (`twinbus.amqp.Connection`) does no I/O: it takes
 the received bytes and the time, and returns events, bytes to send and the time of its next timer. Over a WebSocket, the
-bytes are wrapped in messages (`websocket`) between core and socket. Each event belongs to
-an AMQP session; the session's `context` is the `SessionHandler` that receives the event. Entities, tokens and
-reconnecting are not handled in this module.
+bytes are wrapped in messages (`websocket`) between core and socket. Each event belongs to an AMQP session; the
+session's `context` is the `SessionHandler` that receives the event. Entities, tokens and reconnecting are not handled
+in this module.
 
 A transport ends once: `error` is set, and every registered handler fails with this error. After that the transport
 sends only the close frame.

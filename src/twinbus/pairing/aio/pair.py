@@ -111,8 +111,8 @@ class Pair(
 
     Use a pair like the SDK's client: with `async with pair: …`, or with `await pair.close()` at the end.
     `pair = await pair_connection_strings(…)` pairs the namespaces and returns the pair. `close` closes both sides; a
-    second `close` does nothing. A pair that `async with` has closed can be entered
-    again, and is then paired again; a pair that `close` has closed stays closed.
+    second `close` does nothing. A pair that `async with` has closed can be entered again, and is then paired again; a
+    pair that `close` has closed stays closed.
 
     A pair that was used has to be closed. A pair that is dropped without closing stays registered, and its primary
     can be paired again in this process only with the same secondary and equal options. A pair belongs to the event
