@@ -30,7 +30,7 @@ from twinbus.pipeline.servicebus.broker import Broker, Completion
 from twinbus.pipeline.servicebus.offsets import OffsetError
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
 from twinbus.pipeline.servicebus.rows import READ_SCHEMA
-from twinbus.pipeline.servicebus.session_stream_reader import SessionHeldError
+from twinbus.pipeline.servicebus.session_stream_reader import SessionHeldError, SessionStreamReader
 from twinbus.pipeline.servicebus.source import ServiceBusDataSource
 from twinbus.pipeline.servicebus.stream_reader import CompletionError
 from twinbus.testing import LocalNamespace
@@ -239,6 +239,29 @@ def test_d1_available_now_reads_its_sessions_to_the_end_after_their_locks_were_l
     query.run(step)
     assert Counter(query.ids) == Counter(sent)
     assert _is_in_order(query.ids)
+    assert queue.left() == []
+
+
+def test_d1_available_now_goes_on_after_the_locks_were_lost_during_a_look(
+    queue: SessionQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = queue.put("ab", 2)
+    query = queue.stream()
+    reader = query.reader
+    assert isinstance(reader, SessionStreamReader)
+    reader.prepareForTriggerAvailableNow()
+    peek, losses = Broker.from_number, iter([True])
+
+    def losing(broker: Broker, *given: Any, session: str | None = None) -> Iterator[Any]:
+        yield from peek(broker, *given, session=session)
+        if session is not None and next(losses, False):
+            queue.cut_off()
+            while reader.reportLatestOffset()["held"]:
+                time.sleep(0.01)
+
+    monkeypatch.setattr(Broker, "from_number", losing)
+    query.run()
+    assert Counter(query.ids) == Counter(sent)
     assert queue.left() == []
 
 

@@ -159,7 +159,8 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 while True:
                     self._accept_found(broker)
                     read, newest = self._peeked(broker, most)
-                    if read or self._find_from is None or self._free == 0:
+                    is_at_end = self._find_from is None and not self._lost_unread()
+                    if read or is_at_end or self._free == 0:
                         return read, newest
             self._give_others_a_turn()
             read, newest = self._after_accepting(broker, most, _WAIT_BUSY) if self._usable() else ({}, None)
@@ -252,8 +253,7 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _accept_found(self, broker: Broker) -> None:
         """With availableNow: accepts sessions that have messages, at most `maxSessions` in all."""
         while free := self._free:
-            lost = [one for one in self._unread if one not in self._sessions and one not in self._uncompleted]
-            names = lost[:free] or self._find(broker, free)
+            names = self._lost_unread()[:free] or self._find(broker, free)
             if not names:
                 return
             accepted = self._sessions.accept(names)
@@ -261,6 +261,10 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if others := sorted(set(names) - set(accepted)):
                 self._unread.difference_update(others)
                 _log.warning("%s: another receiver holds %s: left to it", self._options.address, _named(others))
+
+    def _lost_unread(self) -> list[str]:
+        """With availableNow: returns the sessions that were lost before they were read to their end."""
+        return [one for one in self._unread if one not in self._sessions and one not in self._uncompleted]
 
     def _find(self, broker: Broker, count: int) -> list[str]:
         """Returns up to `count` sessions that were not found before and have active messages up to `_target`."""
