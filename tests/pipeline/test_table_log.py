@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from twinbus.errors import OperatorError
+from twinbus.pipeline import snapshots as snapshots_module
 from twinbus.pipeline.snapshots import Snapshots, TablesVersion
 from twinbus.pipeline.table_log import AppTransaction, DataFile, TableLog, described_file, merged_size
 from twinbus.pipeline.table_storage import SNAPSHOTS, TableStorage
@@ -260,6 +261,18 @@ def test_d5_the_files_of_many_snapshots_are_replaced_by_one(tmp_path: Path) -> N
     assert snapshots.last() == TablesVersion(65, {"operations": 65})
     assert snapshots.is_committed(AppTransaction("app", 65))
     assert sorted(polars.read_delta(str(tmp_path / SNAPSHOTS))["snapshot"]) == [*range(1, 66)]
+
+
+def test_d5_a_snapshot_stays_for_a_day_after_the_next_one_however_old_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots_module, "_MOST_FILES", 3)
+    snapshots, now = Snapshots(TableStorage(tmp_path)), time.time()
+    for number, days in enumerate((4, 3, 0.5, 0), 1):
+        monkeypatch.setattr(time, "time", lambda at=now - days * 24 * 3600: at)
+        snapshots.add(TablesVersion(number, {"operations": number}))
+    assert sorted(polars.read_delta(str(tmp_path / SNAPSHOTS))["snapshot"]) == [2, 3, 4]
+    assert snapshots.last() == TablesVersion(4, {"operations": 4})
 
 
 def test_d5_tables_of_the_old_format_are_refused_with_the_command_that_makes_them_again(tmp_path: Path) -> None:

@@ -92,8 +92,11 @@ class Snapshots:
             _SCHEMA,
         )
         if is_rewritten := self._log.version() is not None and len(self._log.files()) >= _MOST_FILES:
-            kept = pc.field("at") >= now - int(RETENTION.total_seconds() * 1000)
-            rows = pa.concat_tables([self._log.open().to_pyarrow_dataset().to_table(filter=kept).cast(_SCHEMA), rows])
+            known = self._log.open().to_pyarrow_dataset().to_table().cast(_SCHEMA)
+            is_old = pc.field("at") < now - int(RETENTION.total_seconds() * 1000)
+            # The newest of the old snapshots was the last one at that time, so it may have been replaced only now.
+            newest = pc.max(known.filter(is_old)["snapshot"]).as_py() or 0
+            rows = pa.concat_tables([known.filter(~is_old | (pc.field("snapshot") >= newest)), rows])
         write_deltalake(
             self.storage.uri(SNAPSHOTS),
             rows,
