@@ -38,9 +38,9 @@ def saved_result(
 def _replace(tables: Tables, job: LedgerJob, rows: DataFrame) -> None:
     table = f"{RESULTS_FOLDER}/{job.name}"
     log, files = tables.log(table), tables.write(table, rows)
-    log.create(struct(job.result).json())
     with (tables.root / RESULTS_FOLDER / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        log.create(struct(job.result).json())
         version = log.commit(files, log.files())
         if version % VACUUM_COMMITS == 0:
             log.vacuum()
