@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,10 +84,8 @@ async def test_y9_a_running_lane_reports_what_it_counts_and_a_wrong_token_is_ref
     assert address is not None
     counts = ProgressCounter(0.0)
     wrong = CountsAddress(address.host, address.port, "0" * len(address.token))
-    counts.returned("wrong", 1, 1, 0.0)
-    refused = asyncio.create_task(send_counts(wrong, LANE, counts))
-    counts.by_destination.clear()
     counts.returned("orders", 600, 6_000, 0.0)
+    refused = asyncio.create_task(send_counts(wrong, LANE, counts))
     sending = asyncio.create_task(send_counts(address, LANE, counts))
     await until(lambda: received)
     counts.returned("events", 5, 50, 0.0)
@@ -97,6 +97,27 @@ async def test_y9_a_running_lane_reports_what_it_counts_and_a_wrong_token_is_ref
     assert [list(one.counts) for one in received] == [["orders"], ["events"]]
     assert received[0].lane == LANE
     assert received[0].counts["orders"] == MessageCounts(returned=600, bytes=6_000)
+
+
+async def test_y9_a_lane_that_dies_within_a_line_has_reported_the_lines_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    received: list[LaneSnapshot] = []
+    listener = CountsListener(received.append)
+    address = await listener.listen("127.0.0.1", "127.0.0.1")
+    assert address is not None
+    line = LaneSnapshot(LANE, {"orders": MessageCounts(returned=1)}, {}).to_json().encode() + b"\n"
+    for last, warnings in ((line[:-9], 0), (b"{}\n", 1), (b"x" * 2**20 + line, 2)):
+        received.clear()
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(address.token.encode() + line + last)
+        writer.write_eof()
+        with suppress(ConnectionError):
+            assert await reader.read() == b"", "the driver closes the connection and answers nothing"
+        writer.close()
+        assert [one.counts["orders"].returned for one in received] == [1]
+        assert len(caplog.records) == warnings
+    await listener.close()
 
 
 async def test_y9_a_lane_that_cannot_reach_the_driver_goes_on_without_it() -> None:

@@ -138,11 +138,11 @@ class CountsListener:
                 given = await reader.readexactly(_TOKEN_BYTES)
             if not secrets.compare_digest(given, self._token.encode()):
                 return
-            while line := await reader.readline():
-                self._received(LaneSnapshot.of_json(line))
+            while True:
+                self._received(LaneSnapshot.of_json(await reader.readuntil(b"\n")))
         except (OSError, EOFError, TimeoutError):
-            pass  # the lane has ended, or it was not a lane
-        except (ValueError, TypeError, KeyError) as error:
+            pass  # the lane has ended, maybe within a line, or it was not a lane
+        except (asyncio.LimitOverrunError, ValueError, TypeError, KeyError) as error:
             _log.warning("counts of a lane cannot be read: %r", error)
         finally:
             writer.close()
