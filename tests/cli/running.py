@@ -32,9 +32,9 @@ def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def invoke(*arguments: str, **more: str) -> Result:
-    """Run the command line in the process of the test, which imports the SDK only once."""
-    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1", **more})
+def invoke(*arguments: str, input: str | None = None, **more: str) -> Result:
+    """Run the command line in the process of the test, which imports the SDK only once. `more` is its environment."""
+    return CliRunner().invoke(app, arguments, input=input, env={"COLUMNS": "200", "NO_COLOR": "1", **more})
 
 
 class Serving:

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.cli.running import COMMAND, PATIENCE, environment, invoke, run, serving
-from tests.cli.syphoned import CONFIG, Backlog
-from twinbus.cli.main import app
+from tests.cli.syphoned import Backlog
 from twinbus.testing import LocalNamespaces
 
 SPAN = "is not a span of time. Give a number with ms, s, m, h or d"
-
-
-@pytest.fixture(scope="module")
-def namespaces() -> Iterator[LocalNamespaces]:
-    with LocalNamespaces("primary", "secondary", memory=True, config=CONFIG) as found:
-        yield found
 
 
 @pytest.mark.parametrize(
@@ -58,7 +49,7 @@ def test_d3_paths_and_options_are_checked_before_spark_starts(
     }
     # Without a Java, a verb that starts Spark ends with another error.
     without_java = {"JAVA_HOME": str(tmp_path), "PATH": "", "XDG_CACHE_HOME": str(tmp_path / "file")}
-    done = CliRunner().invoke(app, arguments, env={"NO_COLOR": "1", **pair, **without_java})
+    done = invoke(*arguments, **pair, **without_java)
     assert done.exit_code == code, done.output
     assert f"error: {says}" in done.stderr
 

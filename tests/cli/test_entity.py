@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import pytest
 from azure.core.exceptions import ResourceNotFoundError
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from twinbus.cli.main import app
+from tests.cli.running import invoke
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
 from twinbus.message import BodyType, Message
 from twinbus.pairing import Administration
@@ -46,8 +46,7 @@ class Bus:
         return self.text.replace("=all;", "=app;").replace("key-of-all", "key-of-app")
 
     def run(self, *arguments: str, input: str | None = None, text: str | None = None, **more: str) -> Result:
-        environment = {"COLUMNS": "200", "NO_COLOR": "1", "TWINBUS_CONNECTION_STRING": text or self.text, **more}
-        return CliRunner().invoke(app, ["entity", *arguments], input=input, env=environment)
+        return invoke("entity", *arguments, input=input, TWINBUS_CONNECTION_STRING=text or self.text, **more)
 
     def well(self, *arguments: str, **more: Any) -> str:
         done = self.run(*arguments, **more)

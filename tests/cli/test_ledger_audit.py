@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.running import invoke
-from tests.cli.syphoned import CONFIG, Backlog
+from tests.cli.syphoned import Backlog
 from twinbus.backlog import Endpoint, primary_name
 from twinbus.connect import ConnectionString
 from twinbus.ledger import Ledger, Role, Stage
@@ -18,12 +17,6 @@ from twinbus.pairing import Administration, provisioning_steps
 from twinbus.testing import LocalNamespaces
 
 LOCK = "PT5S"  # the shortest one that there is
-
-
-@pytest.fixture(scope="module")
-def namespaces() -> Iterator[LocalNamespaces]:
-    with LocalNamespaces("primary", "secondary", memory=True, config=CONFIG) as found:
-        yield found
 
 
 class BookedBacklog(Backlog):

@@ -15,15 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.color import Color
 from rich.console import Console
-from typer.testing import CliRunner
 
-from tests.cli.running import run
+from tests.cli.running import invoke, run
 from tests.cli.test_whole import VERBS
 from twinbus.cli import ledger_spark, progress
 from twinbus.cli.demo import finale, screen
 from twinbus.cli.demo.display import LiveDisplay
 from twinbus.cli.help_panels import show_whole_names
-from twinbus.cli.main import app
 from twinbus.cli.tables import print_table
 from twinbus.namespace import configure_logging
 from twinbus.syphon import MessageCounts, Progress
@@ -40,8 +38,8 @@ def test_the_help_of_a_verb_has_whole_names() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", VERBS, ids=" ".join)
 def test_help_shows_options_and_variables_whole_on_80_columns(name: tuple[str, ...]) -> None:
-    show_whole_names()  # as the command line does; CliRunner does not call the command line itself
-    shown = CliRunner().invoke(app, [*name, "--help"], env={"COLUMNS": "80", "NO_COLOR": "1"}).stdout
+    show_whole_names()  # as the command line does; `invoke` does not call the command line itself
+    shown = invoke(*name, "--help", COLUMNS="80").stdout
     assert max(map(len, shown.splitlines())) <= 80
     words = set(re.sub("[│╭╰─,]", " ", shown).replace("]", " ").split())
     for one in VERBS[name].params:
