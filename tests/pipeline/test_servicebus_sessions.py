@@ -27,6 +27,7 @@ from twinbus.pipeline.servicebus import broker as broker_module
 from twinbus.pipeline.servicebus import held_sessions as held_module
 from twinbus.pipeline.servicebus import session_stream_reader as reader_module
 from twinbus.pipeline.servicebus.broker import Broker, Completion
+from twinbus.pipeline.servicebus.held_sessions import HeldSessions
 from twinbus.pipeline.servicebus.offsets import OffsetError
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
 from twinbus.pipeline.servicebus.rows import READ_SCHEMA
@@ -382,6 +383,26 @@ def test_d1_a_clock_that_is_behind_costs_one_lock_and_not_each(
         query.run(step)
         assert query.ids == sent
         assert queue.left() == []
+
+
+@pytest.mark.thorough
+def test_d1_a_link_that_breaks_does_not_make_renewals_more_frequent(
+    namespace: LocalNamespace, client: ServiceBusClient, renewed: list[datetime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_module, "SHORTEST_LOCK", 0.1)
+    with _queue(namespace, client, lock_duration=timedelta(seconds=5)) as queue:
+        given = {"connectionString": namespace.connection_string, "entity": queue.name, "sessions": "true"}
+        held = HeldSessions(SourceOptions.parse(given))
+        held.accept(["a"])
+        queue.cut_off()
+        while held.get("a") is not None:
+            time.sleep(0.01)
+        held.accept(["a"])
+        began = time.monotonic()
+        while not renewed:
+            time.sleep(0.01)
+        assert time.monotonic() - began > 2.0, "half of the lock duration, less what the answer took"
+        held.close()
 
 
 @pytest.mark.thorough

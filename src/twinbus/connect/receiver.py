@@ -392,6 +392,11 @@ class Receiver:
         return self._link is not None and self._link.is_open and not self._is_closed
 
     @property
+    def link_error(self) -> ServiceBusError | None:
+        """Why the link ended; None while it is open."""
+        return self._link.error if self._link is not None else None
+
+    @property
     def session_id(self) -> str | None:
         """Id of the session that this receiver holds."""
         return self._link.session_id if self._link is not None else None

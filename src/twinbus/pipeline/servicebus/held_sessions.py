@@ -161,9 +161,11 @@ class HeldSessions:
                     raise SessionLockLostError("the link of the session is gone")
                 until = await held.receiver.renew_session_lock()
             except SessionLockLostError as error:
-                # If the clock of this machine is behind, a lock seems to last longer than it does.
-                self._renew_within = max(SHORTEST_LOCK, pause)
-                await self._lose(held, error)
+                reason = held.receiver.link_error or error
+                if isinstance(reason, SessionLockLostError):
+                    # If the clock of this machine is behind, a lock seems to last longer than it does.
+                    self._renew_within = max(SHORTEST_LOCK, pause)
+                await self._lose(held, reason)
                 return
             except ServiceBusError as error:
                 _log.warning("%s: the lock of session %r was not renewed: %s", self._options.address, held.id, error)
