@@ -230,7 +230,7 @@ def access_error(what: str, error: Exception) -> OperatorError:
     if kind is FailureKind.CERTIFICATE:
         return OperatorError(
             f"the certificate of {what} is not trusted: {detail}",
-            "Set REQUESTS_CA_BUNDLE and SSL_CERT_FILE to its certificate authority.",
+            "Give the certificate of its authority with --ca.",
         )
     if is_refused(error):
         return OperatorError(
