@@ -94,28 +94,29 @@ _Endpoint = Annotated[
         help="Where to connect for AMQP, such as an application gateway.",
     ),
 ]
-# By side, the option with its custom endpoint.
-_PAIR: Final[dict[str, Any]] = {"primary": _PrimaryEndpoint, "secondary": _SecondaryEndpoint}
-_NAMESPACE: Final[dict[str, Any]] = {"namespace": _Endpoint}
+# By side, the name and the type of the option with its custom endpoint.
+_PAIR: Final = {
+    "primary": ("primary-endpoint", _PrimaryEndpoint),
+    "secondary": ("secondary-endpoint", _SecondaryEndpoint),
+}
+_NAMESPACE: Final = {"namespace": ("endpoint", _Endpoint)}
 _GIVEN: ContextVar[dict[str, NetworkOptions]] = ContextVar("network")
 
 
 def network_options(verb: Callable[..., None]) -> Callable[..., None]:
     """Decorate a verb for a pair: it takes the options of this module too."""
-    return _with_options(verb, {"primary": "primary-endpoint", "secondary": "secondary-endpoint"}, _PAIR)
+    return _with_options(verb, _PAIR)
 
 
 def namespace_network_options(verb: Callable[..., None]) -> Callable[..., None]:
     """Decorate a verb for one namespace: it takes the options of this module too."""
-    return _with_options(verb, {"namespace": "endpoint"}, _NAMESPACE)
+    return _with_options(verb, _NAMESPACE)
 
 
-def _with_options(
-    verb: Callable[..., None], endpoints: Mapping[str, str], kinds: Mapping[str, Any]
-) -> Callable[..., None]:
-    """`endpoints` has the option with the custom endpoint of each side."""
-    options = {"transport_type": _Type, "proxy": _Proxy}
-    options |= {endpoints[side].replace("-", "_"): kind for side, kind in kinds.items()}
+def _with_options(verb: Callable[..., None], sides: Mapping[str, tuple[str, Any]]) -> Callable[..., None]:
+    endpoints = {side: name for side, (name, _) in sides.items()}
+    options: dict[str, Any] = {"transport_type": _Type, "proxy": _Proxy}
+    options |= {name.replace("-", "_"): kind for name, kind in sides.values()}
     options["ca"] = _Authority
     own = inspect.signature(verb, eval_str=True)
     added = [
