@@ -208,9 +208,9 @@ def _examine_inventories(connection: apsw.Connection) -> Iterator[str]:
 _SMALL_TABLES: Final = ("entity", "counter", "session_state", "dropped", "shared", "totals")
 
 
-def _examine_pages(connection: apsw.Connection, table: str = "20") -> Iterator[str]:
-    """Let SQLite check all pages, or those of one table. It reports up to 20 findings on all pages."""
-    for (text,) in connection.execute(f"PRAGMA integrity_check({table})"):
+def _examine_pages(connection: apsw.Connection, table: str | None = None) -> Iterator[str]:
+    """Let SQLite check the pages of one table; if it is None, all pages, up to `_NUMBERS_SHOWN` findings."""
+    for (text,) in connection.execute(f"PRAGMA integrity_check({table or _NUMBERS_SHOWN})"):
         if text != "ok":
             yield f"the structure of the file: {' '.join(str(text).split())}"
 
