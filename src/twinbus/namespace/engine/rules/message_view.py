@@ -16,8 +16,8 @@ from twinbus.values import Timestamp
 
 MAX_STEPS: Final = 1 << 17
 """The most work of the rules of one subscription on one message, in steps of about 0.2 µs (X1). Only work that grows
-with the values of the message is counted, and that of correlation filters, of which there may be very many: LIKE, texts
-that are joined or compared, and copies for actions."""
+with the values of the message is counted: LIKE, texts that are joined or compared, and copies for actions; and that of
+correlation filters, because there may be very many of them."""
 
 _CHARACTERS_PER_STEP: Final = 512
 _MAX_DURATION: Final = Duration(922_337_203_685_477)
