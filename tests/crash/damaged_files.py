@@ -67,9 +67,7 @@ def damage_more(path: Path, rng: Random) -> str:
     one, other = (PAGE_SIZE * rng.randrange(pages) for _ in range(2))
     size = rng.choice((512, 4096, PAGE_SIZE))
     sector = rng.randrange(len(content) // size) * size
-    what = rng.choice(
-        ("zeros", "noise", "a page of another place", "two pages exchanged", "cut short", "cells dropped")
-    )
+    what = rng.choice(KINDS)
     match what:
         case "zeros":
             content[sector : sector + size] = bytes(size)
