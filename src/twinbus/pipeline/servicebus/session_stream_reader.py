@@ -196,11 +196,12 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     numbers.append(number)
                     newest = latest(newest, enqueued)
                 room = None if room is None else room - len(page)
-        self._release(session for session in sessions if not found[session] and session not in open_)
-        # The lock of a session may have been lost since the peek: then another receiver may have its messages.
-        read = {one: SequenceNumbers.of(numbers) for one, numbers in found.items() if numbers and one in self._sessions}
+        # A lock may have been lost before or after the peek: another receiver may then have the messages.
+        held = self._sessions
+        self._release(one for one in sessions if not found[one] and one not in open_ and one in held)
+        read = {one: SequenceNumbers.of(numbers) for one, numbers in found.items() if numbers and one in held}
         self._batches += 1
-        self._served = {one: batch for one, batch in self._served.items() if one in self._sessions}
+        self._served = {one: batch for one, batch in self._served.items() if one in held}
         self._served.update(dict.fromkeys(read, self._batches))
         return read, newest
 
