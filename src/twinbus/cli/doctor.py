@@ -69,10 +69,11 @@ def doctor(
 ) -> None:
     """Check a pair: namespaces, rights, queues, messages.
 
-    Each finding has a cause and a next step. Changes nothing without --clean.
+    Each finding has a cause and a next step. Changes nothing without --clean, apart
+    from a scratch queue for --ping, which is removed again.
 
     With --conformance, make scratch entities on the primary instead, and compare how they behave with what Twinbus
-    assumes. Needs no secondary. Everything is removed at the end.
+    assumes. Needs no secondary. The scratch entities are removed at the end.
 
     Exit code: 0 if all is well, 3 if something needs attention, 4 if the pair is broken, 1 if the check failed.
 

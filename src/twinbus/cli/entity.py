@@ -153,7 +153,7 @@ def create(
         str | None,
         typer.Option(help="SQL filter of a subscription: \"region = 'eu'\".", show_default="all messages"),
     ] = None,
-    if_missing: Annotated[bool, typer.Option("--if-missing", help="End well if it exists already.")] = False,
+    if_missing: Annotated[bool, typer.Option("--if-missing", help="Exit with 0 if it exists already.")] = False,
     seconds: Seconds = 10.0,
     json: Json = False,
     debug: Debug = False,

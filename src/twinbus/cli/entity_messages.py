@@ -80,7 +80,7 @@ def peek(
 
 @namespace_network_options
 def send(
-    path: Path,
+    path: Annotated[str, typer.Argument(help="The queue or topic.", show_default=False)],
     connection_string: AnyNamespace,
     body: Annotated[str | None, typer.Argument(help="The body.", show_default="standard input")] = None,
     file: Annotated[File | None, typer.Option(help="Read the body from this file.")] = None,

@@ -97,7 +97,7 @@ AcceptDamage = Annotated[
     bool,
     typer.Option(
         "--accept-damage",
-        help="Start also with damaged files: list what is lost, keep the damaged files, and go on without it.",
+        help="Start even if files are damaged: with what is intact. Lists what is lost, and keeps the damaged files.",
     ),
 ]
 LogLevel = Annotated[str, typer.Option(help=f"One of {', '.join(_LEVELS)}.")]
