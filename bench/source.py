@@ -155,7 +155,7 @@ def rate(work: Callable[[], int]) -> float:
 
 
 def figures(folder: Path, *, messages: int, repeats: int) -> tuple[list[Figure], str]:
-    """Return the figures, and the memory that it took."""
+    """Return the figures, and the memory that the work took."""
     spark = session("bench")
     spark.dataSource.register(ServiceBusDataSource)
     found = {name: (Samples(), Samples()) for name in AIMS}

@@ -198,10 +198,10 @@ class BatchReader(DataSourceReader):
 
 
 class FilterPushdown:
-    """The `pushFilters` of a reader. It also works in sessions where filter pushdown is off, which is the default.
+    """The `pushFilters` of a reader. It also works if filter pushdown is off in Spark, which is the default.
 
-    In such a session Spark refuses a reader that overrides `pushFilters`. Spark finds this out by the attribute
-    `__func__`, so this object has the `__func__` of the base class. If filter pushdown is on, Spark calls the object.
+    Then Spark refuses a reader that overrides `pushFilters`. Spark finds this out by the attribute `__func__`, so this
+    object has the `__func__` of the base class. If filter pushdown is on, Spark calls the object.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
