@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -137,6 +138,21 @@ def test_d3_unreadable_lines_are_reported_with_file_and_line_as_the_ledger_does(
     closed = dead_in_tables(books.tables, books.tables.version(), WriterStates())
     assert Counter(why_incomplete(books.tables)) == Counter([*balance(read, closed).incomplete, *problems])
     assert len(problems) == books.tables.read(PROBLEMS).count() == 3
+
+
+@pytest.mark.thorough
+def test_d3_an_ingest_leaves_no_rows_in_memory_though_lines_were_rejected(spark: SparkSession, tmp_path: Path) -> None:
+    def kept() -> int:
+        context: Any = spark.sparkContext
+        return int(context._jsc.getPersistentRDDs().size())
+
+    before = kept()
+    write(tmp_path / "ledger", 1, [operation(Stage.SEND_PRIMARY, "a")])
+    with (tmp_path / "ledger" / segment_name(1)).open("a") as segment:
+        segment.write("no entry\n")
+    ingest_ledger(spark, tmp_path / "ledger", tmp_path / "tables").awaitTermination()
+    assert Tables(spark, tmp_path / "tables").read(PROBLEMS).count() == 1
+    assert kept() == before
 
 
 def test_d5_the_steps_of_a_message_are_its_operations_and_movements_with_its_own_result(books: Ingested) -> None:

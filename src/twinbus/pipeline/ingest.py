@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -120,18 +121,28 @@ def commit_batch(
     tables: Tables, lines: DataFrame, ledger: Path, transaction: AppTransaction, extend: Extend | None = None
 ) -> TablesVersion:
     """Ingests one batch of lines with one snapshot. Returns the snapshot. The tables must be locked."""
-    rows = parse_lines(lines).withColumn("day", _day_number()).persist()
-    try:
+    with ExitStack() as stack:
+        rows = stack.enter_context(_cached(parse_lines(lines).withColumn("day", _day_number())))
         batch = _measure(rows)
         change = tables.change()
         tables.set_partitions(change.before, PENDING, rows=batch.count)
-        reread = reread_lines(rows.where("line is not null"), ledger).persist() if batch.rejected else None
+        reread = None
+        if batch.rejected:
+            reread = stack.enter_context(_cached(reread_lines(rows.where("line is not null"), ledger)))
         _write_batch(change, batch, reread, ledger)
         if extend is not None:
             extend(change)
         return tables.commit(change, transaction)
+
+
+@contextmanager
+def _cached(rows: DataFrame) -> Iterator[DataFrame]:
+    """Yields the rows. Spark computes them once and keeps them until the end of the block."""
+    kept = rows.persist()
+    try:
+        yield kept
     finally:
-        rows.unpersist()
+        kept.unpersist()
 
 
 def _measure(rows: DataFrame) -> ParsedBatch:
@@ -148,18 +159,15 @@ def _write_batch(change: TablesChange, batch: ParsedBatch, reread: DataFrame | N
         good = good.unionAll(reread.where("problem is null").select(*names))
         known_problems = tables.read(PROBLEMS, version=before).select("file", "line")
         _add(change, PROBLEMS, problems(reread, ledger).join(known_problems, ["file", "line"], "left_anti"))
-    fresh = new_entries(good, known_entries(tables, before, batch)).persist()
-    try:
+    with _cached(new_entries(good, known_entries(tables, before, batch))) as fresh:
         halves = fresh.where(F.col("kind").isin(_INTENT, _OUTCOME)).unionAll(tables.read(PENDING, version=before))
-        met = join_halves(halves).persist()
-        whole = fresh.where(F.col("kind") == _OPERATION)
-        _add(change, OPERATIONS, operations(whole, met))
-        change.replace(PENDING, pending(met))
-        _add(change, ENTRIES, fresh.where(~F.col("kind").isin(_OPERATION, _INTENT, _OUTCOME)).withColumn("day", day()))
-        add_steps(change, batch.count)
-        met.unpersist()
-    finally:
-        fresh.unpersist()
+        with _cached(join_halves(halves)) as met:
+            whole = fresh.where(F.col("kind") == _OPERATION)
+            _add(change, OPERATIONS, operations(whole, met))
+            change.replace(PENDING, pending(met))
+            others = fresh.where(~F.col("kind").isin(_OPERATION, _INTENT, _OUTCOME))
+            _add(change, ENTRIES, others.withColumn("day", day()))
+            add_steps(change, batch.count)
 
 
 def _add(change: TablesChange, table: str, rows: DataFrame) -> None:
