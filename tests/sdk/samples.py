@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -127,8 +127,7 @@ def extract(sdist: Path | None, folder: Path) -> list[Path]:
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder)]
         subprocess.run([*pip, wanted], check=True)
         sdist = next(folder.glob("azure_servicebus-*.tar.gz"))
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+    shutil.unpack_archive(sdist, folder)
     return sorted(folder.glob("*/samples/*/*.py"))
 
 
