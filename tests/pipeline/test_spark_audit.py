@@ -352,5 +352,5 @@ def test_l3_a_spark_audit_of_queues_that_refuse_is_an_error_and_no_loss(backlog:
     ]
     assert [one.exit_code for one in texts] == [1, 1]
     assert texts[0].stderr == texts[1].stderr
-    assert "unauthorized-access" in texts[1].stderr
+    assert "the key was refused by the secondary" in texts[1].stderr
     assert recorded(tmp_path / "ledger") == (Counter(), [])
