@@ -148,6 +148,23 @@ async def test_s15_a_reading_that_answers_after_a_younger_one_changes_nothing() 
     await holds.close()
 
 
+async def test_s15_the_syphon_is_woken_though_a_batch_of_messages_read_the_end_of_the_hold_first() -> None:
+    state = State()
+    holds = SharedHolds(state.read, max_age=0.0, interval=0.05, now=lambda: state.now)
+    woken = asyncio.Event()
+    watching = asyncio.create_task(holds.watch(woken.set))
+    state.result = StateReading(HELD)
+    await holds.refresh()
+    for _ in range(5):  # until the watch pauses
+        await asyncio.sleep(0)
+    state.result, state.now = StateReading(KnownState()), 1.0
+    await holds.refresh()
+    async with asyncio.timeout(2):
+        await woken.wait()
+    watching.cancel()
+    await holds.close()
+
+
 async def test_s15_the_syphon_is_woken_when_a_hold_ends_and_reads_only_while_something_is_held() -> None:
     state = State()
     holds = state.holds()

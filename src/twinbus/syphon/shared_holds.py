@@ -45,6 +45,8 @@ class SharedHolds:
         self._read_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
         self._has_failed = False
+        # Whether holds changed since `on_change` was called last. Each reading may notice it, not only that of `watch`.
+        self._has_changed = False
         self._unreadable: tuple[str, ...] = ()
         self._something_held = asyncio.Event()
 
@@ -76,9 +78,9 @@ class SharedHolds:
         while True:
             await self._something_held.wait()
             await asyncio.sleep(self._interval)
-            before = self._held
             await self._read_now()
-            if self._held != before:
+            if self._has_changed:
+                self._has_changed = False
                 on_change()
 
     async def close(self) -> None:
@@ -109,12 +111,13 @@ class SharedHolds:
             for text in reading.unreadable:
                 _log.warning("a part of the shared state is unreadable; what was held stays held: %s", text)
         self._unreadable, self._has_failed, self._read_at = reading.unreadable, False, began
-        before, state = self._state, reading.state
+        before, held_before, state = self._state, self._held, reading.state
         if reading.hides_holds and before is not None:
             # What was held stays held; new holds are known.
             released = before.released.difference(state.holds)
             state = replace(state, holds={**before.holds, **state.holds}, released=released)
         self._state = state
+        self._has_changed |= held_before is not None and self._held != held_before
         if self._held is not None:
             self._something_held.set()
         else:
