@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from azure.servicebus import ServiceBusClient
@@ -112,15 +113,16 @@ def test_s15_a_standing_syphon_delivers_nothing_to_a_held_entity_until_it_is_rel
         assert Counter(received(primary, "orders", 5)) == Counter(f"order {number}" for number in range(5))
     finally:
         syphon.terminate()
-        syphon.communicate(timeout=30)
+        syphon.wait(timeout=30)
 
 
 def start_syphon(state: str, strings: dict[str, str]) -> subprocess.Popen[str]:
-    """Start `twinbus syphon`, and return when it runs."""
+    """Start `twinbus syphon`, and return when it runs. A thread reads what it prints: a full pipe would stop it."""
     command = [*COMMAND, "syphon", "--json", "--every", "0.2", "--state", state]
     syphon = subprocess.Popen(command, env=environment(**strings), stdout=subprocess.PIPE, text=True)
     assert syphon.stdout is not None
     assert syphon.stdout.readline() != ""
+    Thread(target=syphon.stdout.read, daemon=True).start()
     return syphon
 
 
