@@ -29,6 +29,7 @@ from twinbus.cli import (
 )
 from twinbus.cli.errors import errors_reported
 from twinbus.cli.help_panels import show_whole_names
+from twinbus.cli.local_paths import refuse_urls
 from twinbus.cli.terminal import protect
 
 
@@ -119,5 +120,6 @@ def main(
 ) -> None:
     """Paired Service Bus namespaces, and a local namespace that the official SDKs use unchanged."""
     with errors_reported(debug=False):
+        refuse_urls(context.command)
         if (path := settings.find(given, os.environ)) is not None:
             settings.apply(context, path)

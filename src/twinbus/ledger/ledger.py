@@ -26,6 +26,7 @@ from twinbus.ledger.permissions import make_ledger_folder
 from twinbus.ledger.running_operation import RunningOperation
 from twinbus.ledger.segment_opening import SegmentOpening
 from twinbus.ledger.segments import SegmentWriter
+from twinbus.storage_location import refuse_url
 
 _log = logging.getLogger("twinbus.ledger")
 
@@ -61,7 +62,7 @@ class Ledger:
         *,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.directory = Path(directory).absolute()
+        self.directory = refuse_url(directory).absolute()
         self.role = Role(role)
         self.options = options or LedgerOptions()
         self.stops_on_error = self.options.on_error == "stop"

@@ -48,6 +48,7 @@ from twinbus.pairing.decide.known_state import (
 )
 from twinbus.pairing.shared_state import DriverTimer, SharedEntity
 from twinbus.pairing.state_queue import state_queue_path
+from twinbus.storage_location import refuse_url
 
 _log = logging.getLogger("twinbus.pairing")
 
@@ -78,7 +79,7 @@ class StateLocation:
     def of(cls, state: str | os.PathLike[str], primary: str) -> StateLocation:
         """Return the location that a value of the option `state` means."""
         # Absolute: the process may change its directory later.
-        return cls(primary, None if state == IN_SECONDARY else Path(state).absolute())
+        return cls(primary, None if state == IN_SECONDARY else refuse_url(state).absolute())
 
     @property
     def queue(self) -> str:

@@ -15,6 +15,7 @@ from typing import BinaryIO, Final
 from uuid import uuid4
 
 from twinbus.errors import OperatorError
+from twinbus.storage_location import refuse_url
 
 SNAPSHOTS: Final = "snapshots"
 """The table that names the versions of the other tables."""
@@ -32,7 +33,7 @@ class TableStorage:
     """The options that `deltalake` needs for this storage."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root).absolute()
+        self.root = refuse_url(root).absolute()
 
     def has_tables(self) -> bool:
         """Returns whether there are tables, also of the old format."""
