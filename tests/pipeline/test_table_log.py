@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -250,6 +252,23 @@ def test_d5_the_last_snapshot_names_the_versions_that_belong_together(tmp_path: 
     assert table.sort("snapshot", "table_name").select("snapshot", "table_name", "version").rows() == [
         (1, "entries", 3), (1, "operations", 1), (2, "entries", 3), (2, "operations", 2)
     ]  # fmt: skip
+
+
+@pytest.mark.thorough
+def test_d5_a_process_that_ends_right_after_reading_a_snapshot_is_not_aborted(tmp_path: Path) -> None:
+    snapshots = Snapshots(TableStorage(tmp_path))
+    for number in range(1, 7):
+        snapshots.add(TablesVersion(number, {"operations": number}))
+    program = f"""
+from pathlib import Path
+from twinbus.pipeline.snapshots import Snapshots
+from twinbus.pipeline.table_storage import TableStorage
+print(Snapshots(TableStorage(Path({str(tmp_path)!r}))).last().number)
+"""
+    # About one process in ten was aborted.
+    for _ in range(30):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "6\n", "")
 
 
 @pytest.mark.thorough

@@ -58,17 +58,13 @@ class Snapshots:
         """Returns the last snapshot; number 0 if there is none. Raises OperatorError for tables of the old format."""
         self.storage.refuse_old_format()
         try:
-            table = self._log.open()
+            rows = self._log.query("select * from rows where snapshot = (select max(snapshot) from rows)").to_pylist()
         except TableNotFoundError:
             return TablesVersion()
-        newest = max(
-            (row["max.snapshot"] for row in pa.table(table.get_add_actions(flatten=True)).to_pylist()), default=0
-        )
-        rows = table.to_pyarrow_dataset().to_table(filter=pc.field("snapshot") == newest).to_pylist()
         if not rows:
             return TablesVersion()
         versions = {row["table_name"]: row["version"] for row in rows}
-        return TablesVersion(newest, versions, rows[0]["newest"])
+        return TablesVersion(rows[0]["snapshot"], versions, rows[0]["newest"])
 
     def is_committed(self, transaction: AppTransaction) -> bool:
         """Returns whether a snapshot was added with this transaction, or with a later one of the same application."""
@@ -92,7 +88,7 @@ class Snapshots:
             _SCHEMA,
         )
         if is_rewritten := self._log.version() is not None and len(self._log.files()) >= _MOST_FILES:
-            known = self._log.open().to_pyarrow_dataset().to_table().cast(_SCHEMA)
+            known = self._log.query("select * from rows").cast(_SCHEMA)
             is_old = pc.field("at") < now - int(RETENTION.total_seconds() * 1000)
             # The newest of the old snapshots was the last one at that time, so it may have been replaced only now.
             newest = pc.max(known.filter(is_old)["snapshot"]).as_py() or 0

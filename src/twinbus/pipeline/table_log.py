@@ -20,7 +20,7 @@ from itertools import takewhile
 from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema, WriterProperties
+from deltalake import DeltaTable, QueryBuilder, Schema, WriterProperties
 from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 from pyarrow import parquet
@@ -93,6 +93,14 @@ class TableLog:
     def files(self, version: int | None = None) -> tuple[DataFile, ...]:
         """Returns the files of this version (default: the latest)."""
         return _files(self.open(version))
+
+    def query(self, sql: str, version: int | None = None) -> pa.Table:
+        """Returns the rows that a query finds in this version (default: the latest). Its FROM names the table `rows`.
+
+        The methods of DeltaTable that return Arrow data are not used: for them, threads of Arrow call Python. If such a
+        thread still closes a file while the process ends, the process is aborted.
+        """
+        return pa.table(QueryBuilder().register("rows", self.open(version)).execute(sql).read_all())
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
