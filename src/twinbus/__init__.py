@@ -241,13 +241,8 @@ def pair_connection_strings(
     Example: `with pair_connection_strings(primary, secondary, retry_total=1) as pair: ...`.
     """
     from twinbus import pairing  # noqa: PLC0415 - loads the SDK
+    from twinbus.sdk import given_keywords  # noqa: PLC0415 - loads the SDK
 
-    given = {
-        "transport_type": transport_type,
-        "http_proxy": http_proxy,
-        "user_agent": user_agent,
-        "ssl_context": ssl_context,
-    }
     return pairing.pair_connection_strings(
         primary,
         secondary,
@@ -259,7 +254,9 @@ def pair_connection_strings(
         retry_backoff_max=retry_backoff_max,
         retry_mode=retry_mode,
         logging_enable=logging_enable,
-        **{name: value for name, value in given.items() if value is not None},
+        **given_keywords(
+            transport_type=transport_type, http_proxy=http_proxy, user_agent=user_agent, ssl_context=ssl_context
+        ),
         **kwargs,
     )
 

@@ -18,8 +18,8 @@ from twinbus.pairing import AioPair as Pair
 from twinbus.pairing import AioPairedSender as PairedSender
 from twinbus.pairing import AioPairSide as PairSide
 from twinbus.pairing import AioQuietReceiver as QuietReceiver
-from twinbus.pairing import BacklogHandle, EntityState, SendAvailabilityOptions
-from twinbus.pairing import PairSyphon as Syphon
+from twinbus.pairing import BacklogHandle, EntityState, PairSyphon, SendAvailabilityOptions
+from twinbus.sdk import given_keywords
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -35,10 +35,10 @@ __all__ = [
     "EntityState",
     "Pair",
     "PairSide",
+    "PairSyphon",
     "PairedSender",
     "QuietReceiver",
     "SendAvailabilityOptions",
-    "Syphon",
     "pair_connection_strings",
     "pair_namespaces",
 ]
@@ -93,12 +93,6 @@ def pair_connection_strings(
 
     Example: `pair = await pair_connection_strings(primary, secondary, retry_total=1)`.
     """
-    given = {
-        "transport_type": transport_type,
-        "http_proxy": http_proxy,
-        "user_agent": user_agent,
-        "ssl_context": ssl_context,
-    }
     return pairing.aio_pair_connection_strings(
         primary,
         secondary,
@@ -110,12 +104,14 @@ def pair_connection_strings(
         retry_backoff_max=retry_backoff_max,
         retry_mode=retry_mode,
         logging_enable=logging_enable,
-        **{name: value for name, value in given.items() if value is not None},
+        **given_keywords(
+            transport_type=transport_type, http_proxy=http_proxy, user_agent=user_agent, ssl_context=ssl_context
+        ),
         **kwargs,
     )
 
 
-def _syphon(primary: Any, secondary: Any, admin: Any, pair: PairState) -> Syphon:
+def _syphon(primary: Any, secondary: Any, admin: Any, pair: PairState) -> PairSyphon:
     """Make the pair's syphon. Only pairs with `enable_syphon` load the module of the syphon and the AMQP codec."""
     from twinbus.syphon import AioPairSyphon  # noqa: PLC0415 - loads the codec
 

@@ -220,6 +220,13 @@ _UNITS: Final = {"ms": _SECOND / 1000, "s": _SECOND, "": _SECOND, "m": _MINUTE, 
 _BOOLEANS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
+def chosen_options(
+    options: SendAvailabilityOptions | None, state: str | os.PathLike[str] | None
+) -> SendAvailabilityOptions:
+    """Return the options of a pair: those given or the defaults, with `state` if it is given."""
+    return (options or SendAvailabilityOptions()).with_state(state)
+
+
 def _read(option: str, text: str) -> Any:
     """Return an option read from a text. A text that cannot be read stays as it is, and fails the check."""
     plain = text.strip()

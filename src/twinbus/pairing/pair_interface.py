@@ -5,6 +5,7 @@ The signatures are those of the SDK's client; `tests/pairing/test_sdk_signatures
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
@@ -15,6 +16,7 @@ from twinbus.pairing.events import Callback
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.pair_state import EntityState, PairState, PairSyphon
 from twinbus.pairing.receivers import record_receiver
+from twinbus.sdk import given_keywords
 
 ClientT = TypeVar("ClientT")
 SenderT = TypeVar("SenderT")
@@ -25,11 +27,10 @@ RenewerT = TypeVar("RenewerT")
 SessionId = str | Literal[ServiceBusSessionFilter.NEXT_AVAILABLE] | None
 
 
-class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT, RenewerT]):
+class PairInterface(ABC, Generic[ClientT, SenderT, ReceiverT, SessionsT, RenewerT]):
     """The public methods of a pair that do not wait.
 
-    A driver sets `options`, `fully_qualified_namespace`, `_state` and `_primary_client`, and implements `_make_sender`
-    and `_make_quiet`.
+    A driver sets `options`, `fully_qualified_namespace`, `_state` and `_primary_client`.
     """
 
     options: SendAvailabilityOptions
@@ -40,11 +41,13 @@ class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT, RenewerT]):
     _primary_client: ClientT
     _callbacks: dict[object, tuple[str, Callback, Callable[[], None]]]
 
+    @abstractmethod
     def _make_sender(self, path: str, make: Callable[[], Any]) -> SenderT:
-        raise NotImplementedError
+        """Return a paired sender for an entity. `make` returns a new sender of the primary client."""
 
+    @abstractmethod
     def _make_quiet(self, receiver: Any) -> ReceiverT:
-        raise NotImplementedError
+        """Return the receiver with `quiet_while_down`."""
 
     @classmethod
     def from_connection_string(cls, conn_str: str, **_: Any) -> Any:
@@ -71,7 +74,7 @@ class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT, RenewerT]):
         Example: `with pair.get_queue_sender("orders") as sender: sender.send_messages(ServiceBusMessage("tea"))`.
         """
         client: Any = self._primary_client
-        given = _given(client_identifier=client_identifier, socket_timeout=socket_timeout) | kwargs
+        given = given_keywords(client_identifier=client_identifier, socket_timeout=socket_timeout) | kwargs
         return self._make_sender(queue_name, lambda: client.get_queue_sender(queue_name, **given))
 
     def get_topic_sender(
@@ -89,7 +92,7 @@ class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT, RenewerT]):
         Example: `with pair.get_topic_sender("prices") as sender: sender.send_messages(ServiceBusMessage("3.20"))`.
         """
         client: Any = self._primary_client
-        given = _given(client_identifier=client_identifier, socket_timeout=socket_timeout) | kwargs
+        given = given_keywords(client_identifier=client_identifier, socket_timeout=socket_timeout) | kwargs
         return self._make_sender(topic_name, lambda: client.get_topic_sender(topic_name, **given))
 
     def get_queue_receiver(
@@ -115,7 +118,7 @@ class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT, RenewerT]):
         Example: `with pair.get_queue_receiver("orders", max_wait_time=5) as receiver: messages = list(receiver)`.
         """
         client: Any = self._primary_client
-        given = _given(
+        given = given_keywords(
             client_identifier=client_identifier,
             socket_timeout=socket_timeout,
             session_id=session_id,
@@ -152,7 +155,7 @@ class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT, RenewerT]):
         Example: `with pair.get_subscription_receiver("prices", "all") as receiver: found = receiver.peek_messages()`.
         """
         client: Any = self._primary_client
-        given = _given(
+        given = given_keywords(
             client_identifier=client_identifier,
             socket_timeout=socket_timeout,
             session_id=session_id,
@@ -241,8 +244,3 @@ class PairInterface(Generic[ClientT, SenderT, ReceiverT, SessionsT, RenewerT]):
         """Register the callbacks again, after the pair was entered again."""
         for key, (event, callback, _) in list(self._callbacks.items()):
             self._callbacks[key] = (event, callback, self._state.events.on(event, callback))
-
-
-def _given(**keywords: Any) -> dict[str, Any]:
-    """Return the keywords that are not None. Older versions of the SDK lack some of them."""
-    return {name: value for name, value in keywords.items() if value is not None}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         client_endpoint,
         client_entity,
         connection_settings,
+        given_keywords,
         retry_settings,
         sync_admin_credential,
         unopened_sender,
@@ -110,6 +111,7 @@ __all__ = [
     "encoded_batch",
     "encoded_body",
     "encoded_size",
+    "given_keywords",
     "has_credit",
     "hides_pings",
     "interrupt",
@@ -142,7 +144,7 @@ __all__ = [
 _NAMES_BY_MODULE: Final = {
     "clients": (
         "ConnectionSettings RetrySettings admin_credential administration_options client_endpoint client_entity "
-        "connection_settings retry_settings sync_admin_credential unopened_sender"
+        "connection_settings given_keywords retry_settings sync_admin_credential unopened_sender"
     ),
     "concurrent_sends": "allow_concurrent_sends supports_concurrent_sends",
     "encoded_messages": "EncodedReceiver encoded_batch lossless_message send_message",

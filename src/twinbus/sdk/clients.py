@@ -27,6 +27,11 @@ _WEBSOCKET_PORT: Final = 443
 _UNUSED_ENTITY: Final = "twinbus-canary"
 
 
+def given_keywords(**keywords: Any) -> dict[str, Any]:
+    """Return the keywords that are not None. Older versions of the SDK lack some of the others."""
+    return {name: value for name, value in keywords.items() if value is not None}
+
+
 def client_endpoint(client: Any) -> Endpoint:
     """Return host and port of the client's namespace."""
     config = client._config
@@ -72,7 +77,6 @@ def connection_settings(client: Any) -> ConnectionSettings:
     if host == namespace and config.connection_port not in (_TLS_PORT, _WEBSOCKET_PORT):
         # A namespace at a port of its own. With TLS the SDK removes the port from the host name (`client_endpoint`).
         namespace, host = f"{host}:{config.connection_port}", None
-    bracketed = f"[{host}]" if host and ":" in host else host
     return ConnectionSettings(
         namespace,
         _uses_tls(config),
@@ -80,7 +84,7 @@ def connection_settings(client: Any) -> ConnectionSettings:
         client._credential,
         config.transport_type is TransportType.AmqpOverWebsocket,
         config.http_proxy or None,
-        f"sb://{bracketed}:{config.connection_port}" if host else None,
+        f"sb://{_bracketed(host)}:{config.connection_port}" if host else None,
     )
 
 
@@ -89,10 +93,15 @@ def administration_options(client: Any) -> dict[str, Any]:
     proxy = client._config.http_proxy
     if not proxy:
         return {}
-    host = str(proxy["proxy_hostname"]).removeprefix("http://")
+    host = _bracketed(str(proxy["proxy_hostname"]).removeprefix("http://"))
     user, password = (quote(str(proxy.get(name) or ""), safe="") for name in ("username", "password"))
     url = f"http://{f'{user}:{password}@' if user or password else ''}{host}:{proxy['proxy_port']}"
     return {"proxies": {"http": url, "https": url}}
+
+
+def _bracketed(host: str) -> str:
+    """Return a host as a URL needs it: an IPv6 address is in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def _uses_tls(config: Any) -> bool:

@@ -183,9 +183,8 @@ def test_no_client_accepts_what_the_authority_signs_for_another_name(tmp_path: P
     authority, key = certificates.make_constrained_authority(AZURE, NOW)
     (tmp_path / "ca.pem").write_bytes(authority.public_bytes(serialization.Encoding.PEM))
     for signed in (AZURE[0], name):
-        certificates._ensure_server_certificate(
-            tmp_path, [x509.DNSName(signed)], authority, key, NOW, "s.pem", "s.key", keep_names=False
-        )
+        made = certificates.make_server_certificate([x509.DNSName(signed)], authority, key, NOW)
+        certificates._save(tmp_path / "s.pem", tmp_path / "s.key", *made)
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.load_cert_chain(tmp_path / "s.pem", tmp_path / "s.key")
         if signed == name:

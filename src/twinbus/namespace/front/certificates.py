@@ -87,9 +87,8 @@ def constrained_context(directory: Path, names: Sequence[str], now: datetime | N
         is_kept = kept is not None and authority is not None and _is_usable(kept[0], list(wanted), authority, now)
         if kept is None or not is_kept or set(_alternative_names(kept[0])) != set(wanted):
             made, key = make_constrained_authority(names, now)
-            _ensure_server_certificate(
-                directory, list(wanted), made, key, now, AZURE_SERVER_FILE, AZURE_SERVER_KEY_FILE, keep_names=False
-            )
+            certificate, certificate_key = make_server_certificate(list(wanted), made, key, now)
+            _save(directory / AZURE_SERVER_FILE, directory / AZURE_SERVER_KEY_FILE, certificate, certificate_key)
             _replace(azure_ca_path(directory), made.public_bytes(serialization.Encoding.PEM), 0o644)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -168,17 +167,21 @@ def _ensure_server_certificate(
     authority: x509.Certificate,
     authority_key: ec.EllipticCurvePrivateKey,
     now: datetime,
-    file: str = SERVER_FILE,
-    key_file: str = SERVER_KEY_FILE,
-    *,
-    keep_names: bool = True,
 ) -> None:
-    kept = _load(directory / file, directory / key_file)
+    kept = _load(directory / SERVER_FILE, directory / SERVER_KEY_FILE)
     if kept is not None and _is_usable(kept[0], wanted, authority, now):
         return
-    if kept is not None and keep_names:
+    if kept is not None:
         # Another server that uses this directory may have another host. The names of that host stay in the certificate.
         wanted = list(dict.fromkeys([*wanted, *_alternative_names(kept[0])]))
+    certificate, key = make_server_certificate(wanted, authority, authority_key, now)
+    _save(directory / SERVER_FILE, directory / SERVER_KEY_FILE, certificate, key)
+
+
+def make_server_certificate(
+    names: list[x509.GeneralName], authority: x509.Certificate, authority_key: ec.EllipticCurvePrivateKey, now: datetime
+) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Return a certificate of a server for these names, signed by the authority, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     certificate = (
@@ -186,12 +189,12 @@ def _ensure_server_certificate(
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(wanted), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
-    _save(directory / file, directory / key_file, certificate, key)
+    return certificate, key
 
 
 def _is_usable(

@@ -48,7 +48,7 @@ from twinbus.pairing.decide.failover_events import PingFailed
 from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.events import Notice
 from twinbus.pairing.message_copies import ping_message
-from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.options import SendAvailabilityOptions, chosen_options
 from twinbus.pairing.pair_interface import PairInterface
 from twinbus.pairing.pair_sides import NotPairedError, PairLoopError, Side, SideState, SideView
 from twinbus.pairing.pair_state import PairState, SyphonFactory
@@ -552,10 +552,6 @@ class _Driver:
         self._pair._state.publish(notice)
 
 
-def _given(options: SendAvailabilityOptions | None, state: str | os.PathLike[str] | None) -> SendAvailabilityOptions:
-    return (options or SendAvailabilityOptions()).with_state(state)
-
-
 def pair_namespaces(
     primary: ServiceBusClient,
     secondary: ServiceBusClient,
@@ -569,7 +565,7 @@ def pair_namespaces(
 
     `state` replaces the option `state` (S16).
     """
-    return Pair(primary, secondary, _given(options, state), admin=secondary_admin, syphon=syphon)
+    return Pair(primary, secondary, chosen_options(options, state), admin=secondary_admin, syphon=syphon)
 
 
 def pair_connection_strings(
@@ -586,4 +582,4 @@ def pair_connection_strings(
     `state` replaces the option `state` (S16).
     """
     clients = [ServiceBusClient.from_connection_string(text, **kwargs) for text in (primary, secondary)]
-    return Pair(clients[0], clients[1], _given(options, state), syphon=syphon, owns_clients=True)
+    return Pair(clients[0], clients[1], chosen_options(options, state), syphon=syphon, owns_clients=True)

@@ -26,7 +26,7 @@ from twinbus.pairing.decide.failover_events import PingFailed
 from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.events import Notice
 from twinbus.pairing.message_copies import ping_message
-from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.options import SendAvailabilityOptions, chosen_options
 from twinbus.pairing.pair_interface import PairInterface
 from twinbus.pairing.pair_sides import Side, SideState, SideView
 from twinbus.pairing.pair_state import PairState, SyphonFactory
@@ -410,10 +410,6 @@ def _flush(sharing: StateSharing) -> None:
         sharing.on_written.discard(written.set)
 
 
-def _given(options: SendAvailabilityOptions | None, state: str | os.PathLike[str] | None) -> SendAvailabilityOptions:
-    return (options or SendAvailabilityOptions()).with_state(state)
-
-
 def pair_namespaces(
     primary: ServiceBusClient,
     secondary: ServiceBusClient,
@@ -427,7 +423,7 @@ def pair_namespaces(
 
     `state` replaces the option `state` (S16).
     """
-    return _paired(primary, secondary, secondary_admin, _given(options, state), syphon, False)
+    return _paired(primary, secondary, secondary_admin, chosen_options(options, state), syphon, False)
 
 
 def pair_connection_strings(
@@ -444,7 +440,7 @@ def pair_connection_strings(
     `state` replaces the option `state` (S16).
     """
     clients = [ServiceBusClient.from_connection_string(text, **kwargs) for text in (primary, secondary)]
-    return _paired(clients[0], clients[1], None, _given(options, state), syphon, True)
+    return _paired(clients[0], clients[1], None, chosen_options(options, state), syphon, True)
 
 
 def _paired(
