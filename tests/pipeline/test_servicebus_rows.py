@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,12 +16,25 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from tests.amqp import strategies
 from twinbus.amqp import Header, Properties, build_message, encode
 from twinbus.connect import ReceivedMessage
+from twinbus.pipeline.servicebus.fast_columns import column
+from twinbus.pipeline.servicebus.fast_marks import _Layout, marks_of
 from twinbus.pipeline.servicebus.fast_rows import fast_row
-from twinbus.pipeline.servicebus.message_marks import marks_of
+from twinbus.pipeline.servicebus.message_marks import plain_marks
 from twinbus.pipeline.servicebus.rows import READ_SCHEMA, any_row, record_batches, row_maker
 from twinbus.values import Array, Decimal32, Described, Float32, Symbol, Timestamp, ULong
 
 _ARROW = to_arrow_schema(READ_SCHEMA, timezone="UTC")
+_KINDS_OF_COLUMNS = (
+    (st.integers(-(2**63), 2**63 - 1), pa.int64()),
+    (st.integers(-(2**31), 2**31 - 1), pa.int32()),
+    (st.integers(-(2**62), 2**62), pa.timestamp("us", tz="UTC")),
+    (st.text(max_size=5), pa.string()),
+    (st.binary(max_size=5), pa.binary()),
+    (
+        st.dictionaries(st.text(max_size=3), st.none() | st.text(max_size=3), max_size=3),
+        _ARROW.field("application_properties").type,
+    ),
+)
 _BROKERS = {
     Symbol("x-opt-sequence-number"): 7,
     Symbol("x-opt-enqueued-time"): Timestamp(1_700_000_000_000),
@@ -31,12 +45,14 @@ _BROKERS = {
 def _row(raw: bytes, include_raw: bool = False) -> dict[str, Any]:
     """Return the row that Spark gets."""
     message = ReceivedMessage(raw, None)
-    values, plain = row_maker(include_raw)(message), any_row(message, include_raw)
-    assert repr(values) == repr(plain), "the fast row is the plain row"
-    (batch,) = record_batches([values], _ARROW)
+    plain = any_row(message, include_raw)
+    for marks in (marks_of(message), marks_of(message), plain_marks(raw)):  # a layout that is new, known and missing
+        assert marks._replace(start=None) == plain_marks(raw), "the fast marks are the plain marks"
+        assert repr(row_maker(include_raw)(message, marks)) == repr(plain), "the fast row is the plain row"
+    (batch,) = record_batches([plain], _ARROW)
     assert batch.schema == _ARROW, "Spark refuses it"
-    assert batch.num_rows == 1
-    return dict(zip(READ_SCHEMA.names, values, strict=True))
+    row: dict[str, Any] = batch.to_pylist(maps_as_pydicts="strict")[0]
+    return row
 
 
 def _sent(**parts: Any) -> bytes:
@@ -72,9 +88,40 @@ def test_d1_usual_messages_take_the_fast_path_and_others_do_not() -> None:
         "properties": Properties(message_id=UUID(int=7), content_type="text/plain", group_id="s"),
         "application_properties": {"DeadLetterReason": "late", "count": 3},
     }
-    assert fast_row(_sent(data=b"x" * 300, **usual), False) is not None
-    assert fast_row(_sent(value="x", **usual), False) is None
-    assert fast_row(build_message(data=b"x", **usual), False) is None, "no broker has delivered it"
+    for raw, is_usual in (
+        (_sent(data=b"x" * 300, **usual), True),
+        (_sent(value="x", **usual), False),
+        (build_message(data=b"x", **usual), False),  # no broker has delivered it
+    ):
+        marks = marks_of(ReceivedMessage(raw, None))
+        assert (fast_row(raw, False, marks) is not None) == is_usual
+        assert (fast_row(raw, False, plain_marks(raw)) is not None) == is_usual
+
+
+def test_d1_messages_that_start_alike_are_read_by_one_layout() -> None:
+    first, second = (
+        _sent(header=Header(delivery_count=count), data=b"x", message_annotations={Symbol("x-opt-enqueued-time"): time})
+        for count, time in ((7, Timestamp(1)), (8, Timestamp(2)))
+    )
+    layout = _Layout(first)
+    assert layout.marks(first) == marks_of(ReceivedMessage(first, None))
+    assert layout.marks(second) == marks_of(ReceivedMessage(second, None))
+    for place in range(len(first)):
+        for changed in (bytes([first[place] ^ 1]), b""):
+            other = first[:place] + changed + first[place + 1 :]
+            found = layout.marks(other)
+            assert found is None or found._replace(start=None) == plain_marks(other)
+
+
+@given(st.data())
+def test_d1_a_column_of_arrow_is_the_one_that_arrow_makes(data: st.DataObject) -> None:
+    values, kind = data.draw(st.sampled_from(_KINDS_OF_COLUMNS))
+    some = data.draw(st.lists(st.none() | values, min_size=1, max_size=20))
+    made = column(some, kind)
+    made.validate(full=True)
+    arrows = pa.array([list(one.items()) if isinstance(one, dict) else one for one in some], kind)
+    assert made.equals(arrows)
+    assert made.type == kind
 
 
 @given(st.binary(max_size=300))

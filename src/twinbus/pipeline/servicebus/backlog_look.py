@@ -172,7 +172,8 @@ def _look_at(broker: RecordingBroker, part: QueueRange) -> Iterator[tuple[Any, .
     seen: Counter[MessageKey] = Counter()
     total, is_partial, failure = 0, False, None
     try:
-        for number, message in broker.from_number(part.first):
+        for marks, message in broker.from_number(part.first):
+            number = marks.number
             if number is not None and part.last is not None and number > part.last:
                 break
             destination = f"{primary}/{destination_of(message.raw) or ''}".lower()

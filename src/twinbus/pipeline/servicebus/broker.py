@@ -33,7 +33,8 @@ from twinbus.connect import (
     connect,
 )
 from twinbus.message import Message
-from twinbus.pipeline.servicebus.message_marks import MessageMarks, marks_of
+from twinbus.pipeline.servicebus.fast_marks import marks_of
+from twinbus.pipeline.servicebus.message_marks import MessageMarks
 from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
 from twinbus.values import Condition
@@ -89,7 +90,7 @@ class Broker:
 
     def first_at_or_after(self, number: int) -> int | None:
         """Returns the lowest sequence number in the queue that is not below `number`; None if there is none."""
-        return next((found for found, _ in self.from_number(number, 1) if found is not None), None)
+        return next((found.number for found, _ in self.from_number(number, 1) if found.number is not None), None)
 
     def last_after(self, number: int) -> int | None:
         """Returns the highest sequence number in the queue if it is above `number`, otherwise None.
@@ -111,32 +112,35 @@ class Broker:
 
     def from_number(
         self, first: int, page_size: int = PAGE, *, session: str | None = None
-    ) -> Iterator[tuple[int | None, ReceivedMessage]]:
-        """Yields the messages from this sequence number on, each with its number, without locking them.
+    ) -> Iterator[tuple[MessageMarks, ReceivedMessage]]:
+        """Yields the messages from this sequence number on, each with its marks, without locking them.
 
-        The number is None if it cannot be decoded. With `session`, only messages of this session are peeked at.
+        With `session`, only messages of this session are peeked at.
         """
         while page := self._run(self._peek(first, page_size, session)):
             # The last message of a page of n messages has at least the number first + n - 1, also if it is unreadable.
             following = first + len(page)
             for message in page:
-                number = marks_of(message).number
-                following = following if number is None else max(following, number + 1)
-                yield number, message
+                marks = marks_of(message)
+                if marks.number is not None and marks.number >= following:
+                    following = marks.number + 1
+                yield marks, message
             first = following
 
     def page(self, first: int) -> list[ReceivedMessage]:
         """Returns at most PAGE messages from this sequence number on, without locking them, by one operation."""
         return self._run(self._peek(first, PAGE))
 
-    def between(self, first: int, last: int) -> Iterator[ReceivedMessage]:
+    def between(self, first: int, last: int) -> Iterator[tuple[MessageMarks, ReceivedMessage]]:
         """Yields the messages between two sequence numbers, both included, without locking them."""
-        for number, message in self.from_number(first) if first <= last else ():
-            if number is not None and number > last:
+        for marks, message in self.from_number(first) if first <= last else ():
+            if marks.number is not None and marks.number > last:
                 return
-            yield message
+            yield marks, message
 
-    def these(self, numbers: SequenceNumbers, *, session: str | None = None) -> Iterator[tuple[int, ReceivedMessage]]:
+    def these(
+        self, numbers: SequenceNumbers, *, session: str | None = None
+    ) -> Iterator[tuple[MessageMarks, ReceivedMessage]]:
         """Yields the messages with these numbers, as far as they exist, in any state, without locking them.
 
         With `session`, only messages of this session are peeked at.
@@ -148,11 +152,11 @@ class Broker:
                 return
             following = wanted + 1
             for message in page:
-                number = marks_of(message).number
-                if number is not None:
-                    following = max(following, number + 1)
-                    if number in numbers:
-                        yield number, message
+                marks = marks_of(message)
+                if marks.number is not None:
+                    following = max(following, marks.number + 1)
+                    if marks.number in numbers:
+                        yield marks, message
             wanted = numbers.at_or_after(following)
 
     def is_out_of_reach(self, number: int) -> bool:
@@ -165,10 +169,10 @@ class Broker:
         if lowest is None or lowest >= number:
             return False
         active = 0
-        for seen, (found, message) in enumerate(self.from_number(lowest)):
-            if found is not None and found >= number:
+        for seen, (marks, _) in enumerate(self.from_number(lowest)):
+            if marks.number is not None and marks.number >= number:
                 break
-            active += marks_of(message).is_active
+            active += marks.is_active
             if active > MOST_HELD or seen >= 4 * MOST_HELD:
                 return True
         return False
@@ -219,8 +223,8 @@ class Broker:
         self, numbers: SequenceNumbers, newest: int | None, *, session: str | None = None
     ) -> SequenceNumbers:
         """Returns the subset of `numbers` whose messages are active and were not enqueued after `newest` (ms)."""
-        found = self.these(numbers, session=session)
-        return SequenceNumbers.of(number for number, message in found if _is_meant(marks_of(message), newest))
+        found = (marks for marks, _ in self.these(numbers, session=session) if _is_meant(marks, newest))
+        return SequenceNumbers.of(marks.number for marks in found if marks.number is not None)
 
     def complete(self, numbers: SequenceNumbers, newest: int | None) -> Completion:
         """Completes the active messages with these numbers, and no other message.

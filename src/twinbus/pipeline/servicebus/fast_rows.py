@@ -7,12 +7,10 @@ the row. A property test compares the two. bench/source.py needs it: most of the
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
 from twinbus.amqp import (
-    APPLICATION_PROPERTIES,
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
@@ -25,68 +23,61 @@ from twinbus.pipeline.servicebus.message_marks import (
     ENQUEUED,
     PARTITION_KEY,
     SCHEDULED,
-    SEQUENCE_NUMBER,
-    STATE,
+    MessageMarks,
+    MessageStart,
     annotations_in,
-    instant,
+    microseconds,
 )
 from twinbus.pipeline.servicebus.value_texts import property_texts, text_of
 from twinbus.values import ULong
 
 _DATA: Final = 0x75
-# Type codes of AMQP: null, a string and a binary of at most 255 bytes.
-_NULL, _STRING, _BINARY = 0x40, 0xA1, 0xA0
-_STATES: Final = {0: "active", 1: "deferred", 2: "scheduled"}
+# Type codes of AMQP: null; a string, a binary and a list of at most 255 bytes.
+_NULL, _STRING, _BINARY, _SHORT_LIST = 0x40, 0xA1, 0xA0, 0xC0
 _NO_HEADER: Final = (None,) * 5
-_NO_PROPERTIES: Final = (None,) * 13
 _ID: Final = (str, UUID, bytes, ULong)
 _HEADER_TYPES: Final = (bool, int, int, bool, int)
 _PROPERTY_TYPES: Final = (_ID, bytes, str, str, str, _ID, str, str, int, int, str, int, str)
+# Which fields of the properties are columns, in the order of READ_SCHEMA from `message_id` to `reply_to_session_id`.
+_PROPERTY_COLUMNS: Final = (0, 10, 3, 6, 5, 2, 4, 12)
+_NO_PROPERTIES: Final = (None,) * len(_PROPERTY_COLUMNS)
+_NO_OTHERS: Final = _NO_PROPERTIES[1:]
+# The bytes of so many nulls. More fields than these are unusual.
+_NULLS: Final = tuple(bytes([_NULL]) * count for count in range(len(_PROPERTY_TYPES)))
 
 
-def fast_row(raw: bytes, include_raw: bool) -> tuple[Any, ...] | None:
+def fast_row(raw: bytes, include_raw: bool, marks: MessageMarks) -> tuple[Any, ...] | None:
     """Returns the values of all columns, in the order of READ_SCHEMA; None for a message that is not usual."""
-    header: Any = _NO_HEADER
     fields: Any = _NO_PROPERTIES
-    found: dict[str, Any] = {}
-    properties: Any = {}
-    body, last, pos = b"", 0, 0
+    properties: Any = None
+    body = b""
     try:
-        while pos < len(raw):
-            code, start, end = section_at(raw, pos)
-            if code <= last:
+        start = marks.start or _start(raw, marks)
+        last, pos, length = MESSAGE_ANNOTATIONS, start.end, len(raw)
+        while pos < length:
+            code, at, end = section_at(raw, pos)
+            if code <= last or code > _DATA:
                 return None
-            if code == HEADER:
-                header = _fields(raw, start, end, _HEADER_TYPES)
-            elif code == MESSAGE_ANNOTATIONS:
-                found = annotations_in(raw, start)
-            elif code == PROPERTIES:
-                fields = _fields(raw, start, end, _PROPERTY_TYPES)
-            elif code == APPLICATION_PROPERTIES:
-                properties = decode(raw, start)[0]
+            if code == PROPERTIES:
+                fields = _properties(raw, at, end)
+            elif code == _DATA:
+                body = raw[at + (2 if raw[at] == _BINARY else 5) : end]
+            else:
+                properties = decode(raw, at)[0]
                 if not isinstance(properties, dict):
                     return None
-            elif code == _DATA:
-                body = raw[start + (2 if raw[start] == _BINARY else 5) : end]
-            elif code > _DATA:
-                return None
             last, pos = code, end
+        if start.state is None or marks.number is None:
+            return None
         return (
-            _whole(found[SEQUENCE_NUMBER]),
-            _instant(found.get(ENQUEUED)),
-            _STATES[found.get(STATE, 0)],
-            _text(fields[0]),
-            _text(fields[10]),
-            _text(fields[3]),
-            _text(fields[6]),
-            _text(fields[5]),
-            _text(fields[2]),
-            _text(fields[4]),
-            _text(fields[12]),
-            _text(found.get(PARTITION_KEY)),
-            None if header[2] is None else _whole(header[2]),
-            _instant(found.get(SCHEDULED)),
-            _whole(header[4] or 0, 32),
+            _whole(marks.number),
+            _instant(marks.enqueued),
+            start.state,
+            *fields,
+            start.partition_key,
+            start.time_to_live,
+            _instant(start.scheduled),
+            _whole(start.delivery_count or 0, 32),
             _text(properties.get("DeadLetterReason")) if properties else None,
             _text(properties.get("DeadLetterErrorDescription")) if properties else None,
             property_texts(properties) if properties else {},
@@ -99,26 +90,64 @@ def fast_row(raw: bytes, include_raw: bool) -> tuple[Any, ...] | None:
         return None  # `rows` finds out what is wrong
 
 
+def _start(raw: bytes, marks: MessageMarks) -> MessageStart:
+    """Returns the start of a message without a known layout. Raises ValueError or AmqpError if it is not usual."""
+    header: Any = _NO_HEADER
+    found: dict[str, Any] = {}
+    last = pos = 0
+    while pos < len(raw):
+        code, at, end = section_at(raw, pos)
+        if code > MESSAGE_ANNOTATIONS:
+            break
+        if code <= last:
+            raise ValueError("not the usual order")
+        if code == HEADER:
+            header = _fields(raw, at, end, _HEADER_TYPES)
+        elif code == MESSAGE_ANNOTATIONS:
+            found = annotations_in(raw, at)
+        last, pos = code, end
+    if found.get(ENQUEUED) is not None and marks.enqueued is None:
+        raise ValueError("not the usual type")
+    life = None if header[2] is None else _whole(header[2])
+    state = None if marks.state is None else marks.state.name.lower()
+    return MessageStart(state, found.get(SCHEDULED), _text(found.get(PARTITION_KEY)), life, header[4], pos)
+
+
+def _properties(raw: bytes, start: int, end: int) -> tuple[str | None, ...]:
+    """Returns the columns of the properties. Raises ValueError or AmqpError for an unusual list."""
+    if raw[start] == _SHORT_LIST and raw[start + 3] == _STRING:
+        # Often only the id is set, and it is a short string.
+        following = start + 5 + raw[start + 4]
+        if following <= end and raw[following:end] == _NULLS[raw[start + 2] - 1]:
+            return (raw[start + 5 : following].decode(), *_NO_OTHERS)
+    fields = _fields(raw, start, end, _PROPERTY_TYPES)
+    return tuple([_text(fields[index]) for index in _PROPERTY_COLUMNS])
+
+
 def _fields(raw: bytes, start: int, end: int, types: tuple[Any, ...]) -> list[Any]:
     """Returns the fields of a list, null for those that it does not have. Raises ValueError for an unusual list."""
     count, pos = read_list_header(raw, start)
-    values: list[Any] = []
-    for _ in range(count):
+    if count > len(types):
+        raise ValueError("not the usual list")
+    values: list[Any] = [None] * len(types)
+    for index in range(count):
         code = raw[pos]
         if code == _NULL:
-            value, pos = None, pos + 1
-        elif code == _STRING:
+            pos += 1
+            continue
+        value: Any
+        if code == _STRING:
             following = pos + 2 + raw[pos + 1]
             value, pos = raw[pos + 2 : following].decode(), following
         else:
             value, pos = decode(raw, pos)
-        values.append(value)
-    if pos != end or count > len(types):
-        raise ValueError("not the usual list")
-    for value, kind in zip(values, types, strict=False):
+        kind = types[index]
         if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
             raise ValueError("not the usual type")
-    return values + [None] * (len(types) - count)
+        values[index] = value
+    if pos != end:
+        raise ValueError("not the usual list")
+    return values
 
 
 def _text(value: Any) -> str | None:
@@ -131,5 +160,5 @@ def _whole(value: Any, bits: int = 64) -> int:
     return int(value)
 
 
-def _instant(value: Any) -> datetime | None:
-    return None if value is None else instant(_whole(value))
+def _instant(value: Any) -> int | None:
+    return None if value is None else microseconds(_whole(value))

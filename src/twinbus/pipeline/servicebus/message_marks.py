@@ -6,7 +6,6 @@ and also from a message whose other parts cannot be decoded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -32,8 +31,23 @@ _BROKERS: Final = {
     name.encode(): name for name in (SEQUENCE_NUMBER, ENQUEUED, SCHEDULED, PARTITION_KEY, STATE, LOCKED_UNTIL)
 }
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# The first and the last millisecond of the years 1 to 9999, in ms since 1970.
+_FIRST_INSTANT, _LAST_INSTANT = -62_135_596_800_000, 253_402_300_799_999
 # Type codes of AMQP: a symbol of at most 255 bytes, and the two that broker annotations usually have.
 _SYMBOL, _LONG, _TIMESTAMP = 0xA3, 0x81, 0x83
+
+
+class MessageStart(NamedTuple):
+    """The values of a message before its properties that only a row needs, and where its properties begin."""
+
+    state: str | None
+    """The value of the column `state`; None if Twinbus does not know the state."""
+    scheduled: int | None
+    """Scheduled enqueue time in ms."""
+    partition_key: str | None
+    time_to_live: int | None
+    delivery_count: int | None
+    end: int
 
 
 class MessageMarks(NamedTuple):
@@ -47,6 +61,8 @@ class MessageMarks(NamedTuple):
     """None if the broker reports a state that Twinbus does not know."""
     locked_until: int | None
     """End of the receiver's lock in ms."""
+    start: MessageStart | None = None
+    """What else was read from the start of the message; None if only its annotations were read."""
 
     @property
     def is_active(self) -> bool:
@@ -55,19 +71,19 @@ class MessageMarks(NamedTuple):
     @property
     def enqueued_time(self) -> datetime | None:
         """The value of the column `enqueued_time`."""
-        try:
-            return instant(self.enqueued)
-        except ValueError:
+        if self.enqueued is None or not _FIRST_INSTANT <= self.enqueued <= _LAST_INSTANT:
             return None
+        return _EPOCH + timedelta(milliseconds=self.enqueued)
 
 
-def marks_of(message: ReceivedMessage) -> MessageMarks:
-    found = broker_annotations(message.raw)
+def plain_marks(raw: bytes) -> MessageMarks:
+    """Returns the marks of any message, also of a damaged one."""
+    found = broker_annotations(raw)
     number, enqueued, locked_until = found.get(SEQUENCE_NUMBER), found.get(ENQUEUED), found.get(LOCKED_UNTIL)
     return MessageMarks(
         number if isinstance(number, int) else None,
         enqueued if isinstance(enqueued, int) else None,
-        _state(found),
+        known_state(found.get(STATE, 0)),
         locked_until if isinstance(locked_until, int) else None,
     )
 
@@ -83,8 +99,8 @@ def session_of(message: ReceivedMessage) -> str | None:
 _STATES: Final = {state.value: state for state in MessageState}
 
 
-def _state(annotations: Mapping[str, Any]) -> MessageState | None:
-    value = annotations.get(STATE, 0)
+def known_state(value: Any) -> MessageState | None:
+    """Returns the state of an annotation; None if Twinbus does not know it."""
     return _STATES.get(int(value)) if isinstance(value, int) else None
 
 
@@ -129,7 +145,7 @@ def _take_annotation(raw: bytes, key: int, found: dict[str, Any]) -> int:
         value = key + 2 + raw[key + 1]
         name = _BROKERS.get(raw[key + 2 : value])
     else:
-        value, name = skip(raw, key), _name(raw, key)
+        value, name = skip(raw, key), annotation_name(raw, key)
     end = skip(raw, value)
     if name is not None:
         if raw[value] in {_LONG, _TIMESTAMP}:
@@ -140,7 +156,8 @@ def _take_annotation(raw: bytes, key: int, found: dict[str, Any]) -> int:
     return end
 
 
-def _name(raw: bytes, key: int) -> str | None:
+def annotation_name(raw: bytes, key: int) -> str | None:
+    """Returns the name of the annotation at `key` if it is one of the broker's."""
     try:
         name = decode(raw, key)[0]
     except AmqpError:
@@ -148,11 +165,8 @@ def _name(raw: bytes, key: int) -> str | None:
     return _BROKERS.get(name.encode()) if isinstance(name, str) else None
 
 
-def instant(millis: int | None) -> datetime | None:
-    """Returns the time of a column. Raises ValueError if a datetime cannot have it."""
-    if millis is None:
-        return None
-    try:
-        return _EPOCH + timedelta(milliseconds=millis)
-    except OverflowError:
-        raise ValueError(f"{millis} ms since 1970 is not within the years 1 to 9999") from None
+def microseconds(millis: int) -> int:
+    """Returns the instant of a column of Spark. Raises ValueError if the column cannot have it."""
+    if not _FIRST_INSTANT <= millis <= _LAST_INSTANT:
+        raise ValueError(f"{millis} ms since 1970 is not within the years 1 to 9999")
+    return millis * 1000

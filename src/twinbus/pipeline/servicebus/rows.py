@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 from twinbus.connect import MessageState, ReceivedMessage
 from twinbus.errors import CallerError
 from twinbus.message import BodyType, Message
+from twinbus.pipeline.servicebus.fast_columns import column
 from twinbus.pipeline.servicebus.fast_rows import fast_row
 from twinbus.pipeline.servicebus.message_marks import (
     ENQUEUED,
@@ -37,8 +38,9 @@ from twinbus.pipeline.servicebus.message_marks import (
     SCHEDULED,
     SEQUENCE_NUMBER,
     STATE,
+    MessageMarks,
     broker_annotations,
-    instant,
+    microseconds,
 )
 from twinbus.pipeline.servicebus.value_texts import json_of, property_texts, text_of
 
@@ -117,12 +119,14 @@ def check_read_schema(schema: StructType) -> None:
             raise ColumnError(f"the column {field.name!r} of servicebus can be null: remove NOT NULL from the schema")
 
 
-def row_maker(include_raw: bool, names: Sequence[str] = tuple(_READ)) -> Callable[[ReceivedMessage], tuple[Any, ...]]:
+def row_maker(
+    include_raw: bool, names: Sequence[str] = tuple(_READ)
+) -> Callable[[ReceivedMessage, MessageMarks], tuple[Any, ...]]:
     """Returns a function that returns the values of a message for these columns. No content raises an error."""
     chosen = None if tuple(names) == tuple(_READ) else [list(_READ).index(name) for name in names]
 
-    def row_of(message: ReceivedMessage) -> tuple[Any, ...]:
-        values = fast_row(message.raw, include_raw)
+    def row_of(message: ReceivedMessage, marks: MessageMarks) -> tuple[Any, ...]:
+        values = fast_row(message.raw, include_raw, marks)
         if values is None:
             return any_row(message, include_raw, names)
         return values if chosen is None else tuple([values[index] for index in chosen])
@@ -159,13 +163,7 @@ def record_batches(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> Iterat
     remaining = iter(rows)
     while some := list(islice(remaining, _ROWS_TOGETHER)):
         columns = zip(schema, zip(*some, strict=True), strict=True)
-        yield pa.RecordBatch.from_arrays([_arrow(values, field.type) for field, values in columns], schema=schema)
-
-
-def _arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if pa.types.is_map(kind):
-        values = [None if value is None else list(value.items()) for value in values]
-    return pa.array(values, type=kind)
+        yield pa.RecordBatch.from_arrays([column(values, field.type) for field, values in columns], schema=schema)
 
 
 def _whole(value: Any, bits: int) -> int | None:
@@ -179,8 +177,9 @@ def _whole(value: Any, bits: int) -> int | None:
     return int(value)
 
 
-def _instant(value: Any) -> datetime | None:
-    return instant(_whole(value, 64))
+def _instant(value: Any) -> int | None:
+    millis = _whole(value, 64)
+    return None if millis is None else microseconds(millis)
 
 
 def _body(message: ReceivedMessage, annotations: Mapping[str, Any]) -> bytes:

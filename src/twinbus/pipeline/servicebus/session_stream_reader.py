@@ -41,7 +41,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from twinbus.errors import OperatorError
 from twinbus.pipeline.servicebus.broker import LONGEST_LOCK, PAGE, Broker
 from twinbus.pipeline.servicebus.held_sessions import HeldSessions
-from twinbus.pipeline.servicebus.message_marks import marks_of, session_of
+from twinbus.pipeline.servicebus.message_marks import session_of
 from twinbus.pipeline.servicebus.offsets import SequenceNumbers, latest
 from twinbus.pipeline.servicebus.options import SourceOptions
 from twinbus.pipeline.servicebus.session_offsets import BySession, SessionOffset, merged
@@ -210,13 +210,13 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         held, is_first = self._sessions.get(session), True
         if held is None:
             return
-        for number, message in broker.from_number(held.inactive_through + 1, size, session=session):
+        for marks, _ in broker.from_number(held.inactive_through + 1, size, session=session):
+            number = marks.number
             if number is None:
                 _log.warning("%s: a message without a readable sequence number is left out", self._options.address)
                 continue
             if self._target is not None and number > self._target:
                 return
-            marks = marks_of(message)
             if marks.is_active:
                 is_first = False
                 yield number, marks.enqueued
@@ -273,13 +273,14 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._find_from is None:
             return names
         assert self._target is not None
-        for number, message in broker.from_number(self._find_from):
+        for marks, message in broker.from_number(self._find_from):
+            number = marks.number
             if number is None:
                 continue
             if number > self._target:
                 break
             session = session_of(message)
-            if session is not None and session not in self._found and marks_of(message).is_active:
+            if session is not None and session not in self._found and marks.is_active:
                 self._found.add(session)
                 names.append(session)
                 if len(names) == count:

@@ -177,7 +177,8 @@ class BatchReader(DataSourceReader):
         sizes: Counter[str] = Counter()
         unknown: list[int] = []
         with Broker(self._options) as broker:
-            for number, message in broker.from_number(lowest):
+            for marks, message in broker.from_number(lowest):
+                number = marks.number
                 if number is None:
                     _log.warning("%s: a message without a readable sequence number is left out", self._options.address)
                 elif highest is not None and number > highest:

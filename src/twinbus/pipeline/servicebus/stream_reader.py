@@ -47,7 +47,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from twinbus.errors import OperatorError
 from twinbus.pipeline.servicebus.broker import MOST_HELD, PAGE, Broker
-from twinbus.pipeline.servicebus.message_marks import marks_of
+from twinbus.pipeline.servicebus.fast_marks import marks_of
 from twinbus.pipeline.servicebus.offsets import NONE, Offset, SequenceNumbers, latest
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
 from twinbus.pipeline.servicebus.task_reader import NumbersPartition, RangePartition, TaskReader, split_range
@@ -196,14 +196,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, known = self._first(previous)
         runs: list[tuple[int, int]] = []
         count, newest = 0, None
-        for number, message in broker.from_number(first, PAGE if most is None else min(PAGE, most)):
+        for marks, _ in broker.from_number(first, PAGE if most is None else min(PAGE, most)):
+            number = marks.number
             if number is None:
                 _log.warning("%s: a message without a readable sequence number is left out", self._options.address)
                 continue
             self._latest = max(self._latest, number)
             if self._target is not None and number > self._target:
                 break
-            marks = marks_of(message)
             if marks.is_active and number not in known:
                 if runs and runs[-1][1] == number - 1:
                     runs[-1] = (runs[-1][0], number)

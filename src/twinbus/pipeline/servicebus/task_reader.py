@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapreplace
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from twinbus.connect import ReceivedMessage
 from twinbus.pipeline.servicebus.broker import Broker
-from twinbus.pipeline.servicebus.message_marks import MessageMarks, marks_of
+from twinbus.pipeline.servicebus.message_marks import MessageMarks
 from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.options import SourceOptions
 from twinbus.pipeline.servicebus.rows import check_read_schema, record_batches, row_maker
@@ -87,18 +88,16 @@ class TaskReader:
     ) -> Iterator[tuple[Any, ...]]:
         row_of = row_maker(self._options.include_raw, self._names)
         with Broker(self._options) as broker:
-            messages: Iterator[ReceivedMessage]
+            messages: Iterator[tuple[MessageMarks, ReceivedMessage]]
             if isinstance(partition, NumbersPartition):
-                messages = (message for _, message in broker.these(partition.numbers))
+                messages = broker.these(partition.numbers)
             elif isinstance(partition, SessionsPartition):
-                messages = (
-                    message
-                    for session, numbers in partition.sessions
-                    for _, message in broker.these(numbers, session=session)
+                messages = chain.from_iterable(
+                    broker.these(numbers, session=session) for session, numbers in partition.sessions
                 )
             else:
                 assert isinstance(partition, RangePartition)
                 messages = broker.between(partition.first, partition.last)
-            for message in messages:
-                if matches is None or matches(marks_of(message)):
-                    yield row_of(message)
+            for marks, message in messages:
+                if matches is None or matches(marks):
+                    yield row_of(message, marks)
