@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import count
 from typing import Any, TypeVar
 
+import pytest
 from azure.servicebus import (
     ServiceBusClient,
     ServiceBusMessage,
@@ -23,6 +24,7 @@ from azure.servicebus import (
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from tests.pipeline.queues import new_queue
+from twinbus.pipeline.servicebus import broker as broker_module
 from twinbus.pipeline.servicebus.rows import READ_SCHEMA
 from twinbus.pipeline.servicebus.session_stream_reader import SessionStreamReader
 from twinbus.pipeline.servicebus.source import ServiceBusDataSource
@@ -102,6 +104,10 @@ def ids_of(messages: Iterable[ServiceBusReceivedMessage]) -> list[str]:
     return [str(one.message_id) for one in messages]
 
 
+BETWEEN_COMPLETIONS = "between completions"
+STEPS = ("planned", "offset logged", "committed to the source", "read", "batch committed", BETWEEN_COMPLETIONS)
+
+
 class Killed(BaseException):
     """The process is killed at this step."""
 
@@ -159,6 +165,29 @@ class Query:
         """Run batches until there is nothing more to read."""
         while self.trigger(step):
             pass
+
+    def run_until_killed(self, at: str, monkeypatch: pytest.MonkeyPatch, *, after: int = -1) -> None:
+        """Run batches until the process is killed at this step, once the batch `after` is committed.
+
+        The step BETWEEN_COMPLETIONS is within a trigger: some messages of a batch are completed, and others are not.
+        """
+        completed = broker_module._completed
+
+        def step(name: str) -> None:
+            if name == at and self.committed >= after:
+                raise Killed
+
+        async def then_killed(*arguments: Any) -> set[int]:
+            done = await completed(*arguments)
+            if done:
+                raise Killed
+            return done
+
+        with monkeypatch.context() as until:
+            if at == BETWEEN_COMPLETIONS:
+                until.setattr(broker_module, "_completed", then_killed)
+            with pytest.raises(Killed):
+                self.run(step)
 
     @property
     def ids(self) -> list[str]:

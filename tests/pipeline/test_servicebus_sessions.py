@@ -20,7 +20,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusRece
 from azure.servicebus.management import EntityStatus, ServiceBusAdministrationClient
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual
 
-from tests.pipeline.stream_steps import Entity, Killed, Query, close_opened
+from tests.pipeline.stream_steps import STEPS, Entity, Killed, Query, close_opened
 from tests.tiers import budget
 from twinbus.connect import MessageState, ReceivedMessage, Receiver, SessionCannotBeLockedError, connect
 from twinbus.pipeline.servicebus import broker as broker_module
@@ -549,12 +549,7 @@ def test_d1_a_batch_waits_for_a_session_that_another_receiver_took(
     sent = queue.put("ab", 3)
     query = queue.stream()
 
-    def killed(name: str) -> None:
-        if name == "offset logged":
-            raise Killed
-
-    with pytest.raises(Killed):
-        query.trigger(killed)
+    query.run_until_killed("offset logged", monkeypatch)
     query.restart()
     other = queue.holder("a")
     with other:
@@ -583,12 +578,7 @@ def test_d1_a_batch_goes_on_when_the_other_receiver_releases_its_session(
     sent = queue.put("a", 3)
     query = queue.stream()
 
-    def killed(name: str) -> None:
-        if name == "offset logged":
-            raise Killed
-
-    with pytest.raises(Killed):
-        query.trigger(killed)
+    query.run_until_killed("offset logged", monkeypatch)
     query.restart()
     other = queue.holder("a")
     other.receive_messages(1, 5)
@@ -609,34 +599,16 @@ def test_d1_a_batch_goes_on_when_the_other_receiver_releases_its_session(
 
 # --- a process that ends ---------------------------------------------------------------------------------------------
 
-_STEPS = ("planned", "offset logged", "committed to the source", "read", "batch committed", "between completions")
-
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("at", _STEPS)
+@pytest.mark.parametrize("at", STEPS)
 def test_d1_a_process_that_ends_at_any_step_of_a_stream_of_sessions_loses_and_repeats_nothing(
     queue: SessionQueue, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker_module, "_TAKE", 1)
     sent = queue.put("ab", 5)
     query = queue.stream(maxMessagesPerTrigger=4)
-    completed = broker_module._completed
-
-    def step(name: str) -> None:
-        if name == at and query.committed >= (1 if at in {"read", "batch committed"} else 0):
-            raise Killed
-
-    async def then_killed(*arguments: Any) -> set[int]:
-        done = await completed(*arguments)
-        if done:
-            raise Killed
-        return done
-
-    if at == "between completions":
-        monkeypatch.setattr(broker_module, "_completed", then_killed)
-    with pytest.raises(Killed):
-        query.run(step)
-    monkeypatch.setattr(broker_module, "_completed", completed)
+    query.run_until_killed(at, monkeypatch, after=1 if at in {"read", "batch committed"} else 0)
     assert set(sent) - set(queue.left()) <= {one for batch in query.read[: query.committed + 1] for one in batch}
     query.restart()
     query.run()

@@ -19,7 +19,17 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.management import ServiceBusAdministrationClient
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from tests.pipeline.stream_steps import Entity, Killed, Query, close_opened, ids_of, keep_open, next_names, numbered
+from tests.pipeline.stream_steps import (
+    STEPS,
+    Entity,
+    Killed,
+    Query,
+    close_opened,
+    ids_of,
+    keep_open,
+    next_names,
+    numbered,
+)
 from twinbus.pipeline.servicebus import broker as broker_module
 from twinbus.pipeline.servicebus import stream_reader as stream_module
 from twinbus.pipeline.servicebus.broker import Broker
@@ -527,10 +537,8 @@ def test_d1_what_was_read_with_complete_committed_off_is_never_removed(queue: En
 
 # --- a process that ends ---------------------------------------------------------------------------------------------
 
-_STEPS = ("planned", "offset logged", "committed to the source", "read", "batch committed", "between completions")
 
-
-@pytest.mark.parametrize("at", _STEPS)
+@pytest.mark.parametrize("at", STEPS)
 def test_d1_a_process_that_ends_at_any_step_neither_loses_nor_forgets_a_message(
     queue: Entity, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -544,23 +552,7 @@ def test_d1_a_process_that_ends_at_any_step_neither_loses_nor_forgets_a_message(
     def gone() -> set[str]:
         return {*kept, *numbered("", 12)} - set(queue.left())
 
-    completed = broker_module._completed
-
-    def step(name: str) -> None:
-        if name == at and query.committed >= (1 if at in {"read", "batch committed"} else 0):
-            raise Killed
-
-    async def then_killed(*arguments: Any) -> set[int]:
-        done = await completed(*arguments)
-        if done:
-            raise Killed
-        return done
-
-    if at == "between completions":
-        monkeypatch.setattr(broker_module, "_completed", then_killed)
-    with pytest.raises(Killed):
-        query.run(step)
-    monkeypatch.setattr(broker_module, "_completed", completed)
+    query.run_until_killed(at, monkeypatch, after=1 if at in {"read", "batch committed"} else 0)
     committed = {one for batch in query.read[: query.committed + 1] for one in batch}
     assert gone() <= committed
     query.restart()

@@ -35,8 +35,8 @@ from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
 
 from twinbus.errors import OperatorError
 from twinbus.pipeline.servicebus.broker import LONGEST_LOCK, PAGE, Broker
@@ -45,7 +45,7 @@ from twinbus.pipeline.servicebus.message_marks import session_of
 from twinbus.pipeline.servicebus.offsets import SequenceNumbers, latest
 from twinbus.pipeline.servicebus.options import SourceOptions
 from twinbus.pipeline.servicebus.session_offsets import BySession, SessionOffset, merged
-from twinbus.pipeline.servicebus.stream_reader import CompletionError
+from twinbus.pipeline.servicebus.stream_reader import CompletionError, LimitedStreamReader
 from twinbus.pipeline.servicebus.task_reader import TaskReader, split_sessions
 
 _log = logging.getLogger(__name__)
@@ -65,12 +65,11 @@ class SessionHeldError(OperatorError):
     """A batch cannot be read, because another receiver holds one of its sessions."""
 
 
-class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class SessionStreamReader(LimitedStreamReader):
     """Reads sessions under their locks. The module's docstring explains how."""
 
     def __init__(self, options: SourceOptions, reader: TaskReader) -> None:
-        self._options = options
-        self._reader = reader
+        super().__init__(options, reader)
         self._held: HeldSessions | None = None
         """None until the first call that needs sessions: tasks get a copy of this object, which has no connection."""
         self._taken_over: SessionOffset | None = None
@@ -90,8 +89,6 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The sessions that are held, each with the number of the batch that last had messages of it."""
         self._batches = 0
         self._completed = 0
-        self._target: int | None = None
-        """With availableNow: the highest sequence number that is read."""
         self._found: set[str] = set()
         """With availableNow: the sessions that were found by peeking."""
         self._unread: set[str] = set()
@@ -114,13 +111,6 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's names, here and below
         return SessionOffset().to_json()
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        with Broker(self._options) as broker:
-            self._target = broker.last_after(-1) or 0
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        return ReadMaxRows(self._options.max_messages_per_trigger)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         self.commit(start)
@@ -146,11 +136,6 @@ class SessionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "completed": self._completed,
             "uncompleted": _count(self._uncompleted),
         }
-
-    def _most(self, limit: ReadLimit) -> int | None:
-        if isinstance(limit, ReadAllAvailable):
-            return None
-        return limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_messages_per_trigger
 
     def _planned(self, most: int | None) -> tuple[BySession, int | None]:
         """Returns the messages of the next batch, and the latest enqueued time of these messages."""

@@ -77,13 +77,34 @@ class CreatedAgainError(OperatorError):
     """The entity of a stream was deleted and created again, so the numbers in the checkpoint are not valid any more."""
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads active messages, and completes them once their batch is committed. The module's docstring explains how."""
+class LimitedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream reader whose batches have a limit. With availableNow, it reads what is there when the query starts."""
 
     def __init__(self, options: SourceOptions, reader: TaskReader) -> None:
         self._options = options
         self._reader = reader
         self._target: int | None = None
+        """With availableNow: the highest sequence number that is read."""
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's names, here and below
+        with Broker(self._options) as broker:
+            self._target = broker.last_after(-1) or 0
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(self._options.max_messages_per_trigger)
+
+    def _most(self, limit: ReadLimit) -> int | None:
+        """Returns how many messages the next batch may have; None if there is no limit."""
+        if isinstance(limit, ReadAllAvailable):
+            return None
+        return limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_messages_per_trigger
+
+
+class StreamReader(LimitedStreamReader):
+    """Reads active messages, and completes them once their batch is committed. The module's docstring explains how."""
+
+    def __init__(self, options: SourceOptions, reader: TaskReader) -> None:
+        super().__init__(options, reader)
         self._looked = float("-inf")
         self._peeked_through = -1
         """Peeks found no active message up to this number. A message that is not active never becomes active again
@@ -128,13 +149,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "Start at earliest, remove the messages before, or set completeCommitted=false."
                 )
         return Offset(through=start - 1, start=start).to_json()
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        with Broker(self._options) as broker:
-            self._target = broker.last_after(-1) or 0
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        return ReadMaxRows(self._options.max_messages_per_trigger)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         previous = Offset.of_json(start)
@@ -188,11 +202,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _planned(self, broker: Broker, previous: Offset, limit: ReadLimit) -> tuple[SequenceNumbers, int | None]:
         """Returns the sequence numbers of the next batch, and the latest enqueued time of its messages."""
-        if isinstance(limit, ReadAllAvailable):
-            most, most_runs = None, None
-        else:
-            most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_messages_per_trigger
-            most_runs = _MOST_RUNS
+        most = self._most(limit)
+        most_runs = None if most is None else _MOST_RUNS
         first, known = self._first(previous)
         runs: list[tuple[int, int]] = []
         count, newest = 0, None
