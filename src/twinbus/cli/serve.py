@@ -15,6 +15,7 @@ from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
 from twinbus.namespace import (
+    DEFAULT_AUDIENCE,
     DEFAULT_CONNECTIONS,
     DEFAULT_DATA,
     DEFAULT_MEGABYTES,
@@ -126,6 +127,32 @@ AzurePortNumbers = Annotated[
         show_default="5671,443",
     ),
 ]
+KeySet = Annotated[
+    Path | None,
+    typer.Option(
+        "--jwks",
+        help="File with the public keys of an issuer (a JSON Web Key Set): its tokens are accepted, as with Entra ID.",
+        show_default="none",
+    ),
+]
+Audiences = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--audience",
+        metavar="URL",
+        help="Audience that a token of --jwks must have; may be repeated.",
+        show_default=DEFAULT_AUDIENCE,
+    ),
+]
+Issuers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--issuer",
+        metavar="URL",
+        help="Issuer that a token of --jwks must have; may be repeated.",
+        show_default="any",
+    ),
+]
 
 
 def serve(
@@ -143,6 +170,9 @@ def serve(
     accept_damage: AcceptDamage = False,
     azure_names: AzureNames = None,
     azure_ports: AzurePortNumbers = None,
+    jwks: KeySet = None,
+    audience: Audiences = None,
+    issuer: Issuers = None,
     json: Json = False,
     log_level: LogLevel = "warning",
     log_format: LogLines = LogFormat.HUMAN,
@@ -152,7 +182,7 @@ def serve(
     """Start local namespaces that the official SDKs use unchanged.
 
     Runs until SIGTERM or Ctrl-C; a second signal ends it immediately. Acknowledged messages are on disk. After SIGUSR1
-    the keys in --config are read again; links of keys that are gone end.
+    the keys in --config and --jwks are read again; links of keys that are gone end.
 
     Examples:
       twinbus serve --queue orders --topic events/audit  # primary on 5672, secondary on 5673
@@ -178,6 +208,9 @@ def serve(
             accept_damage=accept_damage,
             azure_names=azure_names or (),
             azure_ports=azure_ports,
+            jwks=jwks,
+            audiences=audience or (),
+            issuers=issuer or (),
         )
         try:
             plan = read_plan()

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from twinbus.namespace.free_port import find_free_port, find_free_ports
     from twinbus.namespace.front import DEFAULT_KEY
     from twinbus.namespace.http_client import FaultClient, NamespaceHttpClient, NamespaceRequestError
+    from twinbus.namespace.identity import (
+        DEFAULT_AUDIENCE,
+        IdentityOptions,
+        KeySetError,
+        parse_key_set,
+    )
     from twinbus.namespace.logs import LogFormat, configure_logging
     from twinbus.namespace.resources import DEFAULT_CONNECTIONS, DEFAULT_MEGABYTES, ResourceLimits
     from twinbus.namespace.runtime import NamespaceRuntime
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
     from twinbus.namespace.server import NamespaceOptions, NamespaceServer
 
 __all__ = [
+    "DEFAULT_AUDIENCE",
     "DEFAULT_CONNECTIONS",
     "DEFAULT_DATA",
     "DEFAULT_KEY",
@@ -43,6 +50,8 @@ __all__ = [
     "AzurePorts",
     "Claim",
     "FaultClient",
+    "IdentityOptions",
+    "KeySetError",
     "LogFormat",
     "NamespaceHttpClient",
     "NamespaceOptions",
@@ -59,6 +68,7 @@ __all__ = [
     "find_free_ports",
     "make_serve_plan",
     "parse_config",
+    "parse_key_set",
     "print_ready_json",
     "serve_until_stopped",
 ]
@@ -70,6 +80,7 @@ _NAMES_BY_MODULE: Final = {
     "free_port": "find_free_port find_free_ports",
     "front": "DEFAULT_KEY",
     "http_client": "FaultClient NamespaceHttpClient NamespaceRequestError",
+    "identity": "DEFAULT_AUDIENCE IdentityOptions KeySetError parse_key_set",
     "logs": "LogFormat configure_logging",
     "resources": "DEFAULT_CONNECTIONS DEFAULT_MEGABYTES ResourceLimits",
     "runtime": "NamespaceRuntime",

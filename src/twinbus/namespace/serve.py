@@ -126,6 +126,7 @@ def _options(plan: ServePlan, folder: Path, azure: AzurePorts | None) -> list[Na
             host_names=found.host_names,
             azure_names=() if azure is None else azure.own_names(found.name),
             requested_by=found.requested_by,
+            identity=plan.identity,
         )
         for found in plan.namespaces
     ]
@@ -207,6 +208,8 @@ def _take_new_keys(running: Sequence[NamespaceServer], read_again: Callable[[], 
         return
     for server in running:
         server.replace_rules(new[server.options.name])
+        if plan.identity is not None:
+            server.replace_identity(plan.identity)
         _log.warning("keys read again", extra={"namespace": server.options.name})
 
 

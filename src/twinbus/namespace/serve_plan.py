@@ -18,6 +18,7 @@ from twinbus.namespace.engine.descriptions import (
     TopicDescription,
 )
 from twinbus.namespace.engine.validation import new_entity_refusal
+from twinbus.namespace.identity import DEFAULT_AUDIENCE, IdentityOptions, KeySetError, parse_key_set
 from twinbus.namespace.own_names import parse_authority
 from twinbus.namespace.resources import ResourceLimits
 
@@ -50,6 +51,7 @@ class ServePlan:
     limits: ResourceLimits = field(default_factory=ResourceLimits)
     accept_damage: bool = False
     azure: AzureNames | None = None
+    identity: IdentityOptions | None = None
 
     @property
     def keys(self) -> list[str]:
@@ -73,13 +75,17 @@ def make_serve_plan(
     accept_damage: bool = False,
     azure_names: Sequence[str] = (),
     azure_ports: str | None = None,
+    jwks: Path | None = None,
+    audiences: Sequence[str] = (),
+    issuers: Sequence[str] = (),
 ) -> ServePlan:
     """Return the plan. Raises OperatorError for options that are invalid or contradict each other.
 
     Each of `namespaces` is NAME=PORT. `ledger` and `host_names` apply to all namespaces. Each of `queues` is NAME, each
     of `topics` is NAME or NAME/SUBSCRIPTION. These entities are created in the first namespace, or with NAMESPACE:NAME
     in another namespace. With `accept_damage`, damaged stores are rebuilt from what is intact. Each of `azure_names` is
-    NAME=NAMESPACE; `azure_ports` is `AMQPS,HTTPS`.
+    NAME=NAMESPACE; `azure_ports` is `AMQPS,HTTPS`. `jwks` is a file with the public keys whose JSON web tokens are
+    accepted for these `audiences`, and from these `issuers` only if there are any.
     """
     if memory and data is not None:
         raise OperatorError("--data and --memory exclude each other", "Leave one of them out.")
@@ -124,6 +130,7 @@ def make_serve_plan(
         limits=limits or ResourceLimits(),
         accept_damage=accept_damage,
         azure=_azure(azure_names, azure_ports, list(planned)),
+        identity=_identity(jwks, audiences, issuers),
     )
 
 
@@ -156,6 +163,22 @@ def _azure(names: Sequence[str], ports: str | None, namespaces: Sequence[str]) -
             f"--azure-ports {ports} is not two ports", "Write AMQPS,HTTPS, as in 15671,10443; 0 is a free port."
         )
     return AzureNames(found, int(parts[0]), int(parts[1]))
+
+
+def _identity(jwks: Path | None, audiences: Sequence[str], issuers: Sequence[str]) -> IdentityOptions | None:
+    if jwks is None:
+        if audiences or issuers:
+            raise OperatorError("--audience and --issuer need --jwks", "Give the file with the issuer's public keys.")
+        return None
+    try:
+        keys = parse_key_set(jwks.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorError(f"--jwks: {jwks} cannot be read: {error}") from error
+    except KeySetError as error:
+        raise OperatorError(
+            f"--jwks: {jwks} cannot be used: {error}", "Give the key set that the issuer publishes (jwks_uri)."
+        ) from error
+    return IdentityOptions(keys, tuple(audiences) or (DEFAULT_AUDIENCE,), tuple(issuers))
 
 
 def _read(path: Path) -> tuple[NamespaceConfig, ...]:

@@ -35,6 +35,7 @@ from twinbus.namespace.front import (
     default_rule,
     server_context,
 )
+from twinbus.namespace.identity import IdentityOptions
 from twinbus.namespace.meter import DepthCollector, LedgerMeter, OperationMeter, ResourceCollector
 from twinbus.namespace.own_names import Authority, OwnNames, is_wildcard, parse_authority
 from twinbus.namespace.resources import Resources
@@ -58,7 +59,7 @@ class NamespaceOptions:
     are further names that clients may use, each `NAME` or `NAME:PORT` (X3). `azure_names` are more such names, with a
     certificate of their own (`azure_ports`). `requested_by` maps the path of an entity, in lower case, to the
     command-line option that asked for the entity; error messages name this option. With `accept_damage`, a damaged
-    store is rebuilt from what is intact (X2).
+    store is rebuilt from what is intact (X2). `identity` says which JSON web tokens are accepted; None means none (N6).
     """
 
     name: str
@@ -73,6 +74,7 @@ class NamespaceOptions:
     azure_names: tuple[str, ...] = ()
     requested_by: Mapping[str, str] = field(default_factory=dict)
     accept_damage: bool = False
+    identity: IdentityOptions | None = None
 
 
 class NamespaceServer:
@@ -178,7 +180,11 @@ class NamespaceServer:
         if options.ledger is not None:
             ledger = Ledger(options.ledger, Role.NAMESPACE)
             self._ledger_meter = LedgerMeter(ledger, options.name, meter, SystemClock())
-        verifier = SasVerifier(options.rules, names)
+        verifier, jwt_verifier = SasVerifier(options.rules, names), None
+        if options.identity is not None:
+            from twinbus.namespace.front.jwt_verifier import JwtVerifier  # noqa: PLC0415 - slow
+
+            jwt_verifier = JwtVerifier(options.identity)
         http = HttpHandler(
             options.name,
             self.runtime,
@@ -187,10 +193,11 @@ class NamespaceServer:
             meter.registry,
             self.ca.read_bytes(),
             self._keys_changed,
+            jwt_verifier,
         )
         self.faults.on_change(self._faults_changed)
         return NamespaceContext(
-            options.name, self.runtime, verifier, self.faults, meter, tls, http, names, self.resources
+            options.name, self.runtime, verifier, self.faults, meter, tls, http, names, self.resources, jwt_verifier
         )
 
     async def _connections_end(self) -> None:
@@ -243,6 +250,13 @@ class NamespaceServer:
         """Replace the authorization rules of the namespace. Links that a removed key opened are detached (X4)."""
         self.options = replace(self.options, rules=rules)
         self._context.verifier.replace_rules(rules)
+        self._keys_changed(None)
+
+    def replace_identity(self, identity: IdentityOptions) -> None:
+        """Replace the key set of a namespace that was started with one. Links of removed keys are detached (X4)."""
+        assert self._context.jwt_verifier is not None
+        self.options = replace(self.options, identity=identity)
+        self._context.jwt_verifier.replace(identity)
         self._keys_changed(None)
 
     def _keys_changed(self, entity: str | None) -> None:

@@ -28,7 +28,9 @@ class LocalNamespaces:
 
     Without `data`, the data of the namespaces is in a temporary directory that `close()` removes. With `memory`, the
     data is not on disk. After a second start, ports and data are the same as before. `host_names` are further names
-    that clients may use, each `NAME` or `NAME:PORT`; the server refuses requests and tokens for other names.
+    that clients may use, each `NAME` or `NAME:PORT`; the server refuses requests and tokens for other names. `jwks` is
+    a file with the public keys of an issuer, or its content: the namespaces accept JSON web tokens of this issuer, for
+    `audience`, and if `issuer` is given only with this issuer.
 
     Example: `with LocalNamespaces("primary", "secondary") as pair: text = pair["primary"].connection_string`.
     """
@@ -42,6 +44,9 @@ class LocalNamespaces:
         config: Config | None = None,
         rules: Sequence[AuthorizationRule] = (),
         host_names: Sequence[str] = (),
+        jwks: Path | Mapping[str, Any] | None = None,
+        audience: str | None = None,
+        issuer: str | None = None,
         log_level: str = "info",
     ) -> None:
         if memory and data is not None:
@@ -53,8 +58,14 @@ class LocalNamespaces:
         folder = Path(self._directory.name)
         self.data = None if memory else (data or folder / "data").absolute()
         self._ports = {name: port for name, port in (ports or {}).items() if port}
-        self._config = _config_file(folder, _rules_config(self.names, rules) if rules else config)
+        config = _rules_config(self.names, rules) if rules else config
+        self._config = None if config is None else _file(folder / "config.json", config)
         self._host_names = tuple(host_names)
+        self._identity = {
+            "jwks": None if jwks is None else str(_file(folder / "jwks.json", jwks)),
+            "audiences": () if audience is None else (audience,),
+            "issuers": () if issuer is None else (issuer,),
+        }
         self._log_level = log_level
         # A server without a data directory writes its certificates to TMPDIR. `close()` removes this folder, even if
         # the server was killed.
@@ -172,6 +183,7 @@ class LocalNamespaces:
             "config": None if self._config is None else str(self._config),
             "host_names": self._host_names,
             "log_level": self._log_level,
+            **self._identity,
         }
 
 
@@ -205,7 +217,8 @@ class LocalNamespace:
     Without `data`, the data of the namespace is in a temporary directory that `close()` removes. With `memory`, the
     data is not on disk. After a second start, port and data are the same as before, also after `kill()`. `host_names`
     are further names that clients may use, each `NAME` or `NAME:PORT`; the server refuses requests and tokens for other
-    names.
+    names. `jwks` is a file with the public keys of an issuer, or its content: the namespace accepts JSON web tokens of
+    this issuer, for `audience`, and if `issuer` is given only with this issuer.
 
     Example: `with LocalNamespace() as namespace: client =
     ServiceBusClient.from_connection_string(namespace.connection_string)`.
@@ -221,6 +234,9 @@ class LocalNamespace:
         config: Config | None = None,
         rules: Sequence[AuthorizationRule] = (),
         host_names: Sequence[str] = (),
+        jwks: Path | Mapping[str, Any] | None = None,
+        audience: str | None = None,
+        issuer: str | None = None,
         log_level: str = "info",
     ) -> None:
         self.name = name
@@ -232,6 +248,9 @@ class LocalNamespace:
             config=config,
             rules=rules,
             host_names=host_names,
+            jwks=jwks,
+            audience=audience,
+            issuer=issuer,
             log_level=log_level,
         )
 
@@ -371,10 +390,10 @@ def _rules_config(names: Sequence[str], rules: Sequence[AuthorizationRule]) -> d
     return {"namespaces": [{"name": name, "authorization_rules": entries} for name in names]}
 
 
-def _config_file(folder: Path, config: Config | None) -> Path | None:
-    if config is None or isinstance(config, Path):
-        return config
-    file = folder / "config.json"
+def _file(file: Path, given: Path | Mapping[str, Any]) -> Path:
+    """Return the given file, or write the given content to `file`."""
+    if isinstance(given, Path):
+        return given
     file.touch(mode=0o600)
-    file.write_text(json.dumps(config), encoding="utf-8")
+    file.write_text(json.dumps(given), encoding="utf-8")
     return file

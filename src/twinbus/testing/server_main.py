@@ -29,6 +29,9 @@ def main() -> None:
             host="127.0.0.1",
             config=None if config is None else Path(config),
             host_names=options["host_names"],
+            jwks=None if options["jwks"] is None else Path(options["jwks"]),
+            audiences=options["audiences"],
+            issuers=options["issuers"],
         )
         plan = read_plan()
         configure_logging(options["log_level"], keys=plan.keys)

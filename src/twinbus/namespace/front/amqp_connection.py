@@ -110,7 +110,11 @@ class AmqpConnection:
         self._core = core or server_core(namespace.name, seconds, self._check_sasl)
         self._names: HostNames = names or namespace.names
         self._claims = GrantedClaims(
-            namespace.verifier, self._runtime.namespace, peer_is_loopback=peer_is_loopback, arrived_at=arrived_at
+            namespace.verifier,
+            self._runtime.namespace,
+            peer_is_loopback=peer_is_loopback,
+            arrived_at=arrived_at,
+            jwt_verifier=namespace.jwt_verifier,
         )
         self._faults = FaultEffects(namespace.faults)
         exceeded = namespace.limit_exceeded

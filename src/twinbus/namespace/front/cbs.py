@@ -1,30 +1,36 @@
 """The `$cbs` node, and the claims that a connection has been granted.
 
-A client puts tokens on `$cbs`. Each token grants claims for its audience until the token expires. A key that the client
-sent with SASL PLAIN grants the claims of the key's rule for the whole namespace.
+A client puts tokens on `$cbs`. A token grants claims for its audience until it expires: a SAS token grants the claims
+of its rule, a JSON web token those of its roles. A key that the client sent with SASL PLAIN grants the claims of the
+rule of the key for the whole namespace.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from twinbus.connect import SAS_SCHEME
 from twinbus.namespace.engine.descriptions import AuthorizationRule, Claim, QueueDescription, TopicDescription
 from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.registry import EntityRegistry
 from twinbus.namespace.front import refusals
-from twinbus.namespace.front.addresses import parse_address
+from twinbus.namespace.front.addresses import LinkAddress, parse_address
 from twinbus.namespace.front.request_response import NodeReply, NodeRequest
 from twinbus.namespace.front.sas_verifier import (
+    NO_KEY_SET,
     SasVerifier,
     SigningKey,
     TokenProblem,
     TokenRefusedError,
+    rule_covers,
     token_expiry,
 )
 from twinbus.values import Condition
+
+if TYPE_CHECKING:
+    from twinbus.namespace.front.jwt_verifier import JwtVerifier, TokenRoles
 
 _FOREVER = 1 << 62
 _MAX_GRANTS = 10_000
@@ -34,23 +40,12 @@ class _Grant(NamedTuple):
     """A token that is valid until an instant, or a key.
 
     The claims of the grant are the claims that the key has when they are needed: a rotated key has none (X4). `owner`
-    is the entity whose authorization rule signed the token, or '' for a rule of the namespace.
+    is the entity whose authorization rule signed the token, or '' for a rule of the namespace and for roles.
     """
 
-    key: SigningKey
+    key: SigningKey | TokenRoles
     until: int
     owner: str
-
-    def covers(self, path: str) -> bool:
-        """Return whether the signing rule applies to the path.
-
-        The rule of an entity applies to the entity, its sub-queues and its subscriptions. It does not apply to other
-        entities whose path starts with the path of the entity.
-        """
-        if not self.owner:
-            return True
-        rest = path.removeprefix(self.owner)
-        return path.startswith(self.owner) and (not rest or rest.startswith(("/$", "/subscriptions/")))
 
 
 class GrantedClaims:
@@ -64,9 +59,11 @@ class GrantedClaims:
         peer_is_loopback: bool,
         arrived_at: str | None = None,
         max_grants: int = _MAX_GRANTS,
+        jwt_verifier: JwtVerifier | None = None,
     ) -> None:
-        """`arrived_at` is the address of this end of the connection."""
+        """`arrived_at` is the address of this end of the connection. Without `jwt_verifier`, only SAS is accepted."""
         self._verifier = verifier
+        self._jwt_verifier = jwt_verifier
         self._namespace = namespace
         self._loopback = peer_is_loopback
         self._arrived_at = arrived_at
@@ -91,14 +88,10 @@ class GrantedClaims:
         if "://" in audience:
             self._verifier.check_name(audience, self._arrived_at)
         address = parse_address(audience)
-        path, owner = address.path, ""
-        try:
-            key = self._verified(token, path, (), now)
-        except TokenRefusedError:
-            owner, rules = _entity_rules(self._namespace, address.entity)
-            if not rules:
-                raise
-            key = self._verified(token, path, rules, now)
+        path = address.path
+        # A SAS token is recognised by its text, because the Python client declares the type jwt for SAS tokens, too.
+        is_sas = token.startswith(SAS_SCHEME)
+        grant = self._sas_grant(token, address, now) if is_sas else self._jwt_grant(token, path, now)
         if address.entity and self._namespace.find(address.entity) is None:
             return refusals.not_found(address.entity)
         if path not in self._granted and not self._has_room(now):
@@ -107,11 +100,28 @@ class GrantedClaims:
                 "Put one for the whole namespace."
             )
             return Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text)
-        self._granted[path] = _Grant(key, (token_expiry(token) or 0) * 1000, owner)
+        self._granted[path] = grant
         self._longest = max(self._longest, len(path))
-        if owner:
-            self._owners.add(owner)
+        if grant.owner:
+            self._owners.add(grant.owner)
         return None
+
+    def _sas_grant(self, token: str, address: LinkAddress, now: int) -> _Grant:
+        owner = ""
+        try:
+            key = self._verified(token, address.path, (), now)
+        except TokenRefusedError:
+            owner, rules = _entity_rules(self._namespace, address.entity)
+            if not rules:
+                raise
+            key = self._verified(token, address.path, rules, now)
+        return _Grant(key, (token_expiry(token) or 0) * 1000, owner)
+
+    def _jwt_grant(self, token: str, path: str, now: int) -> _Grant:
+        if self._jwt_verifier is None:
+            raise TokenRefusedError(TokenProblem.MALFORMED, NO_KEY_SET)
+        roles = self._jwt_verifier.verify(token, path, now / 1000)
+        return _Grant(roles, roles.expires_at * 1000, "")
 
     def _has_room(self, now: int) -> bool:
         if len(self._granted) >= self._max_grants:
@@ -143,7 +153,7 @@ class GrantedClaims:
         audience = path if len(path) <= self._longest else path[: self._longest + 1].rpartition("/")[0]
         while True:
             granted = self._granted.get(audience)
-            if granted is not None and granted.until > now and granted.covers(path) and claim in self._claims(granted):
+            if granted is not None and granted.until > now and claim in self._claims(granted, path):
                 return True
             if not audience:
                 return False
@@ -157,7 +167,13 @@ class GrantedClaims:
         """Return whether an authorization rule of this entity signed a token of the connection."""
         return entity.lower() in self._owners
 
-    def _claims(self, grant: _Grant) -> frozenset[Claim]:
+    def _claims(self, grant: _Grant, path: str) -> frozenset[Claim]:
+        """Return the claims that a grant gives for a path now."""
+        if not isinstance(grant.key, SigningKey):
+            assert self._jwt_verifier is not None
+            return self._jwt_verifier.current_claims(grant.key, path)
+        if not rule_covers(grant.owner, path):
+            return frozenset()
         rules = _entity_rules(self._namespace, grant.owner)[1] if grant.owner else ()
         return self._verifier.current_claims(grant.key, rules)
 
@@ -188,9 +204,6 @@ def put_token(request: NodeRequest, claims: GrantedClaims, now: int) -> NodeRepl
         token = token.decode("utf-8", "replace")
     if request.operation != "put-token" or not isinstance(audience, str) or not isinstance(token, str):
         return NodeReply(400, "A put-token request needs the property 'name' and a token as text in its body.")
-    # A SAS token is recognised by its text, because the Python client declares the type jwt for SAS tokens, too.
-    if not token.startswith(SAS_SCHEME):
-        return NodeReply(401, "This namespace has no identity provider: it takes SAS tokens only.")
     try:
         refusal = claims.put(audience, token, now)
     except TokenRefusedError as refused:
@@ -198,5 +211,8 @@ def put_token(request: NodeRequest, claims: GrantedClaims, now: int) -> NodeRepl
             # The refusal is logged, because the Python client leaves the text of the refusal out of its error.
             _log.warning("token refused: %s", refused.text)
             return NodeReply(401, refused.text, condition="amqp:unauthorized-access")
+        if not token.startswith(SAS_SCHEME):
+            _log.warning("token refused: %s", refused.text)
+            return NodeReply(401, f"InvalidToken: {refused.text}", condition="amqp:unauthorized-access")
         return NodeReply(401, f"InvalidSignature: {refused.text}", condition="amqp:unauthorized-access")
     return NodeReply(202, "Accepted") if refusal is None else NodeReply.refused(refusal)

@@ -11,7 +11,7 @@ import ssl
 from collections import defaultdict
 from collections.abc import ItemsView, Iterable, Mapping, ValuesView
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from twinbus.amqp import LimitExceededError, Link, Session
 from twinbus.namespace.engine.descriptions import Claim
@@ -31,6 +31,9 @@ from twinbus.namespace.meter import OperationMeter
 from twinbus.namespace.own_names import OwnNames, SharedNames
 from twinbus.namespace.resources import ConnectionAccount, Resources
 from twinbus.namespace.runtime import NamespaceRuntime
+
+if TYPE_CHECKING:
+    from twinbus.namespace.front.jwt_verifier import JwtVerifier
 
 
 class OpenConnection(Protocol):
@@ -63,6 +66,8 @@ class NamespaceContext:
     http: HttpHandler
     names: OwnNames
     resources: Resources
+    jwt_verifier: JwtVerifier | None = None
+    """None if the namespace accepts no JSON web tokens."""
     connections: set[OpenConnection] = field(default_factory=set)
 
     def limit_exceeded(self, exceeded: LimitExceededError) -> None:

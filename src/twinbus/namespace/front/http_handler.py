@@ -10,7 +10,7 @@ import html
 import json
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -25,10 +25,14 @@ from twinbus.namespace.front.http_messages import (
     json_response,
     method_not_allowed,
 )
-from twinbus.namespace.front.sas_verifier import SasVerifier, TokenRefusedError
+from twinbus.namespace.front.sas_verifier import NO_KEY_SET, SasVerifier, TokenProblem, TokenRefusedError
+
+if TYPE_CHECKING:
+    from twinbus.namespace.front.jwt_verifier import JwtVerifier
 
 _OWN_PAGES: Final = ("$health", "$ca", "$config")
 _CHALLENGE: Final = {"WWW-Authenticate": "SharedAccessSignature"}
+_BEARER: Final = "bearer "
 _PAGE: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{name} · Twinbus</title>
 <style>body{{font:16px/1.5 system-ui,sans-serif;max-width:42rem;margin:4rem auto;padding:0 1rem}}</style>
@@ -85,8 +89,9 @@ class HttpHandler:
         registry: CollectorRegistry,
         authority: bytes = b"",
         keys_changed: Callable[[str], None] = lambda entity: None,
+        jwt_verifier: JwtVerifier | None = None,
     ) -> None:
-        """`authority` is the certificate of the local authority, in PEM.
+        """`authority` is the certificate of the local authority, in PEM. Without `jwt_verifier`, only SAS is accepted.
 
         `keys_changed` is called with the path of an entity whose authorization rules may have changed.
         """
@@ -94,6 +99,7 @@ class HttpHandler:
         self._admin_api = AdminApi(name, administration, self._check_token)
         self._keys_changed = keys_changed
         self._verifier = verifier
+        self._jwt_verifier = jwt_verifier
         self._faults = faults
         self._registry = registry
         self._authority = authority
@@ -179,18 +185,27 @@ class HttpHandler:
         if not token:
             return f"the request has no {header} header"
         try:
-            claims = self._verifier.verify(
-                token,
-                resource,
-                rules,
-                self._now() / 1000,
-                peer_is_loopback=request.peer_is_loopback,
-                arrived_at=request.arrived_at,
-            )
+            if token[: len(_BEARER)].lower() == _BEARER:
+                claims = self._claims_of_roles(token[len(_BEARER) :].strip(), resource)
+            else:
+                claims = self._verifier.verify(
+                    token,
+                    resource,
+                    rules,
+                    self._now() / 1000,
+                    peer_is_loopback=request.peer_is_loopback,
+                    arrived_at=request.arrived_at,
+                )
         except TokenRefusedError as refused:
             return refused.text
         request.token_accepted()
         return None if Claim.MANAGE in claims else f"the Manage claim is required for {resource or 'the namespace'!r}"
+
+    def _claims_of_roles(self, token: str, resource: str) -> frozenset[Claim]:
+        if self._jwt_verifier is None:
+            raise TokenRefusedError(TokenProblem.MALFORMED, NO_KEY_SET)
+        path = resource.strip("/").lower()
+        return self._jwt_verifier.verify(token, path, self._now() / 1000).claims(path)
 
 
 def answer_faults(request: HttpRequest, faults: FaultControl) -> HttpResponse:

@@ -21,6 +21,10 @@ from twinbus.namespace.own_names import OwnNames
 DEFAULT_KEY_NAME: Final = "RootManageSharedAccessKey"
 DEFAULT_KEY: Final = "SAS_KEY_VALUE"
 
+NO_KEY_SET: Final = (
+    "this namespace takes SAS tokens only: it was started without a key set for JSON web tokens (--jwks)"
+)
+
 _FIELDS: Final = ("sr", "sig", "se", "skn")
 _MAX_TOKEN: Final = 8 * 1024
 _MAX_EXPIRY_DIGITS: Final = 15
@@ -34,6 +38,7 @@ class TokenProblem(StrEnum):
     BAD_SIGNATURE = "bad signature"
     EXPIRED = "expired"
     FOREIGN_NAME = "not a name of this namespace"
+    FOREIGN_AUDIENCE = "not for this audience, or not of this issuer"
     NOT_COVERED = "resource not covered"
     DEFAULT_KEY_ABROAD = "default key away from loopback"
 
@@ -72,6 +77,16 @@ def implied_claims(claims: Iterable[Claim]) -> frozenset[Claim]:
     """Return the claims and the claims that they imply: Manage implies Send and Listen."""
     claims = frozenset(claims)
     return frozenset(Claim) if Claim.MANAGE in claims else claims
+
+
+def rule_covers(owner: str, path: str) -> bool:
+    """Return whether a rule or a role of `owner` applies to a path, both in lower case. '' is the namespace.
+
+    The rule of an entity applies to the entity, its sub-queues and its subscriptions. It does not apply to other
+    entities whose path starts with the path of the entity.
+    """
+    rest = path.removeprefix(owner)
+    return not owner or (path.startswith(owner) and (not rest or rest.startswith(("/$", "/subscriptions/"))))
 
 
 def token_expiry(token: str) -> int | None:
