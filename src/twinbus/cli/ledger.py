@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from twinbus.cli.errors import FAILED, Debug, errors_reported
+from twinbus.cli.local_paths import path_or_url
 from twinbus.cli.spinner import spinner
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
 from twinbus.printable import printable
+from twinbus.storage_location import StorageLocation
 
 if TYPE_CHECKING:
     from twinbus.ledger import Balance, Judgement, LineProblem, MessageKey
@@ -32,6 +34,11 @@ Listed = tuple[tuple[str, str], int]
 
 DeadAfter = Annotated[
     float, typer.Option(min=0, help="Seconds of silence after which a writer of another host counts as dead.")
+]
+
+LedgerLocation = Annotated[
+    StorageLocation,
+    typer.Argument(parser=path_or_url, help="Directory of the ledger, or its URL.", show_default=False),
 ]
 
 app = typer.Typer(help="What the ledger of pairs, syphons and namespaces contains.", no_args_is_help=True)
@@ -70,7 +77,7 @@ def ledger() -> None:
 
 @app.command()
 def check(
-    directory: Annotated[Path, typer.Argument(help="Directory of the ledger.", show_default=False)],
+    directory: LedgerLocation,
     dead_after: DeadAfter = 900.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every id.")] = False,
     debug: Debug = False,
@@ -85,7 +92,7 @@ def check(
 
     Examples:
       twinbus ledger check ./ledger
-      twinbus ledger check ./ledger --json
+      twinbus ledger check s3://bucket/ledger --json
     """
     from twinbus.ledger import balance, dead_writers, judge_ledger, read_ledger  # noqa: PLC0415 - slow
 
@@ -112,7 +119,7 @@ def check(
 
 
 @contextmanager
-def ledger_readable(directory: Path) -> Iterator[None]:
+def ledger_readable(directory: Path | StorageLocation) -> Iterator[None]:
     """Turn an error of the file system inside the `with` block into an OperatorError."""
     try:
         yield
@@ -123,12 +130,16 @@ def ledger_readable(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def refuse_no_ledger(directory: Path) -> None:
-    """Raise OperatorError if this directory has no segment of a ledger."""
-    from twinbus.ledger import list_segments  # noqa: PLC0415 - slow
+def refuse_no_ledger(directory: Path | StorageLocation) -> None:
+    """Raise OperatorError if this directory or URL has no segment of a ledger."""
+    from twinbus.ledger import ShippedLedger, list_segments  # noqa: PLC0415 - slow
 
-    if not directory.is_dir() or next(list_segments(directory), None) is None:
-        raise OperatorError(f"{directory} is not a ledger", "Give the directory that the option `ledger` names.")
+    location = StorageLocation.parse(directory)
+    if location.is_url:
+        if not ShippedLedger(location).segments():
+            raise OperatorError(f"{location} has no segment of a ledger", "Name the URL that `ledger ship` copied to.")
+    elif not Path(location).is_dir() or next(list_segments(Path(location)), None) is None:
+        raise OperatorError(f"{location} is not a ledger", "Give the directory that the option `ledger` names.")
 
 
 def refuse_unwritable(directory: Path) -> None:

@@ -20,6 +20,7 @@ from twinbus.cli import (
     fault,
     ledger,
     ledger_audit,
+    ledger_ship,
     ledger_spark,
     provision,
     report,
@@ -78,6 +79,7 @@ app.add_typer(deadletter.app, name="deadletter", rich_help_panel=_BACKLOG)
 _LEDGER = "What happened, and what it cost"
 for verb in (
     ledger_audit.audit,
+    ledger_ship.ship,
     ledger_spark.ingest,
     ledger_spark.reconcile,
     ledger_spark.cost,

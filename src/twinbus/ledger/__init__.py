@@ -63,6 +63,8 @@ from twinbus.ledger.segments import (
     read_ledger,
     read_segment,
 )
+from twinbus.ledger.shipped_ledger import ShippedLedger
+from twinbus.ledger.shipping import ShippedSegments, Shipping
 from twinbus.ledger.verdict import EXIT_CODES, Judgement, Verdict, judge_ledger
 
 __all__ = [
@@ -114,6 +116,9 @@ __all__ = [
     "Role",
     "RunningOperation",
     "SegmentHeader",
+    "ShippedLedger",
+    "ShippedSegments",
+    "Shipping",
     "Stage",
     "State",
     "Verdict",

@@ -27,6 +27,7 @@ from twinbus.ledger.entries import Closed, Ended
 from twinbus.ledger.failing_marks import failing_writers, is_abandoned
 from twinbus.ledger.json_lines import EntryError, decode_entry, encode_entry
 from twinbus.ledger.segments import Segment, list_segments, sync_folder, write_all
+from twinbus.storage_location import StorageLocation
 
 _log = logging.getLogger("twinbus.ledger")
 
@@ -58,7 +59,13 @@ def dead_writers(
 
     The current time is that of the file system, if this process may make a file in the directory: the clock of this
     machine may be wrong. Otherwise it is the time of this machine.
+
+    `directory` may be the URL of an object store. The time of a segment is there the time when it was shipped.
     """
+    if (location := StorageLocation.parse(directory)).is_url:
+        from twinbus.ledger.shipped_ledger import ShippedLedger  # noqa: PLC0415 - rarely needed
+
+        return ShippedLedger(location).dead_writers((time.time() if now is None else now) - silence.total_seconds())
     newest = _newest_segments(Path(directory))
     silent_since = (time.time() if now is None else now) - silence.total_seconds()
     host = own_host()
@@ -138,7 +145,12 @@ def _has_ended(file: int) -> bool:
     """Returns whether the last whole line is `closed` or `ended`."""
     end = _end_of_last_line(file)
     start = max(0, end - _CHUNK)
-    line = os.pread(file, end - start, start).removesuffix(b"\n").rpartition(b"\n")[2]
+    return ends_writer(os.pread(file, end - start, start))
+
+
+def ends_writer(tail: bytes) -> bool:
+    """Returns whether the last line of these bytes, the end of a segment, is `closed` or `ended`."""
+    line = tail.removesuffix(b"\n").rpartition(b"\n")[2]
     try:
         return isinstance(decode_entry(line), Closed | Ended)
     except EntryError:

@@ -23,13 +23,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import BinaryIO, Final, NamedTuple, Protocol
 
 from twinbus.errors import OperatorError
 from twinbus.ledger.entries import Entry
 from twinbus.ledger.failing_marks import failing_gaps
 from twinbus.ledger.json_lines import EntryError, decode_entry
 from twinbus.ledger.permissions import file_mode, make_ledger_folder
+from twinbus.storage_location import StorageLocation
 
 SEALED_SUFFIX: Final = ".jsonl"
 OPEN_SUFFIX: Final = ".jsonl.open"
@@ -65,8 +66,15 @@ def _sealed(path: Path) -> Path:
 def list_segments(directory: Path) -> Iterator[Segment]:
     """Yields the segments in a directory, ordered by name. Ignores other files."""
     for path in sorted(directory.iterdir()):
-        if found := _NAME.fullmatch(path.name):
-            yield Segment(path, found["writer"], found["group"], found["host"], int(found["number"]))
+        if (segment := segment_at(path)) is not None:
+            yield segment
+
+
+def segment_at(path: Path) -> Segment | None:
+    """Returns the segment with the file name of this path; None if this is the name of another file."""
+    if (found := _NAME.fullmatch(path.name)) is None:
+        return None
+    return Segment(path, found["writer"], found["group"], found["host"], int(found["number"]))
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -447,7 +455,7 @@ def sync_folder(directory: Path) -> None:
 class LedgerUnreadableError(OperatorError):
     """A line of a segment is not an entry."""
 
-    def __init__(self, file: Path, line: int, cause: str) -> None:
+    def __init__(self, file: Path | str, line: int, cause: str) -> None:
         super().__init__(f"{file}, line {line}: {cause}", "Read it with a newer Twinbus, or mend the file by hand.")
         self.file = file
         self.line = line
@@ -458,7 +466,8 @@ class LedgerUnreadableError(OperatorError):
 class LineProblem:
     """A line that is not an entry. Lines are counted from 1; `line` is 0 if the file itself cannot be read."""
 
-    file: Path
+    file: Path | str
+    """A path, or a URL."""
     line: int
     cause: str
 
@@ -475,9 +484,17 @@ def read_ledger(
 
     Calls `problem` for each line that is not an entry; without `problem`, raises LedgerUnreadableError. Skips a last
     line without a newline: a crash may leave such an incomplete line.
+
+    `directory` may be the URL of an object store that has sealed segments (`twinbus ledger ship`).
     """
-    yield from failing_gaps(Path(directory))
-    for segment in list_segments(Path(directory)):
+    if (location := StorageLocation.parse(directory)).is_url:
+        from twinbus.ledger.shipped_ledger import ShippedLedger  # noqa: PLC0415 - rarely needed
+
+        yield from ShippedLedger(location).read(problem or _raise)
+        return
+    directory = Path(location)
+    yield from failing_gaps(directory)
+    for segment in list_segments(directory):
         yield from read_segment(segment, problem or _raise)
 
 
@@ -495,13 +512,18 @@ def read_segment(segment: Segment, problem: Callable[[LineProblem], None]) -> It
             problem(LineProblem(path, 0, "removed while the ledger was read"))
             return
     with file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                yield decode_entry(line)
-            except EntryError as error:
-                problem(LineProblem(path, number, str(error)))
+        yield from read_lines(file, path, problem)
+
+
+def read_lines(file: BinaryIO, path: Path | str, problem: Callable[[LineProblem], None]) -> Iterator[Entry]:
+    """Yields the entries of an opened segment. `path` names it in problems."""
+    for number, line in enumerate(file, 1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            yield decode_entry(line)
+        except EntryError as error:
+            problem(LineProblem(path, number, str(error)))
 
 
 def _raise(problem: LineProblem) -> None:
