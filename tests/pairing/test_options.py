@@ -284,3 +284,22 @@ def test_s16_options_for_short_lived_processes_divert_with_the_failing_call_and_
     assert changed.provision == "assume"
     with pytest.raises(OptionError):
         SendAvailabilityOptions.for_short_lived_processes(ping_interval=timedelta(0))
+
+
+def test_p2_a_mapping_has_texts_or_values_and_an_unknown_name_is_refused() -> None:
+    given = {
+        "failover_interval": "30s",
+        "ping_interval": timedelta(seconds=5),
+        "try_timeout": 2,
+        "enable_syphon": "true",
+    }
+    defaults = SendAvailabilityOptions(backlog_queue_count=3, enable_syphon=False)
+    assert SendAvailabilityOptions.from_mapping(given, defaults=defaults) == SendAvailabilityOptions(
+        failover_interval=timedelta(seconds=30),
+        ping_interval=timedelta(seconds=5),
+        try_timeout=timedelta(seconds=2),
+        enable_syphon=True,
+        backlog_queue_count=3,
+    )
+    with pytest.raises(OptionError, match="failover_intervall"):
+        SendAvailabilityOptions.from_mapping({"failover_intervall": "30s"})

@@ -207,10 +207,29 @@ class SendAvailabilityOptions:
         Example: `SendAvailabilityOptions.from_file(Path("twinbus.toml").read_text())`.
         """
         table = tomllib.loads(text).get("pairing", {})
+        cls._refuse_unknown(table)
+        return cls(**{option: _span(option, value) for option, value in table.items()})
+
+    @classmethod
+    def from_mapping(cls, table: Mapping[str, Any], *, defaults: Self | None = None) -> Self:
+        """Read options from names and values, each a text such as `30s` or a value of its type.
+
+        `defaults` has the options that the table does not set. Raises OptionError for an unknown name.
+
+        Example: `SendAvailabilityOptions.from_mapping({"failover_interval": "30s", "enable_syphon": True})`.
+        """
+        cls._refuse_unknown(table)
+        read = {
+            option: _read(option, value) if isinstance(value, str) else _span(option, value)
+            for option, value in table.items()
+        }
+        return replace(defaults or cls(), **read)
+
+    @classmethod
+    def _refuse_unknown(cls, table: Mapping[str, Any]) -> None:
         known = [field.name for field in fields(cls)]
         for option, value in table.items():
             _check(option, value, option in known, f"left out: options are {', '.join(known)}")
-        return cls(**{option: _span(option, value) for option, value in table.items()})
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
