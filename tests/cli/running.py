@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,10 @@ class Serving:
 
 
 @contextmanager
-def serving(*arguments: str, **more: str) -> Iterator[Serving]:
+def serving(*arguments: str, prefix: Sequence[str] = (), **more: str) -> Iterator[Serving]:
+    """Run `twinbus serve` until the end of the block. `prefix` is a command that runs another command."""
     process = subprocess.Popen(
-        [*COMMAND, "serve", *arguments],
+        [*prefix, *COMMAND, "serve", *arguments],
         env=environment(**more),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -1,17 +1,20 @@
 """Follows a page as a reader does: runs its commands in order and its programs, in an empty folder.
 
 The word after the fence of a block says what the block is. `console` has commands after `$ `, each followed by its
-output. `python` is a program, and a `text` block directly after it is its output. `…` stands for any text.
+output. `python` is a program, and a `text` block directly after it is its output. `…` stands for any text. A command
+that ends with `&` runs until the page ends. A program that begins with its name as a comment is kept under that name.
 """
 
 import os
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +22,10 @@ PATIENCE = 60.0
 SPARK_PATIENCE = 250.0
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _SERVE = re.compile(r"twinbus serve\b(?!.*--namespace)")
+_NAMED = re.compile(r"# (\w+\.py)\n")
+
+Inside = Callable[[list[str], Path], list[str]]
+"""Returns the command that runs a command elsewhere, in a folder."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +90,10 @@ def _free_port() -> int:
 class Reader:
     """Uses free ports instead of 5672 and 5673, in the commands and in the expected output."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, inside: Inside = lambda command, _: command) -> None:
         self.folder = folder
+        self._inside = inside
+        self._background: list[subprocess.Popen[bytes]] = []
         self._ports = {"5672": str(_free_port()), "5673": str(_free_port())}
         self._serving: subprocess.Popen[bytes] | None = None
         self._programs = 0
@@ -108,10 +117,20 @@ class Reader:
             self._run_program(text, shown)
         elif _SERVE.match(step.text):
             self._serve(text, shown)
+        elif step.text.endswith("&"):
+            self._begin(text)
         else:
             self._type(text, shown)
 
     def stop(self) -> None:
+        for process in self._background:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(PATIENCE)
+        self._background.clear()
+        self._stop_serving()
+
+    def _stop_serving(self) -> None:
         if self._serving is not None:
             self._serving.terminate()
             self._serving.communicate(timeout=PATIENCE)
@@ -122,12 +141,13 @@ class Reader:
 
     def _run_program(self, text: str, shown: str | None) -> None:
         self._programs += 1
-        file = self.folder / f"program_{self._programs}.py"
+        named = _NAMED.match(text)
+        file = self.folder / (named[1] if named else f"program_{self._programs}.py")
         file.write_text(text, encoding="utf-8")
         is_test = "def test_" in text
         command = [sys.executable, *(["-m", "pytest", "-q", "-p", "no:cacheprovider"] if is_test else []), file.name]
         done = subprocess.run(
-            command,
+            self._inside(command, self.folder),
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -143,7 +163,7 @@ class Reader:
         kept = self.folder.parent / "environment"
         script = f"{text}\nended=$?\nenv -0 > {kept}\nexit $ended"
         done = subprocess.run(
-            ["bash", "-c", script],
+            self._inside(["bash", "-c", script], self.folder),
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -160,13 +180,13 @@ class Reader:
 
     def _serve(self, text: str, shown: str | None) -> None:
         """Start a server in its own shell. It runs until the next server starts or the page ends."""
-        self.stop()
+        self._stop_serving()
         named = " ".join(
             f"--namespace {name}={port}"
             for name, port in zip(("primary", "secondary"), self._ports.values(), strict=True)
         )
         self._serving = subprocess.Popen(
-            ["bash", "-c", f"exec {text} {named}"],
+            self._inside(["bash", "-c", f"exec {text} {named}"], self.folder),
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -176,6 +196,21 @@ class Reader:
         printed = self._until_ready(self._serving)
         if shown is not None:
             _compare(text, shown, printed)
+
+    def _begin(self, text: str) -> None:
+        """Start a command that runs until the page ends. Its output is in the folder above."""
+        with (self.folder.parent / "background.log").open("ab") as log:
+            self._background.append(
+                subprocess.Popen(
+                    self._inside(["bash", "-c", f"exec {text.removesuffix('&')}"], self.folder),
+                    cwd=self.folder,
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
 
     @staticmethod
     def _until_ready(process: "subprocess.Popen[bytes]") -> str:
