@@ -50,6 +50,7 @@ from twinbus.ledger import (
 )
 from twinbus.pipeline import latency, timeline
 from twinbus.pipeline.ingest import ingest_ledger
+from twinbus.pipeline.ingested_segments import SEGMENTS
 from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, result_over_history, why_incomplete
 from twinbus.pipeline.jobs import read_history as history_of
 from twinbus.pipeline.reconcile import JUDGED, LISTED
@@ -350,7 +351,7 @@ def test_d3_a_stream_that_dies_at_any_step_resumes_and_ends_with_the_result_of_t
     assert run()
     version = tables.version()
     assert version.number >= 2
-    assert set(version.tables) == {*SCHEMAS, *(f"tallies-{job}" for job in JOBS)}, "every job is followed"
+    assert set(version.tables) == {*SCHEMAS, SEGMENTS, *(f"tallies-{job}" for job in JOBS)}, "every job is followed"
     again = Ingested(books.ledger, tables)
     for job in JOBS:
         assert sorted(map(str, again.found(job, followed=True))) == sorted(map(str, books.found(job)))

@@ -22,7 +22,8 @@ from tests.pipeline.books import MIDNIGHT, halves, operation, segment_name, writ
 from twinbus.cli.main import app
 from twinbus.ledger import Role, SegmentHeader, Stage, encode_entry
 from twinbus.pipeline.jobs import JOBS, result_over_history
-from twinbus.pipeline.tables import RESULTS_FOLDER, Tables, struct
+from twinbus.pipeline.result_tables import RESULTS_FOLDER
+from twinbus.pipeline.tables import Tables, struct
 
 pytestmark = pytest.mark.timeout(600)  # Spark is slow on a busy machine
 JAR = Path("/usr/share/java/postgresql.jar")
@@ -125,7 +126,7 @@ def test_d3_d4_cost_incidents_and_latency_are_printed_and_written_to_files(
         kept = spark.read.parquet(*DeltaTable(folder / RESULTS_FOLDER / job).file_uris())
         assert kept.count() > 0
         assert [(one.name, one.dataType) for one in kept.schema] == [
-            (one.name, one.dataType) for one in struct(JOBS[job].result)
+            (one.name, one.dataType) for one in struct(JOBS[job].stored)
         ]
     before = DeltaTable(folder / RESULTS_FOLDER / "cost").version()
     code, said = run("cost", str(folder), "--until", "2026-01-01", "--json")

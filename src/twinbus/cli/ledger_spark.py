@@ -339,19 +339,23 @@ def _versions(tables: Tables, query: StreamingQuery | None, options: LedgerJobOp
                 query.awaitTermination()
         yield tables.version()
         return
+    from twinbus.pipeline import SEGMENTS  # noqa: PLC0415 - needs the extra `tables`
+
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         # The handler may run during a call of the JVM, so it must not make another call.
         signal.signal(number, lambda *_: stopping.set())
-    shown, ended = 0, False
+    shown: int | None = None
+    ended = False
     while not ended:
         with spark_errors_explained():
             ended = bool(query.awaitTermination(_POLL_SECONDS))
             if stopping.is_set():
                 query.stop()
         version = tables.version()
-        if version.number != shown:
-            shown = version.number
+        # Results that are written make a snapshot, too. Only a batch changes the version of this table.
+        if (ingested := version.tables.get(SEGMENTS)) != shown:
+            shown = ingested
             yield version
 
 
@@ -362,7 +366,7 @@ def _results(name: str, options: LedgerJobOptions) -> Iterator[tuple[Tables, Wri
         TimeWindow,
         WriterStates,
         current_result,
-        saved_result,
+        write_results,
         write_to_database,
     )
 
@@ -370,9 +374,10 @@ def _results(name: str, options: LedgerJobOptions) -> Iterator[tuple[Tables, Wri
     for _ in _versions(tables, query, options):
         with ExitStack() as stack:
             with spinner(f"computing {name}"):
-                rows = stack.enter_context(
-                    saved_result(tables, job, current_result(tables, job, window, writers), window)
-                )
+                rows = current_result(tables, job, window, writers).persist()
+                stack.callback(rows.unpersist)
+                if window.is_unlimited:
+                    write_results(tables, writers, (name,))
             if options.jdbc is not None:
                 write_to_database(job, rows, options.jdbc)
             yield tables, writers, rows

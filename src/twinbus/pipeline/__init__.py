@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from twinbus.pipeline.actual_cost import ActualCost
     from twinbus.pipeline.audit import SparkAudit
     from twinbus.pipeline.ingest import ingest_ledger
+    from twinbus.pipeline.ingested_segments import SEGMENTS
     from twinbus.pipeline.jobs import (
         JOBS,
         LedgerJob,
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
         WriterClock,
     )
     from twinbus.pipeline.report_queries import collect_report_data, off_clocks
-    from twinbus.pipeline.sinks import saved_result, write_to_database
+    from twinbus.pipeline.results import write_results
+    from twinbus.pipeline.sinks import write_to_database
     from twinbus.pipeline.snapshots import TablesVersion
     from twinbus.pipeline.submitted import separate_stderr
     from twinbus.pipeline.table_storage import TableStorage
@@ -50,6 +52,7 @@ __all__ = [
     "OPERATIONS",
     "PROBLEMS",
     "SCHEMAS",
+    "SEGMENTS",
     "ActualCost",
     "LedgerJob",
     "ReportData",
@@ -70,9 +73,9 @@ __all__ = [
     "off_clocks",
     "read_history",
     "result_over_history",
-    "saved_result",
     "separate_stderr",
     "why_incomplete",
+    "write_results",
     "write_to_database",
 ]
 
@@ -80,13 +83,15 @@ _MODULES = {
     "actual_cost": ("ActualCost",),
     "audit": ("SparkAudit",),
     "ingest": ("ingest_ledger",),
+    "ingested_segments": ("SEGMENTS",),
     "jobs": (
         "JOBS", "LedgerJob", "current_result", "follow_jobs", "read_history", "result_over_history", "why_incomplete",
     ),
     "reconcile": ("JUDGED",),
     "report_data": ("BUCKET_WIDTHS", "LATENCY_EDGES", "ReportData", "RowValues", "Timeline", "TopRows", "WriterClock"),
     "report_queries": ("collect_report_data", "off_clocks"),
-    "sinks": ("saved_result", "write_to_database"),
+    "results": ("write_results",),
+    "sinks": ("write_to_database",),
     "snapshots": ("TablesVersion",),
     "submitted": ("separate_stderr",),
     "table_storage": ("TableStorage",),

@@ -1,4 +1,4 @@
-"""The job `cost`: operations, billable units and bytes by stage, entity and day (M1, M2).
+"""The job `cost`: operations, billable units and bytes by stage, entity and day (M1, M2); stored by hour.
 
 No prices: see `actual_cost`.
 """
@@ -11,14 +11,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger import OK, UNKNOWN
-from twinbus.pipeline.time_window import TimeWindow
+from twinbus.pipeline.time_window import TimeWindow, hour_of
 
 KEYS: Final = ("day", "stage", "namespace", "entity")
 SUMS: Final = ("operations", "messages", "units", "bytes", "unknown", "refused")
-TALLIES: Final = "day date, stage string, namespace string, entity string, " + ", ".join(
-    f"{sum_} long" for sum_ in SUMS
-)
-RESULT: Final = TALLIES
+RESULT: Final = "day date, stage string, namespace string, entity string, " + ", ".join(f"{sum_} long" for sum_ in SUMS)
+TALLIES: Final = f"hour long, {RESULT}"
+STORED: Final = TALLIES
 
 
 def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
@@ -26,6 +25,7 @@ def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
     result = F.col("result")
     refused = (result != OK) & (result != UNKNOWN) & (F.coalesce(F.size("failed"), F.lit(0)) <= 0)
     return operations.select(
+        hour_of("at").alias("hour"),
         "day",
         "stage",
         F.lower("namespace").alias("namespace"),
@@ -40,9 +40,18 @@ def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
 
 
 def merge(tallies: DataFrame) -> DataFrame:
-    return tallies.groupBy(*KEYS).agg(*(F.sum(name).alias(name) for name in SUMS))
+    return _summed(tallies, "hour", *KEYS)
 
 
 def summarize(sums: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
     """Returns the sums of each whole day (UTC) that overlaps the window."""
-    return sums.where(window.days()).select(*KEYS, *SUMS)
+    return _summed(sums.where(window.days()), *KEYS)
+
+
+def stored(sums: DataFrame, newest: int) -> DataFrame:
+    """Returns the sums of each hour, by the begin of the operations."""
+    return sums.select("hour", *KEYS, *SUMS)
+
+
+def _summed(rows: DataFrame, *keys: str) -> DataFrame:
+    return rows.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in SUMS))

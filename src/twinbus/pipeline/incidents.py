@@ -24,6 +24,7 @@ RESULT: Final = (
     "destination string, began long, restored long, drained long, cause string, processes long, diverted long, "
     "returned long, seconds_to_restore double, seconds_to_drain double"
 )
+STORED: Final = f"at long, {RESULT}"
 _NEVER: Final = 2**62
 _PROCESS: Final = ("destination", "writer", "episode")
 
@@ -58,6 +59,14 @@ def summarize(tallies: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
 
     For diversions outside of any failover, each destination has one more row, in which `began` is null.
     """
+    return stored(tallies, newest).where(window.contains(F.col("at"))).drop("at")
+
+
+def stored(tallies: DataFrame, newest: int) -> DataFrame:
+    """Returns all incidents. `at` is when the incident began; without a failover, when the first message was diverted.
+
+    A time window has the incidents whose `at` is in it.
+    """
     off = off_clocks(tallies.where("event is null"))
     tallies = corrected(tallies, off, "diverted", "home", "sent", "at")
     found = merge_overlapping(failovers(tallies))
@@ -71,9 +80,10 @@ def summarize(tallies: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
         F.min("diverted").alias("first"),
     )
     same = (F.col("destination") == F.col("of")) & (F.col("began") == F.col("during"))
-    rows = found.join(counted, same, "full_outer").where(window.contains(F.coalesce("began", "first")))
+    rows = found.join(counted, same, "full_outer")
     rows = rows.withColumn("drained", F.when(F.col("diverted") == F.col("returned"), F.col("home")))
     return rows.select(
+        F.coalesce("began", "first").alias("at"),
         F.coalesce("destination", "of").alias("destination"),
         "began",
         "restored",

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from twinbus.errors import OperatorError
 from twinbus.ledger import Intent, Operation, Outcome
+from twinbus.pipeline.ingested_segments import LedgerLook, batch_look
 from twinbus.pipeline.line_parsing import parse_lines, reread_lines
 from twinbus.pipeline.message_steps import add_steps
 from twinbus.pipeline.segment_source import LedgerDataSource
@@ -109,7 +110,7 @@ def _ingest_batch(
         # A stream that starts from the beginning again has a new id, so its batches are not taken for earlier ones.
         transaction = AppTransaction(f"ingest-{_stream_id(checkpoint)}", batch)
         if not tables.snapshots.is_committed(transaction):
-            commit_batch(tables, lines, ledger, transaction, extend)
+            commit_batch(tables, lines, ledger, transaction, extend, batch_look(str(ledger), checkpoint, batch))
 
 
 def _stream_id(checkpoint: Path) -> str:
@@ -118,13 +119,22 @@ def _stream_id(checkpoint: Path) -> str:
 
 
 def commit_batch(
-    tables: Tables, lines: DataFrame, ledger: Path, transaction: AppTransaction, extend: Extend | None = None
+    tables: Tables,
+    lines: DataFrame,
+    ledger: Path,
+    transaction: AppTransaction,
+    extend: Extend | None = None,
+    look: LedgerLook | None = None,
 ) -> TablesVersion:
-    """Ingests one batch of lines with one snapshot. Returns the snapshot. The tables must be locked."""
+    """Ingests one batch of lines with one snapshot. Returns the snapshot. The tables must be locked.
+
+    `look` is the part of the ledger that the batch has.
+    """
     with ExitStack() as stack:
         rows = stack.enter_context(_cached(parse_lines(lines).withColumn("day", _day_number())))
         batch = _measure(rows)
         change = tables.change()
+        change.look = look
         tables.set_partitions(change.before, PENDING, rows=batch.count)
         reread = None
         if batch.rejected:

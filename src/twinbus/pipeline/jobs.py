@@ -51,6 +51,10 @@ class LedgerJob:
     """Merges tallies by key."""
     summarize: Callable[[DataFrame, TimeWindow, int], DataFrame]
     """Returns the result from merged tallies, for a time window and the time of the newest entry."""
+    stored: str
+    """Schema of the table that keeps the result over all time."""
+    store: Callable[[DataFrame, int], DataFrame]
+    """Returns the rows of that table from merged tallies and the time of the newest entry."""
     reads_onward: bool = True
     """Whether the job has to read entries after the window too, because they may be about messages of the window."""
     resolve: Callable[[DataFrame, DataFrame], DataFrame] = lambda sums, _: sums
@@ -70,14 +74,42 @@ JOBS: Final[Mapping[str, LedgerJob]] = {
             reconcile.tally,
             reconcile.merge,
             reconcile.summarize,
+            reconcile.STORED,
+            reconcile.stored,
             resolve=reconcile.resolve,
             judges_intents=True,
         ),
-        LedgerJob("cost", cost.TALLIES, cost.RESULT, cost.tally, cost.merge, cost.summarize, reads_onward=False),
         LedgerJob(
-            "incidents", incidents.TALLIES, incidents.RESULT, incidents.tally, incidents.merge, incidents.summarize
+            "cost",
+            cost.TALLIES,
+            cost.RESULT,
+            cost.tally,
+            cost.merge,
+            cost.summarize,
+            cost.STORED,
+            cost.stored,
+            reads_onward=False,
         ),
-        LedgerJob("latency", latency.TALLIES, latency.RESULT, latency.tally, latency.merge, latency.summarize),
+        LedgerJob(
+            "incidents",
+            incidents.TALLIES,
+            incidents.RESULT,
+            incidents.tally,
+            incidents.merge,
+            incidents.summarize,
+            incidents.STORED,
+            incidents.stored,
+        ),
+        LedgerJob(
+            "latency",
+            latency.TALLIES,
+            latency.RESULT,
+            latency.tally,
+            latency.merge,
+            latency.summarize,
+            latency.STORED,
+            latency.stored,
+        ),
     )
 }
 
@@ -93,10 +125,16 @@ def result_over_history(
     `writers` are the writers that are known to be dead or alive.
     """
     version, window = tables.version(), window or TimeWindow()
+    return job.summarize(_history_sums(tables, version, job, window, writers), window, version.newest)
+
+
+def _history_sums(
+    tables: Tables, version: TablesVersion, job: LedgerJob, window: TimeWindow, writers: WriterStates
+) -> DataFrame:
+    """Returns the merged tallies of the days of a window."""
     days = window.days_onward() if job.reads_onward else window.days()
     operations, entries = read_history(tables, version, days, writers if job.judges_intents else None)
-    sums = job.resolve(job.merge(job.tally(operations, entries)), entries)
-    return job.summarize(sums, window, version.newest)
+    return job.resolve(job.merge(job.tally(operations, entries)), entries)
 
 
 def read_history(
@@ -183,6 +221,15 @@ def current_result(
     return job.summarize(followed_sums(tables, version, job, writers), window or TimeWindow(), version.newest)
 
 
+def stored_rows(tables: Tables, version: TablesVersion, job: LedgerJob, writers: WriterStates) -> DataFrame:
+    """Returns the rows of the table that keeps the result of a job: over all time, up to this version."""
+    if is_followed(job, version):
+        sums = followed_sums(tables, version, job, writers)
+    else:
+        sums = _history_sums(tables, version, job, TimeWindow(), writers)
+    return job.store(sums, version.newest).select(*columns(job.stored))
+
+
 def is_followed(job: LedgerJob, version: TablesVersion) -> bool:
     """Returns whether the tables have the tallies of this job for every batch up to this version."""
     return TALLIES + job.name in version.tables
@@ -201,9 +248,11 @@ def followed_sums(tables: Tables, version: TablesVersion, job: LedgerJob, writer
 # --- what is missing -------------------------------------------------------------------------------------------------
 
 
-def why_incomplete(tables: Tables, writers: WriterStates = UNKNOWN_STATES) -> list[str]:
+def why_incomplete(
+    tables: Tables, writers: WriterStates = UNKNOWN_STATES, version: TablesVersion | None = None
+) -> list[str]:
     """Returns the reasons why the ledger is not complete: `Balance.incomplete`, and lines that are not entries."""
-    version = tables.version()
+    version = version or tables.version()
     kinds = [kind.kind for kind in (SegmentHeader, Closed, Ended, Gap, Dropped)]
     about_segments = (
         tables.read(ENTRIES, version=version).where(F.col("kind").isin(kinds)).orderBy("at", "id").collect()

@@ -15,13 +15,14 @@ from __future__ import annotations
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger import OK, Move, Movement, Stage
 from twinbus.pipeline.clocks import corrected, off_clocks, writer_of
 from twinbus.pipeline.reconcile import concerned
 from twinbus.pipeline.report_data import LATENCY_EDGES
-from twinbus.pipeline.time_window import TimeWindow
+from twinbus.pipeline.time_window import TimeWindow, hour_of
 
 TALLIES: Final = (
     "destination string, id string, writer string, diverted long, home long, sent long, arrived long, returned long, "
@@ -33,6 +34,13 @@ RESULT: Final = (
     + ", ".join(f"{name} double" for name in SHARES)
     + ", most double, unknown_clock long"
 )
+STORED: Final = (
+    "destination string, hour long, day date, diverted long, returned long, unknown_clock long, total long, "
+    "milliseconds array<long>, counts array<long>"
+)
+# An hour of a destination with more different latencies than this keeps them rounded to 13 binary digits.
+MOST_VALUES: Final = 65_536
+_DIGITS: Final = 13
 
 
 def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
@@ -142,6 +150,54 @@ def spread(tallies: DataFrame, window: TimeWindow) -> DataFrame:
         counts.append(F.count(F.when(seconds.isNotNull() & inside, 1)))
         lower = edge
     return rows.agg(*_distribution(), F.array(*counts).alias("counts"))
+
+
+def stored(tallies: DataFrame, newest: int, most_values: int = MOST_VALUES) -> DataFrame:
+    """Returns a histogram of the latencies by destination and by hour of the diversion. Histograms can be merged.
+
+    `milliseconds` has the different latencies in order, and `counts` how often each of them occurs. `total` is the sum
+    of all latencies.
+    """
+    rows = _with_seconds(tallies, TimeWindow()).withColumn("hour", hour_of("diverted"))
+    latency = F.when(F.col("seconds").isNotNull(), F.col("home") - F.col("diverted"))
+    unknown = F.col("home").isNotNull() & F.col("seconds").isNull()
+    by_value = rows.groupBy("destination", "hour", latency.alias("value")).agg(
+        F.count("*").alias("diverted"), F.count("home").alias("returned"), F.count(F.when(unknown, 1)).alias("unknown")
+    )
+    number = F.count("value").over(Over.partitionBy("destination", "hour"))
+    by_value = by_value.withColumns({"total": F.col("value") * F.col("returned"), "number": number})
+    by_value = by_value.withColumn(
+        "value", F.when(F.col("number") <= most_values, F.col("value")).otherwise(_rounded())
+    )
+    by_value = by_value.groupBy("destination", "hour", "value").agg(
+        *(F.sum(name).alias(name) for name in ("diverted", "returned", "unknown", "total"))
+    )
+    # Null for messages without a latency: an array leaves it out.
+    bar = F.when(F.col("value").isNotNull(), F.struct("value", F.col("returned").alias("count")))
+    hours = by_value.groupBy("destination", "hour").agg(
+        F.sum("diverted").alias("diverted"),
+        F.sum("returned").alias("returned"),
+        F.sum("unknown").alias("unknown_clock"),
+        F.coalesce(F.sum("total"), F.lit(0)).alias("total"),
+        F.sort_array(F.collect_list(bar)).alias("bars"),
+    )
+    return hours.select(
+        "destination",
+        "hour",
+        F.to_date(F.timestamp_millis("hour")).alias("day"),
+        "diverted",
+        "returned",
+        "unknown_clock",
+        "total",
+        F.col("bars.value").alias("milliseconds"),
+        F.col("bars.count").alias("counts"),
+    )
+
+
+def _rounded() -> Column:
+    """Returns the middle of the values that have the same first binary digits as `value`."""
+    step = f"greatest(0, length(bin(value)) - {_DIGITS})"
+    return F.expr(f"shiftleft(shiftright(value, {step}), {step}) + shiftleft(1L, {step}) div 2")
 
 
 def _with_seconds(tallies: DataFrame, window: TimeWindow) -> DataFrame:

@@ -18,7 +18,7 @@ from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger import BALANCE_SUMS, OK, SIGHTINGS, STAGE_EFFECTS, UNKNOWN, Move, Movement
-from twinbus.pipeline.time_window import TimeWindow
+from twinbus.pipeline.time_window import TimeWindow, hour_of
 
 SUMS: Final = (
     "accepted",
@@ -42,6 +42,13 @@ JUDGED: Final = (*BALANCE_SUMS, "in_flight")
 # Verdicts that are listed by message id.
 LISTED: Final = ("lost", "unknown", "duplicated", "possibly_duplicated", "unconfirmed")
 RESULT: Final = "destination string, id string, messages long, " + ", ".join(f"{name} long" for name in JUDGED)
+TIMES: Final = ("first_accepted", "last_accepted", "last")
+STORED: Final = (
+    "destination string, id string, "
+    + ", ".join(f"{name} long" for name in TIMES)
+    + ", messages long, "
+    + ", ".join(f"{name} long" for name in JUDGED)
+)
 _NEVER: Final = -(2**63)
 # The outcome of an operation of the last hour may be in a segment that is not ingested yet.
 EDGE: Final = timedelta(hours=1)
@@ -223,7 +230,7 @@ def judge(sums: DataFrame, window: TimeWindow, newest: int, edge: timedelta = ED
     rows = rows.withColumn("in_flight", doubtful)
     renamed = [F.col(f"is_{name}").alias(name) for name in ("delivered", "dead_lettered")]
     kept = [name for name in JUDGED if name not in ("delivered", "dead_lettered")]
-    return rows.select("destination", "id", *kept, *renamed).select("destination", "id", *JUDGED)
+    return rows.select("destination", "id", *TIMES, *kept, *renamed).select("destination", "id", *TIMES, *JUDGED)
 
 
 def with_verdict(sums: DataFrame) -> DataFrame:
@@ -279,13 +286,32 @@ def _verdict() -> dict[str, Column]:
     }
 
 
-def summed(judged: DataFrame) -> DataFrame:
-    """Returns one row per listed message, and one row without an id for all other messages of a destination."""
-    listed = reduce(or_, (F.col(name) != 0 for name in LISTED))
-    rows = judged.withColumn("id", F.when(listed, F.col("id")))
-    return rows.groupBy("destination", "id").agg(
+def summed(judged: DataFrame, *times: str) -> DataFrame:
+    """Returns one row per listed message, and one row without an id for all other messages of a destination.
+
+    With `times`, the other messages have a row for each combination of these columns.
+    """
+    rows = judged.withColumn("id", F.when(_is_listed(), F.col("id")))
+    return rows.groupBy("destination", "id", *times).agg(
         F.count("*").alias("messages"), *(F.sum(name).cast("long").alias(name) for name in JUDGED)
     )
+
+
+def stored(sums: DataFrame, newest: int) -> DataFrame:
+    """Returns one row per listed message with its times, and one row for all others with times in the same hours.
+
+    The times of the others are the begins of the hours. `last` is null if a message was accepted: then no window asks
+    for it.
+    """
+    judged = judge(sums, TimeWindow(), newest)
+    last = F.when(F.col("first_accepted").isNull(), hour_of("last"))
+    hours = {"first_accepted": hour_of("first_accepted"), "last_accepted": hour_of("last_accepted"), "last": last}
+    times = {name: F.when(_is_listed(), F.col(name)).otherwise(hour) for name, hour in hours.items()}
+    return summed(judged.withColumns(times), *TIMES)
+
+
+def _is_listed() -> Column:
+    return reduce(or_, (F.col(name) != 0 for name in LISTED))
 
 
 def summarize(sums: DataFrame, window: TimeWindow, newest: int) -> DataFrame:

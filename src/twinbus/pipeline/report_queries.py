@@ -102,9 +102,11 @@ def _over_time(tables: Tables, version: TablesVersion, window: TimeWindow) -> tu
     return build_timeline(operations, entries, window), found
 
 
-def off_clocks(tables: Tables, window: TimeWindow | None = None) -> list[WriterClock]:
+def off_clocks(
+    tables: Tables, window: TimeWindow | None = None, version: TablesVersion | None = None
+) -> list[WriterClock]:
     """Returns the writers whose clocks differ from the broker's by more than 1 s (L5)."""
-    operations, entries = read_history(tables, tables.version(), (window or TimeWindow()).days_onward())
+    operations, entries = read_history(tables, version or tables.version(), (window or TimeWindow()).days_onward())
     return clocks.named(clocks.off_clocks(latency.tally(operations, entries)), entries)
 
 

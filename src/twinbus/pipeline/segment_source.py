@@ -1,12 +1,14 @@
 """The Spark data source `ledger`: streams the lines of a ledger's segments, also of open segments, each line once.
 
 The offset of the stream has for each segment the number of bytes that were read, so a repeated batch reads the same
-bytes. A last line without a newline is read when its newline is there. The source does not parse the lines.
+bytes. It also has the time at which the source looked for segments (`looked_at`). A last line without a newline is read
+when its newline is there. The source does not parse the lines.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from twinbus.ledger import OPEN_SUFFIX, SEALED_SUFFIX, list_segments
+from twinbus.pipeline.ingested_segments import LOOKED_AT
 
 SCHEMA: Final = "file string, position long, line binary"
 _ARROW: Final = pa.schema([("file", pa.string()), ("position", pa.int64()), ("line", pa.binary())])
@@ -28,7 +31,11 @@ _TRIGGER_BYTES: Final = 1024 * 1024 * 1024
 _NEWLINE: Final = ord("\n")
 
 SegmentOffset = dict[str, int]
-"""How many bytes of each segment were read. The keys are the names that the files have when they are sealed."""
+"""How many bytes of each segment were read. The keys are the names that the files have when they are sealed.
+
+LOOKED_AT is the time in milliseconds at which all lines of the ledger were in these bytes. An offset that leaves out
+lines has the time of an earlier offset, or none.
+"""
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._directory = directory
         self._most_bytes = most_bytes
         self._target: SegmentOffset | None = None
+        self._looked_at = 0
 
     def initialOffset(self) -> SegmentOffset:  # noqa: N802
         return {}
@@ -84,25 +92,29 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: SegmentOffset, limit: ReadLimit) -> SegmentOffset:  # noqa: N802
         available = self._available(start) if self._target is None else self._target
-        end, room = dict(start), self._most_bytes
+        end, room, has_all = dict(start), self._most_bytes, True
         for segment, size in available.items():
-            if room <= 0:
-                break
             new = size - start.get(segment, 0)
             if new > 0:
+                if room <= 0:
+                    has_all = False
+                    break
                 end[segment] = size
                 room -= new
         if end == start:
             return start
         # Leave out segments whose files were removed for the disk budget. Otherwise the offset would grow forever.
-        gone = start.keys() - available.keys()
-        return {segment: end[segment] for segment in sorted(end.keys() - gone)}
+        gone = start.keys() - available.keys() - {LOOKED_AT}
+        found = {segment: end[segment] for segment in sorted(end.keys() - gone)}
+        return found | {LOOKED_AT: self._looked_at} if has_all else found
 
     def partitions(self, start: SegmentOffset, end: SegmentOffset) -> Sequence[InputPartition]:
         shares: list[SegmentPartition] = []
         ranges: list[SegmentRange] = []
         size = 0
         for segment, last in end.items():
+            if segment == LOOKED_AT:
+                continue
             first = start.get(segment, 0)
             for begin in range(first, last, _TASK_BYTES):
                 found = SegmentRange(segment, begin, min(begin + _TASK_BYTES, last))
@@ -119,6 +131,7 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from _lines(self._directory, part)
 
     def _available(self, start: SegmentOffset) -> SegmentOffset:
+        self._looked_at = int(time.time() * 1000)
         found: SegmentOffset = {}
         for segment in list_segments(self._directory):
             try:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -23,6 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from twinbus.errors import OperatorError
+from twinbus.pipeline.ingested_segments import SEGMENTS, IngestedSegments, LedgerLook
+from twinbus.pipeline.result_tables import RESULTS, RESULTS_FOLDER
 from twinbus.pipeline.snapshots import Snapshots, TablesVersion
 from twinbus.pipeline.table_log import AppTransaction, DataFile, TableLog, described_file, merged_size
 from twinbus.pipeline.table_storage import OLD_FORMAT, SNAPSHOTS, TableStorage
@@ -46,9 +49,8 @@ SCHEMAS: Final[Mapping[str, str]] = {
 TALLIES: Final = "tallies-"
 """Prefix of the tables that hold the tallies of a job; the job's name follows."""
 BY_DAY: Final = frozenset({OPERATIONS, ENTRIES})
-RESULTS_FOLDER: Final = "results"
 CHECKPOINTS_FOLDER: Final = "checkpoints"
-_REMOVED: Final = frozenset({*SCHEMAS, SNAPSHOTS, RESULTS_FOLDER, CHECKPOINTS_FOLDER, OLD_FORMAT})
+_REMOVED: Final = frozenset({*SCHEMAS, SEGMENTS, SNAPSHOTS, RESULTS_FOLDER, CHECKPOINTS_FOLDER, OLD_FORMAT})
 # The number of versions of tables whose files are remembered.
 _KNOWN_VERSIONS: Final = 256
 _PARTITIONS: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
@@ -61,6 +63,9 @@ _PARALLEL_QUERIES: Final = 4
 VACUUM_COMMITS: Final = 64
 """Number of commits between two removals of files that no reader needs."""
 _DAY: Final = "day"
+# The commit of results takes less. Flock has no time limit of its own.
+_LOCK_SECONDS: Final = 3.0
+_LOCK_PAUSE: Final = 0.05
 
 
 class TablesChange:
@@ -75,6 +80,12 @@ class TablesChange:
         """The new files of each table. A table of tallies is in the next snapshot only if it is named here."""
         self.removed: dict[str, Sequence[DataFile]] = {}
         self.schemas: dict[str, str] = dict(SCHEMAS)
+        self.look: LedgerLook | None = None
+        """What a batch has of its ledger."""
+        self.commits: dict[str, Callable[[], int]] = {}
+        """For further tables: a function that commits the change of the table, and returns its new version."""
+        self.has_batch = True
+        """Whether the change adds entries: then tallies that it does not name are out of date."""
 
     def add(self, table: str, rows: DataFrame, schema: str | None = None, prefix: str = "") -> None:
         """Writes rows, to be added to a table.
@@ -92,6 +103,14 @@ class TablesChange:
     def added_rows(self, table: str) -> DataFrame:
         """Returns the rows that this change adds to a table."""
         return self.tables.read_files(table, self.added.get(table, ()), self.schemas[table])
+
+    def kept(self) -> dict[str, int]:
+        """Returns the tables that this change leaves as they are, with their versions."""
+        return {
+            table: version
+            for table, version in self.before.tables.items()
+            if table == SEGMENTS or table.startswith(RESULTS) or (table.startswith(TALLIES) and not self.has_batch)
+        }
 
     def merge(self, table: str, merge: Callable[[DataFrame], DataFrame]) -> None:
         """Merges the rows of small files of a table with `merge`, if there are many small files."""
@@ -116,6 +135,7 @@ class Tables:
         self.storage = TableStorage(root)
         self.root = self.storage.root
         self.snapshots = Snapshots(self.storage)
+        self.segments = IngestedSegments(self.storage)
         self._files: dict[tuple[str, int], tuple[DataFile, ...]] = {}
         """The files of some versions. They never change."""
         self._parallel = 0
@@ -200,7 +220,7 @@ class Tables:
     def locked(self) -> Iterator[None]:
         """Locks the tables for changes by this process, and undoes what a process left that died between two commits.
 
-        Raises OperatorError if another process has the lock.
+        Waits a few seconds for another process that has the lock; then raises OperatorError.
         """
         with self._lock():
             self.storage.discard_staged()
@@ -211,12 +231,17 @@ class Tables:
     def _lock(self) -> Iterator[None]:
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise OperatorError(
-                    f"another process is writing the tables in {self.root}", "Wait for it, or end it."
-                ) from None
+            deadline = time.monotonic() + _LOCK_SECONDS
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise OperatorError(
+                            f"another process is writing the tables in {self.root}", "Wait for it, or end it."
+                        ) from None
+                    time.sleep(_LOCK_PAUSE)
             yield
 
     def _undo_unfinished(self) -> None:
@@ -225,9 +250,10 @@ class Tables:
         Raises OperatorError if a table of the snapshot is gone.
         """
         version = self.version()
-        for table in version.tables if version.number else SCHEMAS:
+        # The table of segments is newer than some tables: without a version in the snapshot, its first one is right.
+        for table in {SEGMENTS: 0, **(version.tables if version.number else SCHEMAS)}:
             known, latest = version.tables.get(table, 0), self.log(table).version()
-            if latest is None and version.number:
+            if latest is None and table in version.tables and not table.startswith(RESULTS):
                 raise OperatorError(
                     f"the table {table} in {self.root} is gone",
                     f"Put it back, or make all tables again: twinbus ledger ingest LEDGER {self.root} --rebuild",
@@ -260,10 +286,14 @@ class Tables:
         Raises CommitFailedError if another process has committed the same transaction.
         """
         number = change.before.number + 1
-        versions = {table: self._commit_table(table, change, transaction) for table in {**SCHEMAS, **change.added}}
+        versions = change.kept()
+        versions |= {table: self._commit_table(table, change, transaction) for table in {**SCHEMAS, **change.added}}
+        versions |= {table: commit() for table, commit in change.commits.items()}
         if number % VACUUM_COMMITS == 0:
-            versions = {table: self.log(table).vacuum() for table in versions}
+            versions |= {table: self.log(table).vacuum() for table in versions if table != SEGMENTS}
             self.snapshots.vacuum()
+        # Not vacuumed above: its version changes with batches only.
+        versions[SEGMENTS] = self.segments.add(change.look)
         committed = TablesVersion(number, versions, change.newest)
         self.snapshots.add(committed, transaction)
         return committed

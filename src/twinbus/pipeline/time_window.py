@@ -9,6 +9,8 @@ from typing import Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
+HOUR: Final = 3_600_000
+"""Milliseconds."""
 _EARLIEST: Final = -(2**62)
 _LATEST: Final = 2**62
 # The clocks of machines differ: the return of a message may have an earlier time than its diversion.
@@ -65,3 +67,8 @@ def _milliseconds(instant: datetime) -> int:
 
 def _midnight(instant: datetime) -> datetime:
     return instant.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def hour_of(at: str) -> Column:
+    """Returns the begin of the hour (UTC) of a column of times, in milliseconds since the epoch."""
+    return F.expr(f"{at} - pmod({at}, {HOUR}L)")

@@ -65,11 +65,16 @@ def dead_in_tables(
     entries = list(_entries_about_writers(tables, version))
     at_work = set(balance(entries, known.dead).at_work)
     ended = {entry.writer for entry in entries} - at_work
-    if undecided := at_work - known.alive:
+    if undecided := at_work - known.alive:  # as in `undecided_writers`
         since = int(((time.time() if now is None else now) - known.silence.total_seconds()) * 1000)
         heard = _heard_since(tables, version, since)
         undecided = {writer for writer in undecided if writer.rpartition("-")[2] not in heard}
     return known.dead | ended | undecided
+
+
+def undecided_writers(tables: Tables, version: TablesVersion, known: WriterStates) -> set[str]:
+    """Returns the names of the writers of which only the time since their last entry shows whether they are dead."""
+    return set(balance(_entries_about_writers(tables, version), known.dead).at_work) - known.alive
 
 
 def writers_at_work(tables: Tables, version: TablesVersion, known: WriterStates) -> list[str]:

@@ -15,7 +15,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.formats.sets import packed, write_expected
-from twinbus.pipeline import JOBS, Tables, current_result, follow_jobs, ingest_ledger, saved_result
+from twinbus.pipeline import JOBS, Tables, follow_jobs, ingest_ledger, write_results
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.session import session
 from twinbus.testing import LocalNamespace
@@ -69,10 +69,7 @@ def _tables(spark: SparkSession, folder: Path, work: Path, sealed: Path) -> None
         for file in batch:
             shutil.copy(file, ledger)
         ingest_ledger(spark, ledger, tables, extend=follow_jobs(tuple(JOBS))).awaitTermination()
-    place = Tables(spark, tables)
-    for job in JOBS.values():
-        with saved_result(place, job, current_result(place, job)):
-            pass
+    write_results(Tables(spark, tables))
     (checkpoint,) = (tables / "checkpoints").iterdir()
     checkpoint.rename(checkpoint.with_name("ledger"))
     packed(tables, folder / "tables.tar.xz")

@@ -1,0 +1,121 @@
+"""The table `segments`: what was ingested of each ledger, and when the ledger was looked at (D7). Needs no Spark.
+
+A batch adds a row for each segment that it read more of. The rows of a segment are merged by their largest number of
+bytes. All lines that were in the ledger at its latest `looked_at` are in the tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+
+from twinbus.pipeline.table_log import TABLE_CONFIGURATION, TableLog
+from twinbus.pipeline.table_storage import TableStorage
+
+SEGMENTS: Final = "segments"
+LOOKED_AT: Final = "looked_at"
+"""The key of the time in the offset of a stream. No segment has this name."""
+_SCHEMA: Final = pa.schema(
+    [("ledger", pa.string()), ("segment", pa.string()), ("bytes", pa.int64()), (LOOKED_AT, pa.int64())]
+)
+# Each batch adds a file. This number of files is replaced by one file.
+_MOST_FILES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLook:
+    """What was ingested of one ledger."""
+
+    ledger: str
+    """The path of the ledger."""
+    looked_at: int
+    """All lines that were in the ledger at this time are ingested. In milliseconds since the epoch; 0: not known."""
+    segments: Mapping[str, int]
+    """How many bytes of each segment were ingested. The keys are the names that the files have when they are sealed."""
+
+
+class IngestedSegments:
+    """The table `segments` of a storage."""
+
+    def __init__(self, storage: TableStorage) -> None:
+        self.storage = storage
+        self._log = TableLog(storage, SEGMENTS)
+
+    def looks(self, version: int | None = None) -> list[LedgerLook]:
+        """Returns what was ingested of each ledger, at a version of the table (default: the latest)."""
+        try:
+            rows = self._log.query("select * from rows", version).to_pylist()
+        except TableNotFoundError:
+            return []
+        times: dict[str, int] = {}
+        segments: dict[str, dict[str, int]] = {}
+        for row in rows:
+            ledger, known = row["ledger"], segments.setdefault(row["ledger"], {})
+            times[ledger] = max(times.get(ledger, 0), row[LOOKED_AT])
+            known[row["segment"]] = max(known.get(row["segment"], 0), row["bytes"])
+        return [LedgerLook(ledger, times[ledger], found) for ledger, found in sorted(segments.items())]
+
+    def create(self) -> int:
+        """Makes an empty table if there is none. Returns the latest version."""
+        version = self._log.version()
+        if version is None:
+            # Version 0 is empty, so that the first batch can be undone.
+            DeltaTable.create(
+                self.storage.uri(SEGMENTS),
+                _SCHEMA,
+                mode="ignore",
+                configuration=TABLE_CONFIGURATION,
+                storage_options=self.storage.options,
+            )
+            return 0
+        return version
+
+    def add(self, look: LedgerLook | None) -> int:
+        """Adds what a batch ingested. Returns the new version."""
+        version = self.create()
+        if look is None or not look.segments:
+            return version
+        is_rewritten = len(self._log.files()) >= _MOST_FILES
+        write_deltalake(
+            self.storage.uri(SEGMENTS),
+            _rows([*self.looks(), look] if is_rewritten else [look]),
+            mode="overwrite" if is_rewritten else "append",
+            storage_options=self.storage.options,
+        )
+        if is_rewritten:
+            self._log.vacuum()
+        return self._log.open().version()
+
+
+def _rows(looks: Iterable[LedgerLook]) -> pa.Table:
+    rows = [
+        {"ledger": one.ledger, "segment": segment, "bytes": size, LOOKED_AT: one.looked_at}
+        for one in looks
+        for segment, size in one.segments.items()
+    ]
+    return pa.Table.from_pylist(rows, _SCHEMA)
+
+
+def batch_look(ledger: str, checkpoint: Path, batch: int) -> LedgerLook:
+    """Returns what a batch of a stream ingests of a ledger, from the offsets that Spark keeps in the checkpoint."""
+    end, start = _offset(checkpoint, batch), _offset(checkpoint, batch - 1)
+    looked_at = end.pop(LOOKED_AT, 0)
+    return LedgerLook(ledger, looked_at, {name: size for name, size in end.items() if size != start.get(name)})
+
+
+def _offset(checkpoint: Path, batch: int) -> dict[str, int]:
+    """Returns the offset at the end of a batch; nothing if Spark has no such offset."""
+    try:
+        lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()
+    except FileNotFoundError:
+        return {}
+    # A version, metadata of Spark, and the offset of the source. The first batch of an empty ledger has no offset: `-`.
+    found = json.loads(lines[2]) if len(lines) > 2 and lines[2] != "-" else {}
+    return dict(found)

@@ -1,0 +1,147 @@
+"""Computes and writes the result tables: what each job found, over all time (D4, D7).
+
+Spark computes the rows from the tables of one snapshot, and writes the files. One commit for each table replaces the
+old rows, and the next snapshot names the new versions. Only these commits need the lock: a batch may be ingested while
+the results are computed. The table `results/as_of` has for each result the snapshot that it was computed from, so a
+reader knows what a result contains, and how old it is.
+
+`twinbus.answers` reads these tables, without Spark. docs/tables.md describes the columns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from twinbus.pipeline.ingested_segments import SEGMENTS
+from twinbus.pipeline.jobs import JOBS, UNKNOWN_STATES, stored_rows, why_incomplete
+from twinbus.pipeline.report_queries import off_clocks
+from twinbus.pipeline.result_tables import (
+    AS_OF,
+    CLOCKS,
+    INCOMPLETE,
+    PARTS,
+    RESULTS,
+    SMALL_SCHEMAS,
+    AsOf,
+    read_as_of,
+)
+from twinbus.pipeline.snapshots import TablesVersion
+from twinbus.pipeline.table_log import TABLE_CONFIGURATION, DataFile
+from twinbus.pipeline.tables import Tables
+from twinbus.pipeline.writer_states import WriterStates, undecided_writers
+
+RESULT_NAMES: Final = tuple(PARTS)
+
+
+def write_results(
+    tables: Tables, writers: WriterStates = UNKNOWN_STATES, names: Sequence[str] = RESULT_NAMES
+) -> TablesVersion:
+    """Computes these results from the last snapshot, and commits them with a snapshot. Returns the snapshot.
+
+    `writers` are the writers that are known to be dead or alive; find this out before the entries are ingested. A
+    result that another process has computed from a later snapshot stays. Raises OperatorError if another process
+    writes the tables for more than some seconds.
+    """
+    version, now = tables.version(), int(time.time() * 1000)
+    if not version.number:
+        return version
+    wanted = list(dict.fromkeys(part for name in names for part in PARTS[name]))
+    files: dict[str, list[DataFile]] = {}
+    small: dict[str, pa.Table] = {}
+    with tables.parallel_queries() as pool:
+        undecided = pool.submit(undecided_writers, tables, version, writers)
+        found = {name: pool.submit(_MAKERS[name], tables, version, writers) for name in wanted}
+        for name, future in found.items():
+            made = future.result()
+            if isinstance(made, pa.Table):
+                small[name] = made
+            else:
+                files[name] = made
+        as_of = AsOf(
+            snapshot=version.number,
+            segments=version.tables.get(SEGMENTS),
+            computed_at=now,
+            newest=version.newest,
+            silence=writers.silence.total_seconds(),
+            dead=tuple(sorted(writers.dead)),
+            undecided=tuple(sorted(undecided.result())),
+        )
+    return _commit(tables, as_of, files, small)
+
+
+def _commit(tables: Tables, as_of: AsOf, files: dict[str, list[DataFile]], small: dict[str, pa.Table]) -> TablesVersion:
+    with tables.locked():
+        change = tables.change()
+        change.has_batch = False
+        known = read_as_of(tables.storage, change.before)
+        mine = [name for name in (*files, *small) if name not in known or known[name].snapshot <= as_of.snapshot]
+        if not mine:
+            return change.before
+        for name in mine:
+            if name in files:
+                table = RESULTS + name
+                change.schemas[table] = JOBS[name].stored
+                change.removed[table] = tables.latest_files(table)
+                change.added[table] = files[name]
+            else:
+                change.commits[RESULTS + name] = partial(_overwrite, tables, RESULTS + name, small[name])
+        rows = [{"result": name, **one.as_row()} for name, one in {**known, **dict.fromkeys(mine, as_of)}.items()]
+        stated = pa.Table.from_pylist(rows, SMALL_SCHEMAS[AS_OF])
+        change.commits[RESULTS + AS_OF] = partial(_overwrite, tables, RESULTS + AS_OF, stated)
+        return tables.commit(change)
+
+
+def _overwrite(tables: Tables, table: str, rows: pa.Table) -> int:
+    write_deltalake(
+        tables.storage.uri(table),
+        rows,
+        mode="overwrite",
+        schema_mode="overwrite",
+        configuration=TABLE_CONFIGURATION,
+        storage_options=tables.storage.options,
+    )
+    version = tables.log(table).version()
+    assert version is not None, "it was just written"
+    return version
+
+
+# --- the rows --------------------------------------------------------------------------------------------------------
+
+
+def _of_job(name: str, tables: Tables, version: TablesVersion, writers: WriterStates) -> list[DataFile]:
+    """Writes the rows of a job to new files of its table, and returns the files."""
+    table = RESULTS + name
+    if table not in version.tables and tables.log(table).version() is not None:
+        tables.storage.remove(table)  # an earlier version wrote it, with other columns
+    rows = stored_rows(tables, version, JOBS[name], writers)
+    return tables.write(table, rows.coalesce(1) if name in _FEW else rows)
+
+
+_FEW: Final = frozenset({"incidents"})
+
+
+def _incomplete(tables: Tables, version: TablesVersion, writers: WriterStates) -> pa.Table:
+    reasons = why_incomplete(tables, writers, version)
+    return _table(INCOMPLETE, [{"reason": reason} for reason in reasons])
+
+
+def _clocks(tables: Tables, version: TablesVersion, writers: WriterStates) -> pa.Table:
+    found = off_clocks(tables, version=version)
+    return _table(CLOCKS, [{"writer": one.writer, "least": one.least, "most": one.most} for one in found])
+
+
+def _table(name: str, rows: Sequence[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), SMALL_SCHEMAS[name])
+
+
+_MAKERS: Final[dict[str, Callable[[Tables, TablesVersion, WriterStates], list[DataFile] | pa.Table]]] = {
+    **{name: partial(_of_job, name) for name in JOBS},
+    INCOMPLETE: _incomplete,
+    CLOCKS: _clocks,
+}
