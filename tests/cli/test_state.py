@@ -220,8 +220,3 @@ def test_a_drill_needs_an_entity_and_a_hold_excludes_its_release(strings: dict[s
     assert "needs --entity" in invoke("drill", "--yes", **strings).output
     both = invoke("drill", "--hold", "--release", "--state", str(tmp_path), **strings)
     assert (both.exit_code, "exclude each other" in both.output) == (2, True)
-
-
-def test_s15_a_syphon_on_spark_with_a_state_is_refused(strings: dict[str, str], tmp_path: Path) -> None:
-    done = invoke("syphon", "--engine", "spark", "--state", str(tmp_path), **strings)
-    assert (done.exit_code, "--engine native only" in done.output) == (2, True)

@@ -25,7 +25,7 @@ from twinbus.ledger import Balance, Ledger, Role, Stage, balance, dead_writers, 
 from twinbus.message import Message
 from twinbus.pipeline.syphon_job import SparkSyphon, SparkSyphonOptions, SyphonJob
 from twinbus.pipeline.syphon_job.lane import SyphonSource
-from twinbus.syphon import HeldMessage, MoveStep
+from twinbus.syphon import HeldMessage, MoveStep, SharedHolds
 from twinbus.testing import LocalNamespace
 
 ENOUGH = 60
@@ -94,10 +94,10 @@ class Backlog:
 
     @asynccontextmanager
     async def syphon(
-        self, spark: SparkSession, job: SyphonJob | None = None, **options: Any
+        self, spark: SparkSession, job: SyphonJob | None = None, shared_holds: SharedHolds | None = None, **options: Any
     ) -> AsyncIterator[SparkSyphon]:
-        given = SparkSyphonOptions(**options)
-        async with SparkSyphon(spark, FixedQueues(self.queues), job or self.job(), given) as made:
+        given, queues = SparkSyphonOptions(**options), FixedQueues(self.queues)
+        async with SparkSyphon(spark, queues, job or self.job(), given, shared_holds) as made:
             yield made
 
     async def arrived(self, path: str | None = None) -> Counter[str]:

@@ -35,10 +35,11 @@ from twinbus.ledger import (
     read_segment,
 )
 from twinbus.message import Message
+from twinbus.pairing import SharedState, StateLocation
 from twinbus.pipeline.syphon_job import SparkSyphon, SparkSyphonOptions, SyphonJob
 from twinbus.pipeline.syphon_job.driver import BacklogPoller
 from twinbus.pipeline.syphon_job.lane import LaneReader, SyphonSource
-from twinbus.syphon import HeldMessage, MoveStep, Progress, ProgressCounter, SyphonLedger, SyphonState
+from twinbus.syphon import HeldMessage, MoveStep, Progress, ProgressCounter, SharedHolds, SyphonLedger, SyphonState
 from twinbus.testing import LocalNamespace
 
 pytestmark = pytest.mark.timeout(300)
@@ -346,10 +347,36 @@ async def test_d2_no_body_passes_the_driver(spark: SparkSession, backlog: Backlo
 
 
 @pytest.mark.thorough
+async def test_s15_nothing_is_delivered_to_a_held_entity_until_it_is_released(
+    spark: SparkSession, backlog: Backlog, tmp_path: Path
+) -> None:
+    async with SharedState(StateLocation.of(str(tmp_path / "state"), "primary")) as state:
+        await state.hold(backlog.orders)
+        holds = SharedHolds.of_state(state.read, in_secondary=False)
+        await backlog.fill(20)
+        await backlog.fill(5, backlog.watchful)
+        async with backlog.syphon(spark, drain=True, shared_holds=holds) as syphon:
+            ended = await syphon.run()
+        assert [(one.destination, one.messages, one.cause) for one in ended.left] == [(backlog.orders, 20, "held")]
+        assert (await backlog.arrived(), (await backlog.arrived(backlog.watchful)).total()) == (Counter(), 5)
+        async with backlog.syphon(spark, shared_holds=SharedHolds.of_state(state.read, in_secondary=False)) as syphon:
+            running = asyncio.create_task(syphon.run())
+            # The scan after the start finds what the drain has put aside.
+            await reached(running, lambda: syphon.progress().aside_by_destination[backlog.orders] == 20)
+            await state.release(backlog.orders)
+            await reached(running, lambda: syphon.progress().total.returned == 20)
+            syphon.stop()
+            await running
+    assert await backlog.arrived() == numbered(20)
+    backlog.check_ledger(numbered(20) + Counter(str(number) for number in range(20, 25)))
+
+
+@pytest.mark.thorough
 def test_d2_the_verb_drains_on_spark_and_tells_as_the_native_engine_does(spark: SparkSession, backlog: Backlog) -> None:
     asyncio.run(backlog.fill(500))
     done = invoke(
         *("syphon", "--engine", "spark", "--lanes", "1", "--drain", "--json", "--ledger", str(backlog.ledger)),
+        *("--state", str(backlog.ledger.parent / "state")),
         TWINBUS_PRIMARY_CONNECTION_STRING=backlog.primary.connection_string,
         TWINBUS_SECONDARY_CONNECTION_STRING=backlog.secondary.connection_string,
         TWINBUS_PRIMARY_NAME=backlog.queues[0].partition("/")[0],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -12,7 +13,15 @@ from twinbus.backlog import FailureKind
 from twinbus.pipeline.syphon_job import SyphonJob
 from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, LaneTask, ScanResult
 from twinbus.pipeline.syphon_job.planning import BatchPlanner
-from twinbus.syphon import SCAN_INTERVAL, DestinationMemory, MessageCounts, QueueCounts, Readiness, WaitingDestination
+from twinbus.syphon import (
+    SCAN_INTERVAL,
+    DestinationMemory,
+    HeldEntities,
+    MessageCounts,
+    QueueCounts,
+    Readiness,
+    WaitingDestination,
+)
 from twinbus.syphon.plan import DeferredMessages, DestinationRoute, Destinations
 
 CLEAN_SCAN = ScanResult(0, None)
@@ -245,11 +254,37 @@ def test_y11_messages_put_aside_in_a_queue_that_is_given_up_do_not_keep_a_drain_
     assert made.messages_aside() == Counter(x=3)
 
 
+def test_s15_nothing_is_planned_for_a_held_destination_until_it_is_released() -> None:
+    made = planner("a", drain=True)
+    made.held = HeldEntities(frozenset({"x"}))
+    made.lanes_reported([report("a", waiting={"X": (3, 7)}, scan=CLEAN_SCAN)], 20.0)
+    assert made.plan(21.0) is None
+    assert made.is_settled(21.0, 60.0)
+    assert made.waiting(21.0, 60.0) == [WaitingDestination("X", -inf, 0, True)]
+    assert made.messages_that_cannot_move() == 3
+    made.held = HeldEntities()
+    plan = made.plan(22.0)
+    assert plan is not None
+    assert plan.tasks == (LaneTask("a", 0, scan_from=7),)
+    assert plan.held == HeldEntities()
+
+
+def test_s15_the_lanes_of_a_plan_know_what_is_held() -> None:
+    made = planner("a")
+    made.held = HeldEntities(every=True, released=frozenset({"bills"}))
+    made.message_arrived("a")
+    plan = made.plan(20.0)
+    assert plan is not None
+    held = BatchPlan.of_json(plan.to_json()).held
+    assert [path in held for path in ("orders", "/Bills", "bills/", "")] == [True, False, False, False]
+
+
 # --- what is told ----------------------------------------------------------------------------------------------------
 
 
 def test_a_plan_and_a_report_come_back_as_they_were() -> None:
     plan = BatchPlan("run-1", (LaneTask("a", 1, 2.5, {"x": 7}, 9),), (aside("x")._replace(missing=3.0),), {"a": 60.0})
+    plan = replace(plan, held=HeldEntities(frozenset({"x"}), True, frozenset({"y"})))
     assert BatchPlan.of_json(plan.to_json()) == plan
     said = report(
         "a", memories=plan.memories, waiting={"x": (1, 2)}, scan=CLEAN_SCAN, counts={"x": MessageCounts(returned=1)}

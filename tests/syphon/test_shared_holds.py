@@ -45,6 +45,29 @@ async def test_s15_a_hold_is_known_after_the_next_reading() -> None:
     assert (holds.is_held("ORDERS/"), holds.is_held("bills"), state.reads) == (True, False, 2)
 
 
+@pytest.mark.parametrize(
+    "known",
+    [
+        KnownState(),
+        HELD,
+        KnownState(holds={"*": HoldRecord("*", 1.0, "operator")}),
+        KnownState(
+            holds={"*": HoldRecord("*", 1.0, "operator"), "orders": HoldRecord("orders", 2.0, "operator")},
+            released=frozenset({"bills"}),
+        ),
+    ],
+    ids=["nothing", "one entity", "all entities", "all but one"],
+)
+async def test_s15_what_is_held_can_be_given_to_another_process(known: KnownState) -> None:
+    state = State()
+    state.result = StateReading(known)
+    holds = state.holds()
+    assert "orders" not in holds.held()
+    await holds.refresh()
+    for path in ("orders", "Orders/", "bills", "others"):
+        assert (path in holds.held()) == holds.is_held(path) == (known.hold_of(path) is not None)
+
+
 async def test_s15_a_reading_that_is_young_enough_is_not_repeated() -> None:
     state = State()
     holds = state.holds(max_age=2.0)

@@ -140,11 +140,6 @@ def syphon(
         from twinbus.syphon import SyphonOptions  # noqa: PLC0415
 
         _refuse(engine, ledger, master, lanes, dry_run=dry_run)
-        if state is not None and engine is Engine.SPARK:
-            raise WrongUsageError(
-                "--state works with --engine native only",
-                "A syphon on Spark delivers to held entities too: stop it while an operator holds one.",
-            )
         if wait_for_destinations and (dry_run or not drain):
             raise WrongUsageError("--wait-for-destinations needs --drain", "Add it, or leave it out.")
         connections.require_two_namespaces(primary, secondary)
@@ -277,7 +272,10 @@ class _Work:
                 rate=options.rate,
                 wait_for_destinations=options.wait_for_destinations,
             )
-            made = await stack.enter_async_context(SparkSyphon(spark, discovery, job, settings))
+            # What the driver reads of the state is in a segment of its own (M1).
+            book = None if ledger is None or self.state is None else Ledger(ledger, Role.SYPHON)
+            holds = await self._shared_holds(stack, None if book is None else stack.enter_context(book))
+            made = await stack.enter_async_context(SparkSyphon(spark, discovery, job, settings, holds))
             await self._look(discovery, must_answer=options.drain)
 
             async def audit() -> Mapping[str, Any] | None:

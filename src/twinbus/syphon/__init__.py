@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         DestinationMemory,
         DestinationStatus,
         DrainEnd,
+        HeldEntities,
         Readiness,
         RetryPolicy,
         WaitingDestination,
@@ -81,6 +82,7 @@ __all__ = [
     "DrainEnd",
     "DryRunResult",
     "EmptiedListener",
+    "HeldEntities",
     "HeldMessage",
     "LeftMessages",
     "ListedDiscovery",
@@ -135,8 +137,8 @@ _NAMES_BY_MODULE: Final = {
     "embedded": "AioPairSyphon ThreadPairSyphon",
     "left_messages": "LeftMessages QueueCounts left_by_destination",
     "native_transport": "NativeTransport",
-    "plan": "DestinationMemory DestinationStatus DrainEnd Readiness RetryPolicy SCAN_INTERVAL WaitingDestination"
-    " destination_key",
+    "plan": "DestinationMemory DestinationStatus DrainEnd HeldEntities Readiness RetryPolicy SCAN_INTERVAL "
+    "WaitingDestination destination_key",
     "progress": "MessageCounts Progress ProgressCounter messages_that_can_move",
     "pump": "Pump",
     "sdk_transport": "SdkTransport",

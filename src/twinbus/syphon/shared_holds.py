@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from twinbus.syphon.plan import HeldEntities
+
 if TYPE_CHECKING:
     # A syphon without a shared state does not load the room of pairing.
     from twinbus.pairing import KnownState, StateReading
@@ -58,6 +60,16 @@ class SharedHolds:
     def is_held(self, path: str) -> bool:
         """Return whether the last reading held the entity."""
         return self._state is not None and self._state.hold_of(path) is not None
+
+    def held(self) -> HeldEntities:
+        """Return which entities the last reading held."""
+        from twinbus.pairing import EVERY_ENTITY  # noqa: PLC0415 - see above
+
+        known = self._state
+        if known is None:
+            return HeldEntities()
+        own = frozenset(path for path in known.holds if path != EVERY_ENTITY)
+        return HeldEntities(own, EVERY_ENTITY in known.holds, known.released)
 
     @property
     def _held(self) -> tuple[object, object] | None:

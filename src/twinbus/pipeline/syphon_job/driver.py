@@ -39,6 +39,7 @@ from twinbus.syphon import (
     Progress,
     ProgressCounter,
     RemainingMessages,
+    SharedHolds,
     SyphonBrokenError,
     SyphonLedger,
     SyphonState,
@@ -95,11 +96,17 @@ class RemoteSparkError(OperatorError):
 class SparkSyphon:
     """A syphon on Spark. Use: `async with SparkSyphon(spark, discovery, job) as syphon: await syphon.run()`.
 
-    The caller stops the Spark session.
+    The caller stops the Spark session. Nothing is sent to a destination that `shared_holds` holds when a micro-batch is
+    planned (S15).
     """
 
     def __init__(
-        self, spark: SparkSession, discovery: Discovery, job: SyphonJob, options: SparkSyphonOptions | None = None
+        self,
+        spark: SparkSession,
+        discovery: Discovery,
+        job: SyphonJob,
+        options: SparkSyphonOptions | None = None,
+        shared_holds: SharedHolds | None = None,
     ) -> None:
         if not hasattr(spark, "_jsparkSession"):
             raise RemoteSparkError(
@@ -111,6 +118,7 @@ class SparkSyphon:
         self.state = SyphonState.NEW
         self._spark = spark
         self._discovery = discovery
+        self._shared_holds = shared_holds
         self._job = job
         self._loop = asyncio.get_running_loop()
         self._counts = ProgressCounter(self._loop.time())
@@ -158,6 +166,8 @@ class SparkSyphon:
         self.stop()
         await self._poller.close()
         await self._listener.close()
+        if self._shared_holds is not None:
+            await self._shared_holds.close()
         await self._discovery.close()
         if self._ledger is not None:
             self._ledger.close()
@@ -231,11 +241,13 @@ class SparkSyphon:
     async def run(self) -> Progress:
         """Run until `stop`. A drain also ends when no message that is left can move; `Progress.left` names these."""
         self.state = SyphonState.RUNNING
-        self._syphon_ledger.started({"poll": self.options.poll, "drain": self.options.drain})
+        shares_state = self._shared_holds is not None
+        self._syphon_ledger.started({"poll": self.options.poll, "drain": self.options.drain, "state": shares_state})
         await self._listen()
         query = await asyncio.to_thread(self._start_query)
         ended = asyncio.ensure_future(asyncio.to_thread(query.awaitTermination))
         ended.add_done_callback(lambda _: self._woken.set())
+        watching = asyncio.create_task(self._watch_holds())
         try:
             while not ended.done() and not (self._stopping and self._running_plan is None) and not self._is_done():
                 self._woken.clear()
@@ -244,6 +256,7 @@ class SparkSyphon:
                 await self._wait()
         finally:
             self.state = SyphonState.STOPPING
+            watching.cancel()
             await self._poller.pause()
             await asyncio.to_thread(query.stop)
             with contextlib.suppress(Exception):  # raised below if Spark ended the query
@@ -261,6 +274,16 @@ class SparkSyphon:
         bind = settings.get("spark.driver.bindAddress", host) or host
         self._job = replace(self._job, counts_to=await self._listener.listen(host, bind))
 
+    async def _watch_holds(self) -> None:
+        """Plan again when the holds change."""
+        if self._shared_holds is not None:
+            await self._shared_holds.watch(self._woken.set)
+
+    async def _read_holds(self) -> None:
+        if self._shared_holds is not None:
+            await self._shared_holds.refresh()
+            self._planner.held = self._shared_holds.held()
+
     async def _advance(self) -> None:
         """Start a plan if no plan runs and there is work; start missing long polls."""
         if self._stopping:
@@ -273,6 +296,7 @@ class SparkSyphon:
         self.state = SyphonState.RUNNING
         if self._running_plan is None:
             await self._discover()
+            await self._read_holds()
             plan = self._planner.plan(self._loop.time())
             if plan is not None:
                 self._running_plan = plan.number
@@ -395,7 +419,11 @@ class SparkSyphon:
     def _left(self) -> tuple[LeftMessages, ...]:
         planner, states = self._planner, self.progress().states
         return left_by_destination(
-            planner.messages_aside(), states, self._counts.by_destination, planner.queue_counts()
+            planner.messages_aside(),
+            states,
+            self._counts.by_destination,
+            planner.queue_counts(),
+            planner.held.__contains__,
         )
 
 

@@ -99,6 +99,7 @@ class Lane:
             context = SyphonContext(transport, options, syphon_ledger, self._on_step)
             stack.push_async_callback(context.close)
             context.destinations.remember(self._plan.memories, began)
+            context.destinations.is_held = self._plan.held.__contains__
             context.broker_clock(task.queue).lock_seconds = self._plan.locks.get(task.queue)
             pump = Pump(task.queue, context)
             stack.push_async_callback(pump.close)

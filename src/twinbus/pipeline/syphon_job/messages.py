@@ -13,7 +13,7 @@ from typing import Any, Self
 from twinbus.backlog import FailureKind
 from twinbus.connect import NetworkOptions
 from twinbus.pipeline.syphon_job.lane_counts import CountsAddress, LaneTry
-from twinbus.syphon import DestinationMemory, MessageCounts, NamespaceAccess, Readiness, TimeToLive
+from twinbus.syphon import DestinationMemory, HeldEntities, MessageCounts, NamespaceAccess, Readiness, TimeToLive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class LaneTask:
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     """The tasks of one micro-batch. `number` is unique among all runs. `locks` are the lock durations of the queues, in
-    seconds, as far as they are known.
+    seconds, as far as they are known. Nothing is sent to `held` entities.
 
     Spark's checkpoint contains plans as JSON, so the keys of the JSON must not change.
     """
@@ -90,6 +90,7 @@ class BatchPlan:
     tasks: tuple[LaneTask, ...]
     memories: tuple[DestinationMemory, ...] = ()
     locks: Mapping[str, float] = field(default_factory=dict)
+    held: HeldEntities = field(default_factory=HeldEntities)
 
     def to_json(self) -> str:
         tasks = [
@@ -97,7 +98,8 @@ class BatchPlan:
             for one in self.tasks
         ]
         locks = {"locks": dict(self.locks)} if self.locks else {}
-        values = {"number": self.number, "slices": tasks, "memories": _plain_memories(self.memories), **locks}
+        held = {} if self.held == HeldEntities() else {"held": _plain_holds(self.held)}
+        values = {"number": self.number, "slices": tasks, "memories": _plain_memories(self.memories), **locks, **held}
         return json.dumps(values)
 
     @classmethod
@@ -106,8 +108,9 @@ class BatchPlan:
         tasks = tuple(
             LaneTask(one["queue"], one["lane"], one["rate"], one["seeds"], one["look"]) for one in values["slices"]
         )
-        # A plan in the checkpoint of an older Twinbus has no lock durations.
-        return cls(values["number"], tasks, _memories(values["memories"]), values.get("locks", {}))
+        # A plan in the checkpoint of an older Twinbus has no lock durations and no holds.
+        locks, held = values.get("locks", {}), values.get("held")
+        return cls(values["number"], tasks, _memories(values["memories"]), locks, _holds(held))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,16 @@ class LaneReport:
 
 def _plain_memories(memories: Iterable[DestinationMemory]) -> list[list[Any]]:
     return [[path, readiness.value, *others] for path, readiness, *others in memories]
+
+
+def _plain_holds(held: HeldEntities) -> dict[str, Any]:
+    return {"paths": sorted(held.paths), "every": held.every, "released": sorted(held.released)}
+
+
+def _holds(values: Mapping[str, Any] | None) -> HeldEntities:
+    if values is None:
+        return HeldEntities()
+    return HeldEntities(frozenset(values["paths"]), values["every"], frozenset(values["released"]))
 
 
 def _memories(values: Iterable[list[Any]]) -> tuple[DestinationMemory, ...]:

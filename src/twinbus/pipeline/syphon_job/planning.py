@@ -22,6 +22,7 @@ from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, LaneTask
 from twinbus.syphon import (
     SCAN_INTERVAL,
     DestinationMemory,
+    HeldEntities,
     QueueCounts,
     Readiness,
     WaitingDestination,
@@ -87,6 +88,8 @@ class BatchPlanner:
         self._slots = slots
         self.rate = rate
         self._drain = drain
+        self.held = HeldEntities()
+        """The entities that an operator holds: nothing is sent to them (S15)."""
         self._queues: dict[str, _QueueState] = {}
         self._memories: dict[str, tuple[DestinationMemory, float]] = {}
         self._failures: dict[str, tuple[int, float]] = {}
@@ -207,7 +210,7 @@ class BatchPlanner:
         self._plans += 1
         rate = None if self.rate is None else self.rate / len(tasks)
         limited = tuple(replace(task, rate=rate) for task in tasks)
-        return BatchPlan(f"{self._run}-{self._plans}", limited, self.memories(now))
+        return BatchPlan(f"{self._run}-{self._plans}", limited, self.memories(now), held=self.held)
 
     def due(self, now: float) -> float:
         """Return the time at which `plan` will return a plan, if nothing is reported before."""
@@ -237,6 +240,8 @@ class BatchPlanner:
 
     def _due(self, path: str) -> float:
         """Return the time at which messages for `path` can be brought back, as `Destinations.due` does."""
+        if path in self.held:
+            return inf
         memory, at = self._memories.get(destination_key(path), (None, 0.0))
         if not path or memory is None or memory.readiness is not Readiness.ASIDE:
             return -inf
@@ -274,7 +279,7 @@ class BatchPlanner:
         found = []
         for path in {path for state in self._answering(now, patience) for path in state.aside}:
             failures, failed_at = self._failures.get(destination_key(path), (0, -inf))
-            found.append(WaitingDestination(path, failed_at, failures))
+            found.append(WaitingDestination(path, failed_at, failures, path in self.held))
         return found
 
     def retry_by(self, path: str, at: float, first_pause: float) -> None:

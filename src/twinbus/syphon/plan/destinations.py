@@ -138,6 +138,23 @@ def destination_key(path: str) -> str:
     return path.strip("/").lower()
 
 
+@dataclass(frozen=True, slots=True)
+class HeldEntities:
+    """The entities that an operator holds (S15), in a form for other processes. Paths are keys (`destination_key`).
+
+    `every`: all entities are held but those in `released`.
+    """
+
+    paths: frozenset[str] = frozenset()
+    every: bool = False
+    released: frozenset[str] = frozenset()
+
+    def __contains__(self, path: object) -> bool:
+        """Return whether the entity is held. Messages without a destination have an empty path, which nobody holds."""
+        key = destination_key(str(path))
+        return key in self.paths or (self.every and key != "" and key not in self.released)
+
+
 class Destinations:
     """The state of all destinations, by path."""
 
