@@ -31,6 +31,8 @@ SPAN = "is not a span of time. Give a number with ms, s, m, h or d"
         ),
         (("ledger", "latency", "tables", "--ledger", "nowhere"), "the ledger nowhere does not exist", 1),
         (("ledger", "audit", "ledger", "--engine", "spark"), "ledger is not a ledger", 1),
+        (("pipeline", "run", "nowhere", "tables"), "the ledger nowhere does not exist", 1),
+        (("pipeline", "run", "ledger", "file/tables"), "the tables cannot be in file/tables: ", 1),
         (("cost", "actual", "tables"), "tables holds no tables", 1),
         (("report", "nowhere"), "nowhere contains neither a ledger nor tables", 1),
         (("report", "ledger", "-o", "nowhere/report.html"), "nowhere is not a folder", 1),

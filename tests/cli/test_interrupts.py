@@ -170,5 +170,8 @@ def test_a_verb_on_spark_is_interrupted_and_leaves_no_jvm(tmp_path: Path) -> Non
     with started(*arguments, "--follow") as verb:
         told = verb.read_until("entries", SPARK_PATIENCE)
         assert verb.interrupt(SPARK_PATIENCE, code=0) == ""
+    with started("pipeline", "run", *arguments[2:], "--follow") as follower:
+        follower.read_until("snapshot", SPARK_PATIENCE)
+        assert follower.interrupt(SPARK_PATIENCE, code=0) == ""
     # The JVM prints nothing of its own.
     assert [line for line in told.splitlines() if not re.match(r"(starting|reading) |\w+ +\d+$|operations", line)] == []

@@ -28,6 +28,7 @@ NOT_FOLLOWED = {
     ("cluster", ""): "needs a cluster, a database, or what pip brings from the network; tests/pipeline runs the jobs",
     ("costs", "twinbus cost actual"): "starts Spark on tables of its own; tests/pipeline/test_actual_cost.py runs it",
     ("install", "pip install"): "brings packages from the network; tests/test_extras.py checks what each needs",
+    ("pipeline", ""): "starts Spark on a ledger of its own; tests/pipeline/test_pipeline_run.py runs it",
     ("report", "twinbus report"): "starts Spark on a ledger of its own; tests/report/test_report_verb.py runs it",
     ("serve", "twinbus serve --host"): "for other machines and tunnels; tests/namespace/front/test_origins.py uses it",
     ("syphon", "twinbus syphon --engine spark"): "goes on for ever; tests/pipeline/test_spark_syphon.py runs it",

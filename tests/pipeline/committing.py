@@ -1,6 +1,6 @@
-"""A Spark driver that stops between two commits of an ingest, until a test kills it.
+"""A Spark driver that stops between two commits of a run of the pipeline, until a test kills it.
 
-It ingests the same ledger into several folders of tables, one after the other. In each folder it stops at another step.
+It brings the same ledger into several folders of tables, one after the other. In each folder it stops at another step.
 """
 
 from __future__ import annotations
@@ -9,26 +9,27 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.pipeline.driven import QUICK
-from twinbus.pipeline.ingest import ingest_ledger
-from twinbus.pipeline.jobs import follow_jobs
+from twinbus.pipeline import results
+from twinbus.pipeline.ingested_segments import IngestedSegments
+from twinbus.pipeline.run import PipelineRun
 from twinbus.pipeline.session import session
-from twinbus.pipeline.snapshots import Snapshots, TablesVersion
-from twinbus.pipeline.table_log import AppTransaction, TableLog
+from twinbus.pipeline.snapshots import Snapshots
+from twinbus.pipeline.table_log import TableLog
 
-FOLLOWED = ("cost",)
 STOPPED = "stopped"
-STEPS = 7
-"""Before the commits of operations, pending, entries, steps and tallies; before and after the commit of snapshots."""
+STEPS = 4 + 3 + 4 + 1 + 3 + 2
+"""Before the commits of operations, pending, entries and steps; of three tables of tallies; of four results; of
+segments; of three results that Spark does not write; before and after the commit of snapshots."""
 
 
 def stop_at_commits(steps: dict[str, int]) -> None:
     """In the tables of each folder, stop at this step, counted over all batches. Leaves a file in the folder."""
     reached = dict.fromkeys(steps, 0)
-    commit, add = TableLog.commit, Snapshots.add
 
     def step(root: Path) -> None:
         if reached[str(root)] == steps[str(root)]:
@@ -36,25 +37,29 @@ def stop_at_commits(steps: dict[str, int]) -> None:
             threading.Event().wait()
         reached[str(root)] += 1
 
-    def stopping_commit(log: TableLog, *rest: Any, **named: Any) -> int:
-        step(log.storage.root)
-        return commit(log, *rest, **named)
+    def stopping(commit: Callable[..., Any], *, twice: bool = False) -> Callable[..., Any]:
+        """Return a function that stops before a commit, or before and after it. Its first argument has a storage."""
 
-    def stopping_add(snapshots: Snapshots, version: TablesVersion, transaction: AppTransaction | None = None) -> None:
-        step(snapshots.storage.root)
-        add(snapshots, version, transaction)
-        step(snapshots.storage.root)
+        def stopped(made: Any, *rest: Any, **named: Any) -> Any:
+            step(made.storage.root)
+            done = commit(made, *rest, **named)
+            if twice:
+                step(made.storage.root)
+            return done
+
+        return stopped
 
     # Only in this process, which the test kills.
-    setattr(TableLog, "commit", stopping_commit)  # noqa: B010  # mypy would not allow the assignment
-    setattr(Snapshots, "add", stopping_add)  # noqa: B010
+    for owner, name in ((TableLog, "commit"), (IngestedSegments, "add"), (results, "_overwrite")):
+        setattr(owner, name, stopping(getattr(owner, name)))
+    setattr(Snapshots, "add", stopping(Snapshots.add, twice=True))  # noqa: B010  # mypy would not allow the assignment
 
 
 def main(ledger: str, steps: dict[str, int]) -> None:
     spark = session("committing", settings={"spark.driver.defaultJavaOptions": QUICK})
     stop_at_commits(steps)
     for root in map(Path, steps):
-        ingest_ledger(spark, Path(ledger), root, most_bytes=1, extend=follow_jobs(FOLLOWED))
+        PipelineRun(spark, Path(ledger), root).start(most_bytes=1)
         while not (root / STOPPED).exists():
             time.sleep(0.05)
     threading.Event().wait()

@@ -351,7 +351,7 @@ def test_d3_a_stream_that_dies_at_any_step_resumes_and_ends_with_the_result_of_t
     assert run()
     version = tables.version()
     assert version.number >= 2
-    assert set(version.tables) == {*SCHEMAS, SEGMENTS, *(f"tallies-{job}" for job in JOBS)}, "every job is followed"
+    assert set(version.tables) == {*SCHEMAS, SEGMENTS, *(job.table for job in JOBS.values())}, "every job is followed"
     again = Ingested(books.ledger, tables)
     for job in JOBS:
         assert sorted(map(str, again.found(job, followed=True))) == sorted(map(str, books.found(job)))

@@ -22,6 +22,7 @@ from twinbus.cli import (
     ledger_audit,
     ledger_ship,
     ledger_spark,
+    pipeline,
     provision,
     report,
     serve,
@@ -88,6 +89,7 @@ for verb in (
 ):
     ledger.app.command()(verb)
 app.add_typer(ledger.app, name="ledger", rich_help_panel=_LEDGER)
+app.add_typer(pipeline.app, name="pipeline", rich_help_panel=_LEDGER)
 app.add_typer(cost.app, name="cost", rich_help_panel=_LEDGER)
 app.command(rich_help_panel=_LEDGER)(report.report)
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from twinbus.pipeline.report_queries import collect_report_data, off_clocks
     from twinbus.pipeline.results import write_results
+    from twinbus.pipeline.run import CommittedBatch, PipelineRun
     from twinbus.pipeline.sinks import write_to_database
     from twinbus.pipeline.snapshots import TablesVersion
     from twinbus.pipeline.submitted import separate_stderr
@@ -54,7 +55,9 @@ __all__ = [
     "SCHEMAS",
     "SEGMENTS",
     "ActualCost",
+    "CommittedBatch",
     "LedgerJob",
+    "PipelineRun",
     "ReportData",
     "RowValues",
     "SparkAudit",
@@ -91,6 +94,7 @@ _MODULES = {
     "report_data": ("BUCKET_WIDTHS", "LATENCY_EDGES", "ReportData", "RowValues", "Timeline", "TopRows", "WriterClock"),
     "report_queries": ("collect_report_data", "off_clocks"),
     "results": ("write_results",),
+    "run": ("CommittedBatch", "PipelineRun"),
     "sinks": ("write_to_database",),
     "snapshots": ("TablesVersion",),
     "submitted": ("separate_stderr",),

@@ -86,6 +86,8 @@ def writer_of() -> Column:
 
 def named(off: DataFrame, entries: DataFrame) -> list[WriterClock]:
     """Returns the writers whose clocks differ, with the names that the headers of their segments have."""
+    if off.isEmpty():  # as a rule
+        return []
     headers = entries.where(F.col("kind") == SegmentHeader.kind)
     names = headers.select(writer_of().alias("whose"), F.col("writer").alias("name")).distinct()
     rows = off.join(names, F.col("writer") == F.col("whose"), "left").orderBy(F.coalesce("name", "writer")).collect()

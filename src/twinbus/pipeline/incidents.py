@@ -49,6 +49,11 @@ def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
     return messages.unionAll(events)
 
 
+def of_messages(tallies: DataFrame) -> DataFrame:
+    """Returns the tallies of the job `latency`: those of messages, without those of events."""
+    return tallies.where("event is null").drop("event", "at", "episode", "cause")
+
+
 def merge(tallies: DataFrame) -> DataFrame:
     """Returns the tallies unchanged: `summarize` needs the time of each event."""
     return tallies
@@ -67,8 +72,9 @@ def stored(tallies: DataFrame, newest: int) -> DataFrame:
 
     A time window has the incidents whose `at` is in it.
     """
-    off = off_clocks(tallies.where("event is null"))
-    tallies = corrected(tallies, off, "diverted", "home", "sent", "at")
+    off = off_clocks(of_messages(tallies))
+    if not off.isEmpty():  # without this, Spark would compute `off` for each use of the tallies
+        tallies = corrected(tallies, off, "diverted", "home", "sent", "at")
     found = merge_overlapping(failovers(tallies))
     spans = found.select(F.col("destination").alias("of"), F.col("began").alias("during"), "next")
     within = (F.col("destination") == F.col("of")) & F.col("diverted").between(F.col("during"), F.col("next") - 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,8 @@ _LAST_DAY: Final = 2_932_896
 
 Extend = Callable[[TablesChange], None]
 """A function that adds files to the change that a batch makes."""
+Committed = Callable[[TablesChange, TablesVersion], object]
+"""A function that is called after the commit of a change, with the snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,15 @@ def ingest_ledger(
     every: float | None = None,
     most_bytes: int | None = None,
     extend: Extend | None = None,
+    committed: Committed | None = None,
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> StreamingQuery:
     """Starts to copy new entries of the ledger into the tables at `root`, and returns the running query.
 
     If `every` is None, the query ends when it has ingested the entries that exist at its start. Otherwise the query
     runs until it is stopped, and looks for new entries every `every` seconds. `most_bytes` limits the bytes of one
-    batch. Raises OperatorError if the tables have the format of an earlier version.
+    batch. `committed` is called after each commit. `turn` returns a context in which a batch is ingested. Raises
+    OperatorError if the tables have the format of an earlier version.
     """
     Tables(spark, root).version()
     spark.dataSource.register(LedgerDataSource)
@@ -92,12 +97,23 @@ def ingest_ledger(
     checkpoint = root.absolute() / CHECKPOINTS_FOLDER / hashlib.sha256(str(ledger.absolute()).encode()).hexdigest()[:16]
     writer = source.load().writeStream.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=f"{every} seconds")
-    ingest = partial(_ingest_batch, ledger.absolute(), root.absolute(), checkpoint, extend)
-    return start_query(writer.foreachBatch(ingest).start)
+    ingest = partial(_ingest_batch, ledger.absolute(), root.absolute(), checkpoint, extend, committed)
+
+    def in_turn(lines: DataFrame, batch: int) -> None:
+        with turn():
+            ingest(lines, batch)
+
+    return start_query(writer.foreachBatch(in_turn).start)
 
 
 def _ingest_batch(
-    ledger: Path, root: Path, checkpoint: Path, extend: Extend | None, lines: DataFrame, batch: int
+    ledger: Path,
+    root: Path,
+    checkpoint: Path,
+    extend: Extend | None,
+    committed: Committed | None,
+    lines: DataFrame,
+    batch: int,
 ) -> None:
     tables = Tables(lines.sparkSession, root)
     if batch > 0 and not tables.version().number:
@@ -110,7 +126,8 @@ def _ingest_batch(
         # A stream that starts from the beginning again has a new id, so its batches are not taken for earlier ones.
         transaction = AppTransaction(f"ingest-{_stream_id(checkpoint)}", batch)
         if not tables.snapshots.is_committed(transaction):
-            commit_batch(tables, lines, ledger, transaction, extend, batch_look(str(ledger), checkpoint, batch))
+            look = batch_look(str(ledger), checkpoint, batch)
+            commit_batch(tables, lines, ledger, transaction, extend, look, committed)
 
 
 def _stream_id(checkpoint: Path) -> str:
@@ -125,6 +142,7 @@ def commit_batch(
     transaction: AppTransaction,
     extend: Extend | None = None,
     look: LedgerLook | None = None,
+    committed: Committed | None = None,
 ) -> TablesVersion:
     """Ingests one batch of lines with one snapshot. Returns the snapshot. The tables must be locked.
 
@@ -142,7 +160,10 @@ def commit_batch(
         _write_batch(change, batch, reread, ledger)
         if extend is not None:
             extend(change)
-        return tables.commit(change, transaction)
+        version = tables.commit(change, transaction)
+        if committed is not None:
+            committed(change, version)
+        return version
 
 
 @contextmanager

@@ -21,13 +21,23 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger import UNKNOWN, Closed, Dropped, Ended, Gap, Intent, Outcome, SegmentHeader, balance
+from twinbus.ledger import UNKNOWN, Intent, Outcome, balance
 from twinbus.pipeline import cost, incidents, latency, reconcile
 from twinbus.pipeline.ingest import day, destination
 from twinbus.pipeline.snapshots import TablesVersion
-from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, TALLIES, Tables, TablesChange, columns
+from twinbus.pipeline.tables import (
+    ENTRIES,
+    OPERATIONS,
+    PENDING,
+    PROBLEMS,
+    SCHEMAS,
+    TALLIES,
+    Tables,
+    TablesChange,
+    columns,
+)
 from twinbus.pipeline.time_window import TimeWindow
-from twinbus.pipeline.writer_states import WRITER_ID, WriterStates, dead_in_tables, entry_of
+from twinbus.pipeline.writer_states import WRITER_ID, WriterStates, dead_in_tables, entries_about_segments, entry_of
 
 UNKNOWN_STATES: Final = WriterStates()
 """Nothing is known of the writers but their entries."""
@@ -62,6 +72,14 @@ class LedgerJob:
     for a followed job its stored tallies."""
     judges_intents: bool = False
     """Whether the result depends on which operations without an outcome are those of dead writers."""
+    stored_by: str = ""
+    """Another job, if the stored tallies of that job contain those of this one. `part` selects them."""
+    part: Callable[[DataFrame], DataFrame] = lambda tallies: tallies
+
+    @property
+    def table(self) -> str:
+        """The table of the stored tallies."""
+        return TALLIES + (self.stored_by or self.name)
 
 
 JOBS: Final[Mapping[str, LedgerJob]] = {
@@ -109,6 +127,8 @@ JOBS: Final[Mapping[str, LedgerJob]] = {
             latency.summarize,
             latency.STORED,
             latency.stored,
+            stored_by="incidents",
+            part=incidents.of_messages,
         ),
     )
 }
@@ -118,13 +138,17 @@ JOBS: Final[Mapping[str, LedgerJob]] = {
 
 
 def result_over_history(
-    tables: Tables, job: LedgerJob, window: TimeWindow | None = None, writers: WriterStates = UNKNOWN_STATES
+    tables: Tables,
+    job: LedgerJob,
+    window: TimeWindow | None = None,
+    writers: WriterStates = UNKNOWN_STATES,
+    version: TablesVersion | None = None,
 ) -> DataFrame:
     """Returns the result of a job for a window (default: all time), computed from all ingested rows.
 
-    `writers` are the writers that are known to be dead or alive.
+    `writers` are the writers that are known to be dead or alive. `version` is by default the last snapshot.
     """
-    version, window = tables.version(), window or TimeWindow()
+    version, window = version or tables.version(), window or TimeWindow()
     return job.summarize(_history_sums(tables, version, job, window, writers), window, version.newest)
 
 
@@ -186,15 +210,18 @@ def follow_jobs(names: Sequence[str]) -> Callable[[TablesChange], None]:
 
 
 def _follow(names: tuple[str, ...], change: TablesChange) -> None:
-    for name in names:
-        _advance(change, JOBS[name])
+    for name in dict.fromkeys(JOBS[name].stored_by or name for name in names):
+        advance(change, JOBS[name])
 
 
-def _advance(change: TablesChange, job: LedgerJob) -> None:
+def advance(change: TablesChange, job: LedgerJob) -> None:
     """Adds the tallies of a batch. If the last batch has no tallies of this job, adds those of the whole history."""
-    table, tables = TALLIES + job.name, change.tables
-    new = [change.added_rows(name) for name in (OPERATIONS, ENTRIES)]
+    table, tables = job.table, change.tables
     goes_on = is_followed(job, change.before)
+    if goes_on and not change.added.get(OPERATIONS) and not change.added.get(ENTRIES):
+        change.keep(table, job.tallies)
+        return
+    new = [change.added_rows(name) for name in (OPERATIONS, ENTRIES)]
     if not goes_on:
         old = [tables.read(name, version=change.before) for name in (OPERATIONS, ENTRIES)]
         new = [one.unionAll(other) for one, other in zip(old, new, strict=True)]
@@ -207,17 +234,21 @@ def _advance(change: TablesChange, job: LedgerJob) -> None:
 
 
 def current_result(
-    tables: Tables, job: LedgerJob, window: TimeWindow | None = None, writers: WriterStates = UNKNOWN_STATES
+    tables: Tables,
+    job: LedgerJob,
+    window: TimeWindow | None = None,
+    writers: WriterStates = UNKNOWN_STATES,
+    version: TablesVersion | None = None,
 ) -> DataFrame:
     """Returns the result of a job for a window (default: all time).
 
     If the ingest has stored tallies of this job for every batch (see `follow_jobs`), the result is computed from these
     tallies; otherwise from all ingested operations and entries. `writers` are the writers that are known to be dead or
-    alive.
+    alive. `version` is by default the last snapshot.
     """
-    version = tables.version()
+    version = version or tables.version()
     if not is_followed(job, version):
-        return result_over_history(tables, job, window, writers)
+        return result_over_history(tables, job, window, writers, version)
     return job.summarize(followed_sums(tables, version, job, writers), window or TimeWindow(), version.newest)
 
 
@@ -232,17 +263,22 @@ def stored_rows(tables: Tables, version: TablesVersion, job: LedgerJob, writers:
 
 def is_followed(job: LedgerJob, version: TablesVersion) -> bool:
     """Returns whether the tables have the tallies of this job for every batch up to this version."""
-    return TALLIES + job.name in version.tables
+    return job.table in version.tables
 
 
 def followed_sums(tables: Tables, version: TablesVersion, job: LedgerJob, writers: WriterStates) -> DataFrame:
     """Returns the merged tallies of a followed job, for all time."""
-    tables.set_partitions(version, TALLIES + job.name, PENDING)
-    kept = tables.read(TALLIES + job.name, job.tallies, version)
+    tables.set_partitions(version, job.table, PENDING)
+    kept = stored_tallies(tables, version, job)
     nothing = tables.read_files(ENTRIES, (), SCHEMAS[ENTRIES])
     undone = _in_flight(tables, version, writers if job.judges_intents else None)
     in_flight = job.tally(undone, nothing).select(*columns(job.tallies))
     return job.resolve(job.merge(kept.unionAll(in_flight)), kept)
+
+
+def stored_tallies(tables: Tables, version: TablesVersion, job: LedgerJob) -> DataFrame:
+    """Returns the tallies of a followed job that the tables have. Operations without an outcome are not among them."""
+    return job.part(tables.read(job.table, JOBS[job.stored_by or job.name].tallies, version))
 
 
 # --- what is missing -------------------------------------------------------------------------------------------------
@@ -253,14 +289,12 @@ def why_incomplete(
 ) -> list[str]:
     """Returns the reasons why the ledger is not complete: `Balance.incomplete`, and lines that are not entries."""
     version = version or tables.version()
-    kinds = [kind.kind for kind in (SegmentHeader, Closed, Ended, Gap, Dropped)]
-    about_segments = (
-        tables.read(ENTRIES, version=version).where(F.col("kind").isin(kinds)).orderBy("at", "id").collect()
-    )
     without_intent = (
         tables.read(PENDING, version=version).where(F.col("kind") == Outcome.kind).orderBy("at", "id").collect()
     )
-    problems = tables.read("problems", version=version).orderBy("file", "line").collect()
-    entries = (entry_of(row.asDict()) for row in (*about_segments, *without_intent))
+    problems = []
+    if tables.files(PROBLEMS, version):
+        problems = tables.read(PROBLEMS, version=version).orderBy("file", "line").collect()
+    entries = (*entries_about_segments(tables, version), *(entry_of(row.asDict()) for row in without_intent))
     found = balance(entries, dead_in_tables(tables, version, writers), writers.alive).incomplete
     return [*found, *(f"{row.file}, line {row.line}: {row.cause}" for row in problems)]

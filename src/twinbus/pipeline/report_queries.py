@@ -16,11 +16,19 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from twinbus.money import Prices, Scenario
 from twinbus.pipeline import clocks, latency
 from twinbus.pipeline.actual_cost import ActualCost
-from twinbus.pipeline.jobs import JOBS, UNKNOWN_STATES, current_result, read_history, why_incomplete
+from twinbus.pipeline.jobs import (
+    JOBS,
+    UNKNOWN_STATES,
+    current_result,
+    is_followed,
+    read_history,
+    stored_tallies,
+    why_incomplete,
+)
 from twinbus.pipeline.reconcile import JUDGED, LISTED
 from twinbus.pipeline.report_data import ReportData, RowValues, Timeline, TopRows, WriterClock
 from twinbus.pipeline.snapshots import TablesVersion
-from twinbus.pipeline.tables import Tables
+from twinbus.pipeline.tables import ENTRIES, Tables
 from twinbus.pipeline.time_window import TimeWindow
 from twinbus.pipeline.timeline import build_timeline
 from twinbus.pipeline.writer_states import WriterStates
@@ -106,8 +114,13 @@ def off_clocks(
     tables: Tables, window: TimeWindow | None = None, version: TablesVersion | None = None
 ) -> list[WriterClock]:
     """Returns the writers whose clocks differ from the broker's by more than 1 s (L5)."""
-    operations, entries = read_history(tables, version or tables.version(), (window or TimeWindow()).days_onward())
-    return clocks.named(clocks.off_clocks(latency.tally(operations, entries)), entries)
+    version, window, job = version or tables.version(), window or TimeWindow(), JOBS["latency"]
+    if window.is_unlimited and is_followed(job, version):
+        tallies, entries = stored_tallies(tables, version, job), tables.read(ENTRIES, version=version)
+    else:
+        operations, entries = read_history(tables, version, window.days_onward())
+        tallies = latency.tally(operations, entries)
+    return clocks.named(clocks.off_clocks(tallies), entries)
 
 
 def _top_rows(rows: DataFrame, most: int, *order: Column) -> TopRows:

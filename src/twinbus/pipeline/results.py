@@ -11,7 +11,9 @@ reader knows what a result contains, and how old it is.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -33,10 +35,20 @@ from twinbus.pipeline.result_tables import (
 )
 from twinbus.pipeline.snapshots import TablesVersion
 from twinbus.pipeline.table_log import TABLE_CONFIGURATION, DataFile
-from twinbus.pipeline.tables import Tables
+from twinbus.pipeline.tables import Tables, TablesChange
 from twinbus.pipeline.writer_states import WriterStates, undecided_writers
 
 RESULT_NAMES: Final = tuple(PARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedResults:
+    """Results that are not committed yet. Their files are written."""
+
+    as_of: AsOf
+    files: Mapping[str, list[DataFile]]
+    small: Mapping[str, pa.Table]
+    """The rows of tables that Spark does not write."""
 
 
 def write_results(
@@ -48,56 +60,78 @@ def write_results(
     result that another process has computed from a later snapshot stays. Raises OperatorError if another process
     writes the tables for more than some seconds.
     """
-    version, now = tables.version(), int(time.time() * 1000)
+    version = tables.version()
     if not version.number:
         return version
-    wanted = list(dict.fromkeys(part for name in names for part in PARTS[name]))
-    files: dict[str, list[DataFile]] = {}
-    small: dict[str, pa.Table] = {}
     with tables.parallel_queries() as pool:
-        undecided = pool.submit(undecided_writers, tables, version, writers)
-        found = {name: pool.submit(_MAKERS[name], tables, version, writers) for name in wanted}
-        for name, future in found.items():
-            made = future.result()
-            if isinstance(made, pa.Table):
-                small[name] = made
-            else:
-                files[name] = made
-        as_of = AsOf(
-            snapshot=version.number,
-            segments=version.tables.get(SEGMENTS),
-            computed_at=now,
-            newest=version.newest,
-            silence=writers.silence.total_seconds(),
-            dead=tuple(sorted(writers.dead)),
-            undecided=tuple(sorted(undecided.result())),
-        )
-    return _commit(tables, as_of, files, small)
-
-
-def _commit(tables: Tables, as_of: AsOf, files: dict[str, list[DataFile]], small: dict[str, pa.Table]) -> TablesVersion:
+        computed = compute_results(tables, version, pool, writers, names)
     with tables.locked():
         change = tables.change()
         change.has_batch = False
-        known = read_as_of(tables.storage, change.before)
-        mine = [name for name in (*files, *small) if name not in known or known[name].snapshot <= as_of.snapshot]
-        if not mine:
-            return change.before
-        for name in mine:
-            if name in files:
-                table = RESULTS + name
-                change.schemas[table] = JOBS[name].stored
-                change.removed[table] = tables.latest_files(table)
-                change.added[table] = files[name]
-            else:
-                change.commits[RESULTS + name] = partial(_overwrite, tables, RESULTS + name, small[name])
-        rows = [{"result": name, **one.as_row()} for name, one in {**known, **dict.fromkeys(mine, as_of)}.items()]
-        stated = pa.Table.from_pylist(rows, SMALL_SCHEMAS[AS_OF])
-        change.commits[RESULTS + AS_OF] = partial(_overwrite, tables, RESULTS + AS_OF, stated)
-        return tables.commit(change)
+        return tables.commit(change) if add_results(change, computed) else change.before
 
 
-def _overwrite(tables: Tables, table: str, rows: pa.Table) -> int:
+def compute_results(
+    tables: Tables,
+    version: TablesVersion,
+    pool: ThreadPoolExecutor,
+    writers: WriterStates = UNKNOWN_STATES,
+    names: Sequence[str] = RESULT_NAMES,
+) -> ComputedResults:
+    """Computes these results from a version of the tables, which may be uncommitted (`TablesChange.after`)."""
+    now = int(time.time() * 1000)
+    wanted = list(dict.fromkeys(part for name in names for part in PARTS[name]))
+    files: dict[str, list[DataFile]] = {}
+    small: dict[str, pa.Table] = {}
+    undecided = pool.submit(undecided_writers, tables, version, writers)
+    found = {name: pool.submit(_MAKERS[name], tables, version, writers) for name in wanted}
+    for name, future in found.items():
+        made = future.result()
+        if isinstance(made, pa.Table):
+            small[name] = made
+        else:
+            files[name] = made
+    as_of = AsOf(
+        snapshot=version.number,
+        segments=version.tables.get(SEGMENTS),
+        computed_at=now,
+        newest=version.newest,
+        silence=writers.silence.total_seconds(),
+        dead=tuple(sorted(writers.dead)),
+        undecided=tuple(sorted(undecided.result())),
+    )
+    return ComputedResults(as_of, files, small)
+
+
+def add_results(change: TablesChange, computed: ComputedResults) -> bool:
+    """Adds results to a change of the tables. Returns whether there is anything to commit.
+
+    Leaves out results for which the tables have a result of a later snapshot.
+    """
+    tables, as_of, files, small = change.tables, computed.as_of, computed.files, computed.small
+    known = read_as_of(tables.storage, change.before)
+    mine = [name for name in (*files, *small) if name not in known or known[name].snapshot <= as_of.snapshot]
+    for name in mine:
+        table = RESULTS + name
+        if name in files:
+            change.schemas[table] = JOBS[name].stored
+            change.removed[table] = tables.latest_files(table)
+            change.added[table] = files[name]
+        else:
+            change.commits[table] = partial(_overwrite, tables, table, small[name])
+
+    def commit_as_of(versions: Mapping[str, int]) -> int:
+        is_own = as_of.snapshot > change.before.number
+        stated = replace(as_of, segments=versions[SEGMENTS]) if is_own else as_of
+        rows = [{"result": name, **one.as_row()} for name, one in {**known, **dict.fromkeys(mine, stated)}.items()]
+        return _overwrite(tables, RESULTS + AS_OF, pa.Table.from_pylist(rows, SMALL_SCHEMAS[AS_OF]), versions)
+
+    if mine:
+        change.commits[RESULTS + AS_OF] = commit_as_of
+    return bool(mine)
+
+
+def _overwrite(tables: Tables, table: str, rows: pa.Table, versions: Mapping[str, int]) -> int:
     write_deltalake(
         tables.storage.uri(table),
         rows,

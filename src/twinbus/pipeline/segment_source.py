@@ -135,9 +135,7 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found: SegmentOffset = {}
         for segment in list_segments(self._directory):
             try:
-                found[segment.sealed_path.name] = _end_of_last_line(
-                    segment.path, start.get(segment.sealed_path.name, 0)
-                )
+                found[segment.sealed_path.name] = end_of_last_line(segment.path, start.get(segment.sealed_path.name, 0))
             except FileNotFoundError:
                 # The segment was sealed or removed since the listing. The next call finds a sealed segment by its new
                 # name.
@@ -153,7 +151,7 @@ def open_segment(directory: Path, segment: str) -> BinaryIO | None:
     return None
 
 
-def _end_of_last_line(path: Path, known: int) -> int:
+def end_of_last_line(path: Path, known: int) -> int:
     """Returns the position after the last newline. `known` is a position after an earlier newline, or 0."""
     with path.open("rb") as file:
         end = file.seek(0, 2)

@@ -19,7 +19,14 @@ import pyarrow.compute as pc
 from deltalake import write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
-from twinbus.pipeline.table_log import RETENTION, TABLE_CONFIGURATION, AppTransaction, TableLog, commit_properties
+from twinbus.pipeline.table_log import (
+    RETENTION,
+    TABLE_CONFIGURATION,
+    AppTransaction,
+    DataFile,
+    TableLog,
+    commit_properties,
+)
 from twinbus.pipeline.table_storage import SNAPSHOTS, TableStorage
 
 _SCHEMA: Final = pa.schema(
@@ -45,6 +52,8 @@ class TablesVersion:
     """The version of each table."""
     newest: int = 0
     """Time of the newest entry, in milliseconds since the epoch."""
+    uncommitted: Mapping[str, tuple[DataFile, ...]] = field(default_factory=dict)
+    """Before the commit of a batch: the files of each table that the batch changes."""
 
 
 class Snapshots:

@@ -15,10 +15,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, TypeVar, cast
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -30,6 +31,7 @@ from twinbus.pipeline.snapshots import Snapshots, TablesVersion
 from twinbus.pipeline.table_log import AppTransaction, DataFile, TableLog, described_file, merged_size
 from twinbus.pipeline.table_storage import OLD_FORMAT, SNAPSHOTS, TableStorage
 
+T = TypeVar("T")
 OPERATIONS, PENDING, ENTRIES, PROBLEMS, STEPS = "operations", "pending", "entries", "problems", "steps"
 _ENTRY: Final = """at long, id string, writer string, role string, host string, pid long, version string, segment long,
     stage string, namespace string, entity string, ids array<string>, bytes long, units long, destination string,
@@ -82,8 +84,10 @@ class TablesChange:
         self.schemas: dict[str, str] = dict(SCHEMAS)
         self.look: LedgerLook | None = None
         """What a batch has of its ledger."""
-        self.commits: dict[str, Callable[[], int]] = {}
-        """For further tables: a function that commits the change of the table, and returns its new version."""
+        self.commits: dict[str, Callable[[Mapping[str, int]], int]] = {}
+        """For further tables: a function that commits the change of the table, and returns its new version.
+
+        Its argument has the versions of the tables that are committed before."""
         self.has_batch = True
         """Whether the change adds entries: then tallies that it does not name are out of date."""
 
@@ -100,6 +104,11 @@ class TablesChange:
         self.removed[table] = self.tables.latest_files(table)
         self.add(table, rows, schema)
 
+    def keep(self, table: str, schema: str) -> None:
+        """Leaves a table of tallies or results as it is. The next snapshot names it."""
+        self.schemas[table] = schema
+        self.added.setdefault(table, [])
+
     def added_rows(self, table: str) -> DataFrame:
         """Returns the rows that this change adds to a table."""
         return self.tables.read_files(table, self.added.get(table, ()), self.schemas[table])
@@ -111,6 +120,17 @@ class TablesChange:
             for table, version in self.before.tables.items()
             if table == SEGMENTS or table.startswith(RESULTS) or (table.startswith(TALLIES) and not self.has_batch)
         }
+
+    def after(self) -> TablesVersion:
+        """Returns the tables as they are after the commit. They can be read before the commit, too."""
+        files = {}
+        for table in {**self.added, **self.removed}:
+            gone = {file.path for file in self.removed.get(table, ())}
+            living = (file for file in self.tables.files(table, self.before) if file.path not in gone)
+            files[table] = (*living, *self.added.get(table, ()))
+        known = {table: version for table, version in self.before.tables.items() if table in SCHEMAS}
+        versions = {**known, **self.kept(), **dict.fromkeys(files, -1)}
+        return TablesVersion(self.before.number + 1, versions, self.newest, files)
 
     def merge(self, table: str, merge: Callable[[DataFrame], DataFrame]) -> None:
         """Merges the rows of small files of a table with `merge`, if there are many small files."""
@@ -138,6 +158,8 @@ class Tables:
         self.segments = IngestedSegments(self.storage)
         self._files: dict[tuple[str, int], tuple[DataFile, ...]] = {}
         """The files of some versions. They never change."""
+        self._remembered: dict[str, tuple[tuple[DataFile, ...], object]] = {}
+        self._remembering = threading.Lock()
         self._parallel = 0
         """How many `parallel_queries` blocks are open."""
 
@@ -152,6 +174,8 @@ class Tables:
         number = version.tables.get(table)
         if number is None:
             return ()
+        if table in version.uncommitted:
+            return version.uncommitted[table]
         found = self._files.get((table, number))
         if found is None:
             if len(self._files) >= _KNOWN_VERSIONS:
@@ -177,6 +201,18 @@ class Tables:
         reader = self.spark.read.schema(schema).option("basePath", self.storage.uri(table))
         rows = reader.parquet(*(self.storage.file_uri(table, file.path) for file in files))
         return rows.select(*columns(schema))  # Spark puts the columns of partitions last
+
+    def remembered(self, table: str, version: TablesVersion, read: Callable[[], T]) -> T:
+        """Returns what `read` returns, and calls it only once for the files that a table has in a version.
+
+        For a small result that several queries of one batch need: one of each table.
+        """
+        files = self.files(table, version)
+        with self._remembering:
+            known, value = self._remembered.get(table, (None, None))
+            if known != files:
+                self._remembered[table] = files, (value := read())
+            return cast(T, value)
 
     def set_partitions(self, version: TablesVersion, *tables: str, rows: int = 0) -> None:
         """Sets the number of shuffle partitions for queries on these tables and on `rows` rows that are not stored yet.
@@ -288,12 +324,13 @@ class Tables:
         number = change.before.number + 1
         versions = change.kept()
         versions |= {table: self._commit_table(table, change, transaction) for table in {**SCHEMAS, **change.added}}
-        versions |= {table: commit() for table, commit in change.commits.items()}
+        versions[SEGMENTS] = self.segments.add(change.look)
+        for table, commit in change.commits.items():
+            versions[table] = commit(versions)
         if number % VACUUM_COMMITS == 0:
+            # The version of the table of segments changes with batches only.
             versions |= {table: self.log(table).vacuum() for table in versions if table != SEGMENTS}
             self.snapshots.vacuum()
-        # Not vacuumed above: its version changes with batches only.
-        versions[SEGMENTS] = self.segments.add(change.look)
         committed = TablesVersion(number, versions, change.newest)
         self.snapshots.add(committed, transaction)
         return committed

@@ -8,7 +8,7 @@ entries nor locks show the state of a writer, it counts as dead if it has no ent
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,8 +20,10 @@ from twinbus.ledger import (
     ENTRY_KINDS,
     SILENCE,
     Closed,
+    Dropped,
     Ended,
     Entry,
+    Gap,
     Role,
     SegmentHeader,
     balance,
@@ -34,6 +36,7 @@ from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, Tables
 
 WRITER_ID: Final = "substring(id, 1, 16)"
 """SQL expression: the 16 digits of the writer of an entry, as `twinbus.ledger.writer_id` returns them."""
+_ABOUT_SEGMENTS: Final = [kind.kind for kind in (SegmentHeader, Closed, Ended, Gap, Dropped)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def dead_in_tables(
 
     `now` is the time in seconds since the epoch; the default is the current time.
     """
-    entries = list(_entries_about_writers(tables, version))
+    entries = _entries_about_writers(tables, version)
     at_work = set(balance(entries, known.dead).at_work)
     ended = {entry.writer for entry in entries} - at_work
     if undecided := at_work - known.alive:  # as in `undecided_writers`
@@ -83,11 +86,19 @@ def writers_at_work(tables: Tables, version: TablesVersion, known: WriterStates)
     return sorted({entry.writer for entry in _entries_about_writers(tables, version)} - dead)
 
 
-def _entries_about_writers(tables: Tables, version: TablesVersion) -> Iterable[SegmentHeader | Closed | Ended]:
-    kinds = [kind.kind for kind in (SegmentHeader, Closed, Ended)]
-    rows = tables.read(ENTRIES, version=version).where(F.col("kind").isin(kinds)).collect()
-    entries = (entry_of(row.asDict()) for row in rows)
-    return (entry for entry in entries if isinstance(entry, SegmentHeader | Closed | Ended))
+def _entries_about_writers(tables: Tables, version: TablesVersion) -> list[SegmentHeader | Closed | Ended]:
+    entries = entries_about_segments(tables, version)
+    return [entry for entry in entries if isinstance(entry, SegmentHeader | Closed | Ended)]
+
+
+def entries_about_segments(tables: Tables, version: TablesVersion) -> tuple[Entry, ...]:
+    """Returns the entries about segments and their writers, in order. Reads the tables only once for a version."""
+
+    def read() -> tuple[Entry, ...]:
+        rows = tables.read(ENTRIES, version=version).where(F.col("kind").isin(_ABOUT_SEGMENTS)).orderBy("at", "id")
+        return tuple(entry_of(row.asDict()) for row in rows.collect())
+
+    return tables.remembered(ENTRIES, version, read)
 
 
 def entry_of(row: Mapping[str, object]) -> Entry:

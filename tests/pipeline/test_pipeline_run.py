@@ -1,0 +1,145 @@
+"""`twinbus pipeline run`: tables and results of a ledger, committed together (D5)."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from tests.pipeline.books import MIDNIGHT, halves, history, operation, segment_name, write_segments, writer
+from twinbus.cli.main import app
+from twinbus.ledger import Entry, Role, SegmentHeader, Stage, encode_entry
+from twinbus.pipeline.ingest import ingest_ledger
+from twinbus.pipeline.ingested_segments import SEGMENTS
+from twinbus.pipeline.jobs import JOBS, stored_rows
+from twinbus.pipeline.result_tables import AS_OF, CLOCKS, INCOMPLETE, RESULTS
+from twinbus.pipeline.run import CommittedBatch, PipelineRun
+from twinbus.pipeline.tables import SCHEMAS, Tables
+from twinbus.pipeline.writer_states import WriterStates
+
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]  # Spark is slow on a busy machine
+
+
+def read(root: Path, job: str, version: int) -> list[dict[str, Any]]:
+    return polars.read_delta(str(root / "results" / job), version=version).to_dicts()
+
+
+def versions_in(root: Path, snapshot: int) -> dict[str, int]:
+    rows = polars.read_delta(str(root / "snapshots")).filter(polars.col("snapshot") == snapshot)
+    return dict(rows.select("table_name", "version").iter_rows())
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[str]:
+    return sorted(json.dumps(row, default=str, sort_keys=True) for row in rows)
+
+
+def test_d5_the_results_of_every_snapshot_are_those_of_its_tables(spark: SparkSession, tmp_path: Path) -> None:
+    ledger, root, seen = tmp_path / "ledger", tmp_path / "tables", list[CommittedBatch]()
+    write_segments(ledger, history(3, worlds=2, steps=60), seed=3, count=4)
+    run = PipelineRun(spark, ledger, root, report=seen.append)
+    run.start(most_bytes=25_000).awaitTermination()
+    run.update()
+    tables = Tables(spark, root)
+    numbers = [batch.snapshot for batch in seen]
+    assert numbers == list(range(1, tables.version().number + 1))
+    assert len(numbers) > 2
+    for number in numbers:
+        versions = versions_in(root, number)
+        ended = polars.read_delta(str(root / "operations"), version=versions["operations"]).height
+        begun = polars.read_delta(str(root / "pending"), version=versions["pending"])
+        in_flight = begun.filter(polars.col("kind") == "intent").height
+        cost = read(root, "cost", versions["results/cost"])
+        assert sum(row["operations"] for row in cost) == ended + in_flight
+        stated = read(root, AS_OF, versions[RESULTS + AS_OF])
+        assert {(row["snapshot"], row["segments"]) for row in stated} == {(number, versions[SEGMENTS])}
+    versions = versions_in(root, numbers[-1])
+    results = {RESULTS + name for name in (*JOBS, INCOMPLETE, CLOCKS, AS_OF)}
+    assert {*versions} == {*SCHEMAS, SEGMENTS, *(job.table for job in JOBS.values()), *results}
+    history_only = replace(tables.version(), tables={name: versions[name] for name in SCHEMAS})
+    for name, job in JOBS.items():
+        rows = stored_rows(tables, history_only, job, WriterStates.in_ledger(ledger)).collect()
+        assert in_order(read(root, name, versions[RESULTS + name])) == in_order([row.asDict() for row in rows])
+        assert rows
+
+
+def test_d5_after_an_ingest_without_results_the_next_run_makes_them(spark: SparkSession, tmp_path: Path) -> None:
+    ledger, tables = tmp_path / "ledger", Tables(spark, tmp_path / "tables")
+    ledger.mkdir()
+    (ledger / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
+    ran(spark, ledger, tables)
+    (ledger / segment_name(2)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "b")))
+    ingest_ledger(spark, ledger, tables.root).awaitTermination()
+    (known,) = {row["snapshot"] for row in read(tables.root, AS_OF, tables.version().tables[RESULTS + AS_OF])}
+    assert (known, tables.version().number) == (1, 2), "these results lack a batch"
+    ran(spark, ledger, tables)
+    version = tables.version()
+    assert version.number == 3
+    (cost,) = read(tables.root, "cost", version.tables["results/cost"])
+    assert (cost["operations"], cost["messages"]) == (2, 2)
+    ran(spark, ledger, tables)
+    assert tables.version() == version, "there was nothing to do"
+
+
+def ran(spark: SparkSession, ledger: Path, tables: Tables) -> None:
+    run = PipelineRun(spark, ledger, tables.root)
+    run.start().awaitTermination()
+    run.update()
+
+
+def test_l1_d5_the_death_of_a_writer_changes_the_results_without_a_new_entry(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ledger, tables = tmp_path / "ledger", Tables(spark, tmp_path / "tables")
+    ledger.mkdir()
+    name = f"syphon-{socket.gethostname()}-7-{writer(2)}"
+    header = SegmentHeader(
+        at=MIDNIGHT, id=f"{writer(2)}-h", writer=name, role=Role.SYPHON, host=socket.gethostname(), pid=7, version="1",
+        segment=0, durability="process",
+    )  # fmt: skip
+    begun, _ = halves(operation(Stage.RETURN_PRIMARY, "a", by=2))
+    path = ledger / f"{name}-0.jsonl.open"
+    entries: list[Entry] = [header, operation(Stage.SEND_BACKLOG, "a", by=2), begun]
+    path.write_text("".join(map(encode_entry, entries)))
+    with path.open("rb") as living:
+        fcntl.flock(living, fcntl.LOCK_EX)
+        run = PipelineRun(spark, ledger, tables.root)
+        run.start().awaitTermination()
+        run.update()
+        version = tables.version()
+        assert version.number == 1
+        (found,) = read(tables.root, "reconcile", version.tables["results/reconcile"])
+        assert (found["in_backlog"], found["unknown"]) == (1, 0)
+    run.update()
+    (found,) = read(tables.root, "reconcile", tables.version().tables["results/reconcile"])
+    assert (found["in_backlog"], found["unknown"]) == (0, 1)
+    run.update()
+    assert tables.version().number == 2, "once"
+    assert tables.version().tables["operations"] == version.tables["operations"]
+
+
+@pytest.mark.usefixtures("spark")
+def test_d5_the_verb_prints_a_line_for_each_batch(tmp_path: Path) -> None:
+    ledger, tables = tmp_path / "ledger", tmp_path / "tables"
+    ledger.mkdir()
+    for number in (1, 2):
+        (ledger / segment_name(number)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, f"{number}")))
+        done = CliRunner().invoke(app, ["pipeline", "run", str(ledger), str(tables), *["--json"] * (number - 1)])
+        assert done.exit_code == 0, done.output
+        (line,) = done.stdout.splitlines()
+        if number == 1:
+            assert "snapshot 1: 1 operations, 0 other entries, the newest of 2026-09-22 00:00:00Z; " in line
+        else:
+            told = json.loads(line)
+            assert (told["snapshot"], told["operations"], told["newest"]) == (2, 1, "2026-09-22T00:00:00.000+00:00")
+    done = CliRunner().invoke(app, ["pipeline", "run", str(ledger), str(tables)])
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert DeltaTable(tables / "results" / "cost").to_pyarrow_table().num_rows == 1
