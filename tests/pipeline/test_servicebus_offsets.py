@@ -104,8 +104,15 @@ def test_d1_the_numbers_of_a_session_survive_their_text_form(plain: frozenset[in
 
 def test_d1_the_offset_of_sessions_in_json() -> None:
     read = {"a": SequenceNumbers([(100, 103), (110, 110), (118, 118)]), "b": SequenceNumbers([(104, 104)])}
-    offset = SessionOffset(read=read, uncompleted={"c": SequenceNumbers([(7, 8)])}, newest=5)
-    written = {"sessions": {"a": "100+3,7,8", "b": "104"}, "uncompleted": {"c": "7+1"}, "newest": 5}
+    uncompleted = {"c": SequenceNumbers([(7, 8)])}
+    offset = SessionOffset(read=read, uncompleted=uncompleted, newest=5, newest_uncompleted={"c": 4})
+    assert (offset.newest_of("a"), offset.newest_of("c")) == (5, 4)
+    written = {
+        "sessions": {"a": "100+3,7,8", "b": "104"},
+        "uncompleted": {"c": "7+1"},
+        "newest": 5,
+        "newest_uncompleted": {"c": 4},
+    }
     assert offset.to_json() == written
     assert SessionOffset.of_json(written) == offset
     assert SessionOffset.of_json(SessionOffset().to_json()) == SessionOffset()
@@ -118,7 +125,13 @@ def test_d1_a_text_that_is_no_list_of_distances_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"sessions": []}, {"sessions": {}, "uncompleted": 3}, {"sessions": {}, "newest": "x"}]
+    "values",
+    [
+        {"sessions": []},
+        {"sessions": {}, "uncompleted": 3},
+        {"sessions": {}, "newest": "x"},
+        {"sessions": {}, "newest_uncompleted": {"a": "x"}},
+    ],
 )
 def test_d1_an_offset_that_no_stream_of_sessions_wrote_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(OffsetError, match="has no offset of a servicebus stream"):

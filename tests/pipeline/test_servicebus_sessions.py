@@ -94,11 +94,22 @@ class SessionQueue(Entity):
 
         return asyncio.run(accept())
 
+    @contextmanager
+    def _admin(self) -> Iterator[ServiceBusAdministrationClient]:
+        text, ca = self.namespace.connection_string, str(self.namespace.ca)
+        with ServiceBusAdministrationClient.from_connection_string(text, connection_verify=ca) as admin:
+            yield admin
+
+    def create_again(self) -> None:
+        """Delete the queue, and create it again."""
+        with self._admin() as admin:
+            admin.delete_queue(self.name)
+            admin.create_queue(self.name, requires_session=True)
+        self.__dict__.pop("_sender", None)  # its link has ended
+
     def cut_off(self) -> None:
         """End the links of all receivers, and so the locks of all sessions."""
-        with ServiceBusAdministrationClient.from_connection_string(
-            self.namespace.connection_string, connection_verify=str(self.namespace.ca)
-        ) as admin:
+        with self._admin() as admin:
             described = admin.get_queue(self.name)
             for status in (EntityStatus.RECEIVE_DISABLED, EntityStatus.ACTIVE):
                 admin.update_queue(described, status=status)
@@ -497,6 +508,32 @@ def test_d1_what_another_receiver_holds_after_a_lost_lock_is_completed_when_it_i
     query.restart()
     query.run()
     assert query.ids == ["a/0", "a/1", "b/0", "b/1", "b/2", "a/2"]
+    assert queue.left() == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("restarts", [False, True])
+def test_d1_a_queue_that_was_created_again_while_a_session_was_refused_keeps_its_messages(
+    queue: SessionQueue, restarts: bool
+) -> None:
+    """Messages of the new queue get the numbers of messages that the stream has read and could not complete yet."""
+    queue.put("a", 2)
+    query = queue.stream()
+    assert query.trigger()
+    queue.cut_off()
+    with queue.holder("a"):
+        queue.put("b")
+        assert query.trigger()
+    assert query.ids == ["a/0", "a/1", "b/0"]
+    queue.create_again()
+    with queue.holder("a"):
+        new = queue.put("a", 2)
+        queue.put("b")
+        assert query.trigger(), "the stream reads a message that is newer than those of session a"
+    if restarts:
+        query.restart()
+    query.run()
+    assert query.ids == ["a/0", "a/1", "b/0", "b/1", *new]
     assert queue.left() == []
 
 

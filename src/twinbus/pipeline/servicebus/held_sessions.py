@@ -173,17 +173,21 @@ class HeldSessions:
 
     # --- completing --------------------------------------------------------------------------------------------
 
-    def complete(self, wanted: Mapping[str, SequenceNumbers], newest: int | None) -> dict[str, Completion]:
+    def complete(
+        self, wanted: Mapping[str, SequenceNumbers], newest: Mapping[str, int | None]
+    ) -> dict[str, Completion]:
         """Completes messages of sessions. Returns what was done in each session that was held until the end.
 
-        As with `Broker.complete`, a message that was enqueued after `newest` is a different message.
+        As with `Broker.complete`, a message that was enqueued after `newest` of its session is a different message.
         """
         return self._run(self._complete(wanted, newest))
 
-    async def _complete(self, wanted: Mapping[str, SequenceNumbers], newest: int | None) -> dict[str, Completion]:
+    async def _complete(
+        self, wanted: Mapping[str, SequenceNumbers], newest: Mapping[str, int | None]
+    ) -> dict[str, Completion]:
         sessions = [session for session in wanted if session in self]
         answers = await asyncio.gather(
-            *(self._complete_one(self._held[session], wanted[session], newest) for session in sessions)
+            *(self._complete_one(self._held[session], wanted[session], newest[session]) for session in sessions)
         )
         return {session: answer for session, answer in zip(sessions, answers, strict=True) if answer is not None}
 

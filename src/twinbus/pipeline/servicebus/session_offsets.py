@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from twinbus.pipeline.servicebus.offsets import OffsetError, SequenceNumbers
 
 _RUN: Final = re.compile(r"(\d+)(?:\+(\d+))?")
-_SESSIONS, _UNCOMPLETED, _NEWEST = "sessions", "uncompleted", "newest"
+_SESSIONS, _UNCOMPLETED, _NEWEST, _NEWEST_UNCOMPLETED = "sessions", "uncompleted", "newest", "newest_uncompleted"
 
 BySession = Mapping[str, SequenceNumbers]
 """Sequence numbers by the id of their session."""
@@ -56,19 +56,30 @@ class SessionOffset:
     newest: int | None = None
     """The latest enqueued time, in ms, of all messages in `read` and `uncompleted`. If a message with one of these
     numbers was enqueued later, it is a different message: the queue was deleted and created again."""
+    newest_uncompleted: Mapping[str, int] = field(default_factory=dict)
+    """The same for each session in `uncompleted`. For a session that is missing here, `newest` holds: an earlier
+    version has written the offset, or no message of the session has an enqueued time."""
+
+    def newest_of(self, session: str) -> int | None:
+        """Returns the latest enqueued time of the messages of a session in this offset."""
+        return self.newest if session in self.read else self.newest_uncompleted.get(session, self.newest)
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
         """Returns an offset of the checkpoint. Raises OffsetError if it is not the offset of a stream of sessions."""
         sessions, uncompleted, newest = values.get(_SESSIONS), values.get(_UNCOMPLETED, {}), values.get(_NEWEST)
+        times = values.get(_NEWEST_UNCOMPLETED, {})
         if sessions is None:
             raise OffsetError(
                 "the checkpoint belongs to a servicebus stream that was started without the option sessions",
                 "Start this stream with a new checkpoint, or without the option sessions.",
             )
-        if not (isinstance(sessions, dict) and isinstance(uncompleted, dict) and isinstance(newest, int | None)):
+        are_maps = all(isinstance(value, dict) for value in (sessions, uncompleted, times))
+        if not are_maps or not all(isinstance(time, int | None) for time in (newest, *times.values())):
             raise OffsetError(f"the checkpoint has no offset of a servicebus stream, but {dict(values)!r}")
-        return cls(read=_numbers(sessions), uncompleted=_numbers(uncompleted), newest=newest)
+        return cls(
+            read=_numbers(sessions), uncompleted=_numbers(uncompleted), newest=newest, newest_uncompleted=dict(times)
+        )
 
     def to_json(self) -> dict[str, Any]:
         # Without `through`, which every other offset has: an earlier version refuses this one.
@@ -77,6 +88,8 @@ class SessionOffset:
             values[_UNCOMPLETED] = _texts(self.uncompleted)
         if self.newest is not None:
             values[_NEWEST] = self.newest
+        if self.newest_uncompleted:
+            values[_NEWEST_UNCOMPLETED] = dict(self.newest_uncompleted)
         return values
 
 

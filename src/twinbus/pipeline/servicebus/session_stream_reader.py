@@ -76,7 +76,9 @@ class SessionStreamReader(LimitedStreamReader):
         """The batch that was last added to `_uncompleted`."""
         self._uncompleted: BySession = {}
         """Messages of committed batches that are not completed yet."""
-        self._newest: int | None = None
+        self._newest: dict[str, int | None] = {}
+        """For each session in `_uncompleted`, the latest enqueued time of these messages. A message that was enqueued
+        later is a different one: the queue was created again."""
         self._tried = float("-inf")
         """When a completion was last tried."""
         self._refused: dict[str, float] = {}
@@ -122,7 +124,14 @@ class SessionStreamReader(LimitedStreamReader):
         if not read:
             self._looked = time.monotonic()
             return start
-        planned = SessionOffset(read=read, uncompleted=self._uncompleted, newest=latest(newest, self._newest))
+        known = ((session, self._newest[session]) for session in self._uncompleted)
+        times = {session: enqueued for session, enqueued in known if enqueued is not None}
+        planned = SessionOffset(
+            read=read,
+            uncompleted=self._uncompleted,
+            newest=latest(newest, *times.values()),
+            newest_uncompleted=times,
+        )
         return planned.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -329,9 +338,13 @@ class SessionStreamReader(LimitedStreamReader):
         batch = SessionOffset.of_json(end)
         is_new = batch != self._taken_over
         if is_new:
-            before = batch.uncompleted if self._taken_over is None else self._uncompleted
+            is_first = self._taken_over is None
+            before, known = (batch.uncompleted, {}) if is_first else (self._uncompleted, self._newest)
             self._uncompleted = merged(before, batch.read)
-            self._newest = latest(self._newest, batch.newest)
+            self._newest = {
+                session: batch.newest_of(session) if session in batch.read or is_first else known[session]
+                for session in self._uncompleted
+            }
             self._taken_over = batch
         if self._uncompleted and (is_new or time.monotonic() - self._tried >= _TRY_AGAIN):
             self._complete()
@@ -377,7 +390,7 @@ class SessionStreamReader(LimitedStreamReader):
         if sessions:
             with Broker(self._options) as broker:
                 for session in sessions:
-                    left[session] = broker.still_there(left[session], self._newest, session=session)
+                    left[session] = broker.still_there(left[session], self._newest[session], session=session)
         self._uncompleted = {session: numbers for session, numbers in left.items() if numbers}
 
     def _check_uncompleted(self) -> None:
