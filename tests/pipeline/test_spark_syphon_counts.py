@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.syphon.two_namespaces import until
+from tests.tiers import budget
 from twinbus.ledger import OK, UNKNOWN, Ledger, Move, Role, Stage, balance, read_ledger
+from twinbus.pipeline.syphon_job import lane_counts
 from twinbus.pipeline.syphon_job.lane_counts import (
     CountsAddress,
     CountsListener,
@@ -120,6 +124,31 @@ async def test_y9_a_lane_that_dies_within_a_line_has_reported_the_lines_before(
     await listener.close()
 
 
+@pytest.mark.timeout(60)
+async def test_x1_connections_without_a_token_have_a_limit_and_do_not_keep_lanes_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lane_counts, "_MOST_WITHOUT_TOKEN", 3)
+    monkeypatch.setattr(lane_counts, "_TOKEN_SECONDS", 3600.0)
+    received: list[LaneSnapshot] = []
+    listener = CountsListener(received.append)
+    address = await listener.listen("127.0.0.1", "127.0.0.1")
+    assert address is not None
+    strangers = [await asyncio.open_connection(address.host, address.port) for _ in range(5)]
+    for reader, _ in strangers[:2]:
+        with suppress(ConnectionResetError):  # nothing else ends it within this hour
+            assert await reader.read() == b"", "a later connection has ended it"
+    counts = ProgressCounter(0.0)
+    counts.returned("orders", 1, 10, 0.0)
+    sending = asyncio.create_task(send_counts(address, LANE, counts))
+    await until(lambda: received)
+    sending.cancel()
+    await asyncio.wait([sending])
+    for _, writer in strangers:
+        writer.close()
+    await listener.close()
+
+
 async def test_y9_a_lane_that_cannot_reach_the_driver_goes_on_without_it() -> None:
     listener = CountsListener(lambda _: None)
     address = await listener.listen("127.0.0.1", "127.0.0.1")
@@ -167,6 +196,76 @@ def test_l6_what_a_dead_lane_recorded_is_counted_as_the_ledger_counts_it(tmp_pat
     told = balance(read_ledger(tmp_path), dead={lane.writer})
     assert orders.possible_duplicates == (told.duplicated + told.possibly_duplicated).total() == 4
     lane.close()
+
+
+class Try(Enum):
+    """How one try of a lane to move a message ends, as the ledger and the broker see it."""
+
+    REFUSED = "the destination refused it"
+    UNKNOWN = "no answer of the destination was recorded as unknown"
+    KILLED_SENDING = "the lane died while it sent"
+    KILLED_DELIVERED = "the lane died when the message was delivered"
+    LOCK_LOST = "the lock was lost before the completion"
+    KILLED_COMPLETED = "the lane died when the message was completed, before it recorded that"
+    COMPLETED = "completed"
+
+
+_LAST = (Try.KILLED_COMPLETED, Try.COMPLETED)
+_AGAIN = [one for one in Try if one not in _LAST]
+_histories = st.tuples(st.lists(st.sampled_from(_AGAIN), max_size=3), st.sampled_from(_LAST))
+
+
+def record_try(lane: Ledger, one: Try, name: str) -> None:
+    send = lane.begin(Stage.RETURN_PRIMARY, "one", "orders", [name], (1,))
+    if one is Try.KILLED_SENDING:
+        return
+    results = {Try.REFUSED: "server_busy", Try.UNKNOWN: UNKNOWN}
+    send.end(results.get(one, OK), cause="timeout" if one in results else None)
+    if one is Try.COMPLETED or one is Try.LOCK_LOST:
+        result = OK if one is Try.COMPLETED else UNKNOWN
+        lane.done(Stage.COMPLETE_BACKLOG, "two", "q", [name], (0,), "one/orders", seconds=0.1, result=result)
+    if one is Try.LOCK_LOST:
+        lane.moved(Move.POSSIBLE_DUPLICATE, [name], "two/q", "one/orders", "the lock was lost")
+
+
+@settings(max_examples=budget(10, 60, 1000))
+@given(st.lists(_histories, min_size=1, max_size=3))
+def test_l6_the_possible_duplicates_of_a_drain_are_those_of_the_ledger(
+    histories: list[tuple[list[Try], Try]],
+) -> None:
+    """Each message is tried by one lane after the other, until one has completed it."""
+    with TemporaryDirectory() as name:
+        folder, tries = Path(name), [[*again, last] for again, last in histories]
+        with Ledger(folder, Role.CLIENT) as client:
+            ids = [str(number) for number in range(len(tries))]
+            client.done(Stage.SEND_BACKLOG, "two", "q", ids, (1,) * len(ids), "one/orders", seconds=0.1)
+        before = LostLanes(folder)
+        writers = set[str]()
+        for lane_number in range(max(map(len, tries))):
+            with Ledger(folder, Role.SYPHON) as lane:
+                record_start(lane, LANE._replace(number=lane_number), "one")
+                writers.add(lane.writer)
+                for message, history in enumerate(tries):
+                    if lane_number < len(history):
+                        record_try(lane, history[lane_number], str(message))
+        told = balance(read_ledger(folder), dead=writers)
+        counted = before.possible_duplicates("one")
+        assert counted.total() == (told.duplicated + told.possibly_duplicated).total()
+
+
+def test_l6_a_message_that_two_dead_lanes_delivered_and_the_second_completed_has_one_duplicate(tmp_path: Path) -> None:
+    before = LostLanes(tmp_path)
+    lanes = [LANE._replace(number=number) for number in range(2)]
+    for this, ends in zip(lanes, (Try.KILLED_DELIVERED, Try.KILLED_COMPLETED), strict=True):
+        with Ledger(tmp_path, Role.SYPHON) as lane:
+            record_start(lane, this, "one")
+            record_try(lane, ends, "0")
+    doubts = [found.counts["orders"].possible_duplicates for _, found in before.read(lanes, "one")]
+    assert doubts == [1, 1], "each lane has a doubt"
+    total = ProgressCounter(0.0)
+    total.possible_duplicates("orders", sum(doubts))
+    total.recount_possible_duplicates(before.possible_duplicates("one"))
+    assert total.total.possible_duplicates == total.by_destination["orders"].possible_duplicates == 1
 
 
 def test_l6_segments_of_an_earlier_run_are_not_read(tmp_path: Path) -> None:

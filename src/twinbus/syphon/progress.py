@@ -123,6 +123,13 @@ class ProgressCounter:
         self.total.possible_duplicates += messages
         self._of(path).possible_duplicates += messages
 
+    def recount_possible_duplicates(self, by_path: Mapping[str, int]) -> None:
+        """Replaces the numbers of possible duplicates by these."""
+        for counts in (self.total, *self.by_destination.values()):
+            counts.possible_duplicates = 0
+        for path, messages in by_path.items():
+            self.possible_duplicates(path, messages)
+
     def rate(self, now: float) -> float:
         """Messages per second over the last 10 seconds."""
         self._forget_old(now)

@@ -231,6 +231,20 @@ class SparkSyphon:
         if self._running_plan is None:
             self._lane_counts.forget_all()
 
+    async def _count_duplicates_again(self) -> None:
+        """Counts the possible duplicates by message, as the ledger does, once all that can move has been moved.
+
+        Before that, nobody knows whether a message in doubt will be delivered again: each doubt counts.
+        """
+        if not self._has_drained or self._lost_lanes is None or not self._counts.total.possible_duplicates:
+            return
+        try:
+            found = await asyncio.to_thread(self._lost_lanes.possible_duplicates, self._job.primary_name)
+        except OSError as error:
+            _log.warning("the possible duplicates cannot be read from the ledger: %s", error)
+        else:
+            self._counts.recount_possible_duplicates(found)
+
     # --- running -----------------------------------------------------------------------------------------------------
 
     @property
@@ -262,6 +276,7 @@ class SparkSyphon:
             with contextlib.suppress(Exception):  # raised below if Spark ended the query
                 await ended
             await self._count_lost_lanes()
+            await self._count_duplicates_again()
             self.state = SyphonState.ENDED
         if (error := ended.exception()) is not None:
             raise SyphonBrokenError(f"Spark has ended the job: {str(error).partition(chr(10))[0]}") from error

@@ -5,7 +5,8 @@ listens on a port, and each lane connects to it and sends what it has counted so
 this connection: if a lane cannot connect, the driver learns its numbers from the report at its end.
 
 The connection carries counts and the names of destinations, no message and no key. A lane first sends a token, which it
-has from its job. The driver listens where Spark's own driver listens.
+has from its job. The driver listens where Spark's own driver listens. Anybody who reaches this port can connect to it.
+So the number of connections without a token, and the bytes that are kept of each, have a limit.
 
 A lane counts from its start. `LaneCounts` adds to the totals only what is new, so a number may arrive twice: while the
 lane runs, with its report, and for a lane that died from the ledger (`lost_lanes`).
@@ -17,7 +18,7 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Final, NamedTuple, Self
@@ -28,10 +29,14 @@ _log = logging.getLogger(__name__)
 
 _TOKEN_BYTES: Final = 32
 _TOKEN_SECONDS: Final = 10.0
+# The most connections whose token has not arrived. A further connection ends the oldest of these. A lane sends its
+# token at once, so the oldest are not lanes.
+_MOST_WITHOUT_TOKEN: Final = 256
 _INTERVAL: Final = 0.5
 # A line has at most this number of destinations. A name has at most 260 characters, so a line is far below the limit.
 _PATHS_TOGETHER: Final = 500
 _MOST_LINE_BYTES: Final = 2**20
+_READ_BYTES: Final = 2**16
 
 
 class LaneTry(NamedTuple):
@@ -118,11 +123,13 @@ class CountsListener:
         self._received = received
         self._token = secrets.token_hex(_TOKEN_BYTES // 2)
         self._server: asyncio.Server | None = None
+        self._without_token: dict[asyncio.StreamWriter, None] = {}
+        """Connections whose token has not arrived, the oldest first."""
 
     async def listen(self, host: str, bind: str) -> CountsAddress | None:
         """Starts to listen. Returns the address for lanes; None if the port cannot be opened, which is logged."""
         try:
-            self._server = await asyncio.start_server(self._serve, bind, 0, limit=_MOST_LINE_BYTES)
+            self._server = await asyncio.start_server(self._serve, bind, 0, limit=_READ_BYTES)
         except OSError as error:
             _log.warning("the lanes cannot report while they run, because %s cannot be listened on: %s", bind, error)
             return None
@@ -134,18 +141,42 @@ class CountsListener:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(_TOKEN_SECONDS):
-                given = await reader.readexactly(_TOKEN_BYTES)
-            if not secrets.compare_digest(given, self._token.encode()):
-                return
-            while True:
-                self._received(LaneSnapshot.of_json(await reader.readuntil(b"\n")))
+            if await self._has_token(reader, writer):
+                async for line in _lines(reader):
+                    self._received(LaneSnapshot.of_json(line))
         except (OSError, EOFError, TimeoutError):
-            pass  # the lane has ended, maybe within a line, or it was not a lane
-        except (asyncio.LimitOverrunError, ValueError, TypeError, KeyError) as error:
+            pass  # the lane has ended, or it was not a lane
+        except (ValueError, TypeError, KeyError) as error:
             _log.warning("counts of a lane cannot be read: %r", error)
         finally:
             writer.close()
+
+    async def _has_token(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        waiting = self._without_token
+        waiting[writer] = None
+        if len(waiting) > _MOST_WITHOUT_TOKEN:
+            oldest = next(iter(waiting))
+            del waiting[oldest]
+            oldest.transport.abort()
+        try:
+            async with asyncio.timeout(_TOKEN_SECONDS):
+                given = await reader.readexactly(_TOKEN_BYTES)
+        finally:
+            waiting.pop(writer, None)
+        return secrets.compare_digest(given, self._token.encode())
+
+
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yields lines, without a last line that has no end. Raises ValueError if a line is too long."""
+    found = bytearray()
+    while some := await reader.read(_READ_BYTES):
+        found += some
+        *lines, rest = found.split(b"\n")
+        if max(map(len, (*lines, rest))) > _MOST_LINE_BYTES:
+            raise ValueError(f"a line has more than {_MOST_LINE_BYTES} bytes")
+        for line in lines:
+            yield bytes(line)
+        found = bytearray(rest)
 
 
 # --- in a lane -------------------------------------------------------------------------------------------------------

@@ -4,13 +4,19 @@ A lane records first which try of which task it is. The driver knows from Spark 
 entries of their segments. So the numbers of a run are those of its ledger (L6), in particular how many messages were
 possibly delivered twice: a killed lane has delivered messages without a recorded completion, and sent messages without
 a recorded outcome.
+
+Each of these is a doubt, and several lanes may have a doubt about the same message. If two lanes deliver a message and
+die, these are two doubts. The message has arrived twice, so it has one duplicate; it has two only if a third lane
+delivers it again. So after a drain `LostLanes.possible_duplicates` counts again, by message and over all lanes, with
+the rule of the ledger's balance.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
@@ -57,8 +63,8 @@ class EntryCounts:
 
     def add_send(self, intent: Intent | Operation, outcome: Outcome | Operation) -> Counter[str]:
         """Adds a send to the primary. Returns the ids of the messages that were delivered."""
-        failed = Counter(outcome.failed or (() if outcome.result == OK else intent.ids))
-        arrived, counts = Counter(intent.ids) - failed, self.of(intent.entity)
+        arrived, failed = _arrived_and_failed(intent, outcome)
+        counts = self.of(intent.entity)
         counts.returned += arrived.total()
         counts.bytes += intent.bytes * arrived.total() // max(1, len(intent.ids))
         if outcome.result == UNKNOWN:
@@ -81,7 +87,10 @@ class EntryCounts:
 
 
 class LostLanes:
-    """The segments of lanes in a ledger. Segments that exist when this object is made are never read."""
+    """The segments of lanes in a ledger. Segments that exist when this object is made are never read.
+
+    The methods read files: call them in a thread, one at a time.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -91,17 +100,31 @@ class LostLanes:
     def read(self, lanes: Iterable[LaneTry], primary: str) -> list[tuple[LaneTry, EntryCounts]]:
         """Returns what these lanes recorded, without lanes that recorded nothing. `primary` is its name in the ledger.
 
-        Reads files: call it in a thread. An entry that cannot be read is not counted; `twinbus ledger check` names it.
+        An entry that cannot be read is not counted; `twinbus ledger check` names it.
         """
         self._find_new()
         found: list[tuple[LaneTry, EntryCounts]] = []
         for lane in lanes:
             writer = self._lanes.get(lane)
             if writer is not None:
-                segments = [segment for segment in list_segments(self._folder) if segment.writer == writer]
-                entries = (entry for one in segments for entry in read_segment(one, lambda _: None))
-                found.append((lane, count_entries(entries, primary)))
+                found.append((lane, count_entries(self._entries(writer), primary)))
         return found
+
+    def possible_duplicates(self, primary: str) -> Counter[str]:
+        """Returns by path how many messages of this run were possibly delivered twice, as the ledger counts them.
+
+        Call it when no lane runs. Reads all that the lanes of this run have recorded, twice: first which messages are
+        in doubt, then all about these. So it keeps only these in memory.
+        """
+        self._find_new()
+        writers = list(self._lanes.values())
+        doubted = {key for writer in writers for key in doubted_messages(self._entries(writer), primary)}
+        return count_duplicates((self._entries(writer) for writer in writers), doubted, primary)
+
+    def _entries(self, writer: str) -> Iterator[Entry]:
+        for segment in list_segments(self._folder):
+            if segment.writer == writer:
+                yield from read_segment(segment, lambda _: None)
 
     def _find_new(self) -> None:
         for segment in list_segments(self._folder):
@@ -140,13 +163,108 @@ def count_entries(entries: Iterable[Entry], primary: str) -> EntryCounts:
                 if entry.stage is Stage.RETURN_PRIMARY:
                     uncompleted[entry.entity] += found.add_send(entry, entry)
                 elif entry.stage is Stage.COMPLETE_BACKLOG:
-                    uncompleted[(entry.destination or "").removeprefix(f"{primary}/")] -= Counter(entry.ids)
+                    uncompleted[_path(entry, primary)] -= Counter(entry.ids)
             case Movement():
-                found.add_move(entry, entry.destination.removeprefix(f"{primary}/"))
+                found.add_move(entry, _path(entry, primary))
             case _:
                 pass
     for intent in begun.values():
         found.of(intent.entity).possible_duplicates += len(intent.ids)
     for path, ids in uncompleted.items():
         found.of(path).possible_duplicates += ids.total()
+    return found
+
+
+def _path(entry: Operation | Movement, primary: str) -> str:
+    """Returns the path of the destination of an entry about the backlog."""
+    return (entry.destination or "").removeprefix(f"{primary}/")
+
+
+def _arrived_and_failed(intent: Intent | Operation, outcome: Outcome | Operation) -> tuple[Counter[str], Counter[str]]:
+    """Returns the ids of the messages of an operation that succeeded, and of the others."""
+    failed = Counter(outcome.failed or (() if outcome.result == OK else intent.ids))
+    return Counter(intent.ids) - failed, failed
+
+
+# --- by message ------------------------------------------------------------------------------------------------------
+
+_Key = tuple[str, str]
+"""The path of a destination, and the id of a message."""
+
+
+class _Effect(Enum):
+    """What an entry of a lane says about a message."""
+
+    DELIVERED = "delivered"
+    MAYBE_DELIVERED = "maybe delivered"
+    COMPLETED = "completed"
+    LOCK_LOST = "lock lost"
+
+
+def _effects(entries: Iterable[Entry], primary: str) -> Iterator[tuple[_Key, _Effect, int]]:
+    """Yields what the entries of one lane say about each message, and how often. The lane must have ended."""
+    begun: dict[str, Intent] = {}
+    for entry in entries:
+        match entry:
+            case Intent(stage=Stage.RETURN_PRIMARY):
+                begun[entry.id] = entry
+            case Outcome() if entry.id in begun:
+                yield from _effects_of_send(begun.pop(entry.id), entry)
+            case Operation(stage=Stage.RETURN_PRIMARY):
+                yield from _effects_of_send(entry, entry)
+            case Operation(stage=Stage.COMPLETE_BACKLOG):
+                for name, count in _arrived_and_failed(entry, entry)[0].items():
+                    yield (_path(entry, primary), name), _Effect.COMPLETED, count
+            case Movement(move=Move.POSSIBLE_DUPLICATE):
+                for name in entry.ids:
+                    yield (_path(entry, primary), name), _Effect.LOCK_LOST, 1
+            case _:
+                pass
+    for intent in begun.values():
+        for name in intent.ids:
+            yield (intent.entity, name), _Effect.MAYBE_DELIVERED, 1
+
+
+def _effects_of_send(intent: Intent | Operation, outcome: Outcome | Operation) -> Iterator[tuple[_Key, _Effect, int]]:
+    arrived, failed = _arrived_and_failed(intent, outcome)
+    for name, count in arrived.items():
+        yield (intent.entity, name), _Effect.DELIVERED, count
+    if outcome.result == UNKNOWN:
+        for name, count in failed.items():
+            yield (intent.entity, name), _Effect.MAYBE_DELIVERED, count
+
+
+def doubted_messages(entries: Iterable[Entry], primary: str) -> set[_Key]:
+    """Returns the messages of one lane that another lane has possibly delivered too, or will deliver. Pure."""
+    doubted: set[_Key] = set()
+    uncompleted: Counter[_Key] = Counter()
+    for key, effect, count in _effects(entries, primary):
+        if effect is _Effect.DELIVERED:
+            uncompleted[key] += count
+        elif effect is _Effect.COMPLETED:
+            uncompleted[key] -= count
+            if not uncompleted[key]:
+                del uncompleted[key]
+        else:
+            doubted.add(key)
+    return doubted | set(uncompleted)
+
+
+def count_duplicates(lanes: Iterable[Iterable[Entry]], doubted: Container[_Key], primary: str) -> Counter[str]:
+    """Returns by path how often the messages in `doubted` were possibly delivered beyond the first time. Pure.
+
+    `lanes` has the entries of each lane of a run. The rule is that of the balance: a message that the primary certainly
+    or possibly accepted n times has n - 1 duplicates. It has at least one if it was delivered and its completion is not
+    certain.
+    """
+    sums: defaultdict[_Key, Counter[_Effect]] = defaultdict(Counter)
+    for entries in lanes:
+        for key, effect, count in _effects(entries, primary):
+            if key in doubted:
+                sums[key][effect] += count
+    found: Counter[str] = Counter()
+    for (path, _), effects in sums.items():
+        delivered = effects[_Effect.DELIVERED]
+        is_uncertain = delivered > 0 and (effects[_Effect.LOCK_LOST] > 0 or not effects[_Effect.COMPLETED])
+        found[path] += max(delivered + effects[_Effect.MAYBE_DELIVERED] - 1, int(is_uncertain))
     return found
