@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tests.amqp import strategies
 from twinbus.amqp.delivery_splicing import (
     NO_ENTRIES,
+    NO_LOCK_TOKEN,
     EncodedEntries,
     broker_annotations,
     encode_annotations,
@@ -14,7 +15,7 @@ from twinbus.amqp.delivery_splicing import (
     splice_delivery,
 )
 from twinbus.amqp.encoding import encode
-from twinbus.amqp.fast_splicing import splice_locked_delivery
+from twinbus.amqp.fast_splicing import splice_locked_delivery, splice_unlocked_delivery
 from twinbus.amqp.message_builder import build_message
 from twinbus.amqp.message_sections import Header, Properties, split_sections
 from twinbus.values import Int, Long, Symbol, Timestamp
@@ -56,22 +57,25 @@ def test_a_delivery_adds_the_brokers_annotations_and_keeps_the_senders_sections(
 
 @given(strategies.parts, strategies.bodies, st.uuids(), st.integers(0, 300))
 @settings(max_examples=100, deadline=None)
-def test_the_fast_path_of_a_locked_delivery_gives_the_same_bytes(
+def test_the_fast_path_of_a_delivery_gives_the_same_bytes(
     parts: dict[str, Any], body: dict[str, Any], token: UUID, count: int
 ) -> None:
-    annotations = broker_annotations(5, 1_700_000_000_000, 1_700_000_060_000, 4, state=0)
+    enqueued, until = 1_700_000_000_000, 1_700_000_060_000
+    locked, unlocked = (broker_annotations(5, enqueued, lock, 4, state=0) for lock in (until, None))
     for some in (parts, {name: part for name, part in parts.items() if name.endswith("properties")}):
         raw = build_message(**some, **body)
-        found = splice_locked_delivery(raw, count, token.bytes_le, 5, 1_700_000_000_000, 1_700_000_060_000, 4)
-        if found is not None:
-            thorough = deliver(
-                raw,
-                delivery_count=count,
-                delivery_annotations=lock_token_annotation(token),
-                message_annotations=annotations,
-            )
-            assert b"".join(found) == thorough
-        assert (found is None) == (count > 255 or any(code in split_sections(raw).spans for code in (0x70, 0x71, 0x72)))
+        is_usual = count <= 255 and not any(code in split_sections(raw).spans for code in (0x70, 0x71, 0x72))
+        for found, tokens, annotations in (
+            (splice_locked_delivery(raw, count, token.bytes_le, 5, enqueued, until, 4), token, locked),
+            (splice_unlocked_delivery(raw, count, 5, enqueued, 4), None, unlocked),
+        ):
+            assert (found is not None) == is_usual
+            if found is not None:
+                ours = NO_LOCK_TOKEN if tokens is None else lock_token_annotation(tokens)
+                thorough = deliver(
+                    raw, delivery_count=count, delivery_annotations=ours, message_annotations=annotations
+                )
+                assert b"".join(found) == thorough
 
 
 @given(strategies.parts, strategies.bodies, strategies.application_properties)

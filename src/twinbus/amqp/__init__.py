@@ -43,7 +43,7 @@ from twinbus.amqp.events import (
     SessionBegun,
     SessionEnded,
 )
-from twinbus.amqp.fast_splicing import splice_locked_delivery
+from twinbus.amqp.fast_splicing import splice_locked_delivery, splice_unlocked_delivery
 from twinbus.amqp.limits import KIB, MIB, LimitExceededError, Limits, memory_of
 from twinbus.amqp.link import Link, LinkState
 from twinbus.amqp.message_builder import batch_payload, build_message, data_section_size, with_sections
@@ -185,6 +185,7 @@ __all__ = [
     "skip",
     "splice_delivery",
     "splice_locked_delivery",
+    "splice_unlocked_delivery",
     "split_sections",
     "transactional_state",
     "with_message_id",

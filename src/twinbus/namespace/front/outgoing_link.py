@@ -27,6 +27,7 @@ from twinbus.amqp import (
     lock_token_annotation,
     splice_delivery,
     splice_locked_delivery,
+    splice_unlocked_delivery,
 )
 from twinbus.ledger import UNIT_BYTES, billable_units
 from twinbus.namespace.engine import limits
@@ -80,10 +81,13 @@ _STATES = {
 
 def encode_delivery(row: Row, *, token: bytes | None, locked_until: int | None) -> list[bytes]:
     """Return the parts of the encoded message for a receiver. `token` is None for receive-and-delete and for peek."""
-    if token is not None and locked_until is not None and _is_plain(row):
-        spliced = splice_locked_delivery(
-            row.raw, row.delivery_count, token, row.seq, row.enqueued, locked_until, row.origin_seq
-        )
+    if _is_plain(row) and (token is None) == (locked_until is None):
+        if token is not None and locked_until is not None:
+            spliced = splice_locked_delivery(
+                row.raw, row.delivery_count, token, row.seq, row.enqueued, locked_until, row.origin_seq
+            )
+        else:
+            spliced = splice_unlocked_delivery(row.raw, row.delivery_count, row.seq, row.enqueued, row.origin_seq)
         if spliced is not None:
             return spliced
     annotations = broker_annotations(
