@@ -290,6 +290,8 @@ async def complete_received(receiver: Receiver, numbers: SequenceNumbers, newest
     others, link, ends, stopped = array("I"), None, float("inf"), None
     held, missing, completed = 0, len(numbers), set[int]()
     lock_seconds: float | None = None
+    completing: asyncio.Task[set[int]] | None = None
+    received: list[ReceivedMessage] = []  # and not being completed yet
     try:
         while missing > 0 and stopped is None:
             # Request as many messages as are missing, and as many more as other messages were received so far.
@@ -299,27 +301,35 @@ async def complete_received(receiver: Receiver, numbers: SequenceNumbers, newest
             lock_seconds = _granted_seconds(messages[0])
             if messages[0].link is not link:  # a new link: the locks of the old link have ended
                 others, link = array("I"), messages[0].link
-            ours, is_beyond = list[ReceivedMessage](), False
+            is_beyond = False
             for message in messages:
                 marks = marks_of(message)
                 number = marks.number or 0
                 if number in numbers and _is_meant(marks, newest):
-                    ours.append(message)
+                    received.append(message)
                 else:
                     others.append(message.delivery_id)
                     is_beyond = is_beyond or number > numbers.last
-            held += len(messages) - len(ours)
+            held += len(messages) - len(received)
+            missing -= len(received)
             if held and ends == float("inf"):
                 ends = time.monotonic() + _lock_seconds(messages[0]) / 2
-            completed |= await _completed(receiver, ours)
-            missing -= len(ours)
+            if completing is not None:
+                completed |= await completing
+            # The next messages are received while these are completed.
+            completing, received = asyncio.create_task(_completed(receiver, received)), []
             if is_beyond:
                 break
             if held > MOST_HELD:
                 stopped = _too_many()
             elif time.monotonic() > ends:
                 stopped = f"half of the lock time was over after {held} messages that this stream has not read"
+        if completing is not None:
+            completed |= await completing
     finally:
+        if completing is not None:
+            await asyncio.wait([completing])  # not done if an error ended the loop
+        others.extend(message.delivery_id for message in received if message.link is link)
         receiver.give_back(others)
     return Completion(numbers - SequenceNumbers.of(completed), held, stopped, lock_seconds)
 

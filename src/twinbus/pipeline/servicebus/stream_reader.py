@@ -7,8 +7,9 @@ committed. It works as follows:
   checkpoint. `read` runs in other processes. When the batch is processed, Spark writes to the checkpoint that it is
   committed, and only then calls `latestOffset` again, with the end offset of this batch as `start`. If a batch has its
   end offset in the checkpoint but is not committed, Spark repeats the batch after a restart, with the same offsets.
-- So `latestOffset` completes the messages of the batch that ends at `start`. Spark also calls `commit`, but later: when
-  the next batch is planned. It never calls `commit` for the last batch of a query, and never repeats a call.
+- So `latestOffset` completes the messages of the batch that ends at `start` while it plans the next batch, and returns
+  when both is done. Spark also calls `commit`, but later: when the next batch is planned. It never calls `commit` for
+  the last batch of a query, and never repeats a call.
 - `latestOffset` peeks at the queue and puts the sequence number of each active message of the batch into the offset.
   This set of numbers is the batch: `read` peeks at exactly these numbers, also when the batch is repeated, and `commit`
   completes exactly these messages. The set does not contain messages that were deferred or scheduled when the batch was
@@ -39,6 +40,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import pyarrow as pa
@@ -156,16 +158,25 @@ class StreamReader(LimitedStreamReader):
         self._latest = max(self._latest, previous.through)
         if not self._is_resumed:
             self._resume(previous)
-        elif previous.read != self._taken_over:
-            self.commit(start)
+        is_new = previous.read != self._taken_over
         # Each peek is charged as an operation, and Spark calls `latestOffset` without pauses.
         if self._target is None and time.monotonic() - self._looked < self._options.poll_interval:
+            if is_new:
+                self.commit(start)
             return start
+        first, known = self._first(previous)
+        # The next batch is planned while the last one is completed: both mostly wait for the namespace.
+        with ThreadPoolExecutor(1, "twinbus-completion") as other_thread:
+            completing = other_thread.submit(self.commit, start) if is_new else None
+            try:
+                with Broker(self._options) as broker:
+                    read, newest = self._planned(broker, first, known, limit)
+                    if not read:
+                        self._check_same_entity(broker, previous)
+            finally:
+                if completing is not None:
+                    completing.result()
         self._check_uncompleted()
-        with Broker(self._options) as broker:
-            read, newest = self._planned(broker, previous, limit)
-            if not read:
-                self._check_same_entity(broker, previous)
         if not read:
             self._complete_when_idle()
             self._looked = time.monotonic()
@@ -200,11 +211,15 @@ class StreamReader(LimitedStreamReader):
             "uncompleted": len(self._uncompleted),
         }
 
-    def _planned(self, broker: Broker, previous: Offset, limit: ReadLimit) -> tuple[SequenceNumbers, int | None]:
-        """Returns the sequence numbers of the next batch, and the latest enqueued time of its messages."""
+    def _planned(
+        self, broker: Broker, first: int, known: SequenceNumbers, limit: ReadLimit
+    ) -> tuple[SequenceNumbers, int | None]:
+        """Returns the sequence numbers of the next batch, and the latest enqueued time of its messages.
+
+        Peeks from the number `first` on, and leaves out messages that are `known`.
+        """
         most = self._most(limit)
         most_runs = None if most is None else _MOST_RUNS
-        first, known = self._first(previous)
         runs: list[tuple[int, int]] = []
         count, newest = 0, None
         for marks, _ in broker.from_number(first, PAGE if most is None else min(PAGE, most)):
