@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final
 
 from twinbus.errors import OperatorError
@@ -45,6 +46,10 @@ class StoredObject:
     """Relative to the folder."""
     size: int
     modified: datetime
+
+
+ObjectVersion = tuple[tuple[str, str], ...]
+"""What a store says about the content of an object: it changes with each change of the object."""
 
 
 class ObjectFolder:
@@ -120,6 +125,32 @@ class ObjectFolder:
                 return False
             return True
 
+    def read_version(self, name: str) -> tuple[bytes, ObjectVersion] | None:
+        """Returns the content of a small object, and its version; None if there is none."""
+        import obstore  # noqa: PLC0415 - slow
+
+        try:
+            with storage_errors(self.location / name):
+                found = obstore.get(self._store, name)
+                return bytes(found.bytes()), _version(found.meta)
+        except FileNotFoundError:
+            return None
+
+    def put_if(self, name: str, data: bytes, version: ObjectVersion | None) -> ObjectVersion | None:
+        """Stores an object if there is one with this version, or, with None, if there is none. Returns its version.
+
+        Returns None if there is another one.
+        """
+        import obstore  # noqa: PLC0415 - slow
+        from obstore.exceptions import AlreadyExistsError, PreconditionError  # noqa: PLC0415
+
+        condition: Any = "create" if version is None else dict(version)
+        with storage_errors(self.location / name):
+            try:
+                return _version(obstore.put(self._store, name, data, mode=condition, use_multipart=False))
+            except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+                return None
+
     def put(self, name: str, file: IO[bytes]) -> None:
         """Stores an object, all of it or nothing. It replaces one of this name."""
         import obstore  # noqa: PLC0415 - slow
@@ -133,6 +164,13 @@ class ObjectFolder:
 
         with suppress(FileNotFoundError), storage_errors(self.location / name):
             obstore.delete(self._store, name)
+
+
+def read_text(folder: StorageLocation, name: str) -> str:
+    """Returns the text of a file in a folder, local or not. Raises FileNotFoundError."""
+    if folder.is_url:
+        return ObjectFolder(folder).read(name).decode()
+    return (Path(folder) / name).read_text(encoding="utf-8")
 
 
 class _ObjectReader(io.RawIOBase):
@@ -167,6 +205,10 @@ class _ObjectReader(io.RawIOBase):
         buffer[: len(found)] = found
         self._position += len(found)
         return len(found)
+
+
+def _version(found: Mapping[str, Any]) -> ObjectVersion:
+    return tuple((key, found[key]) for key in ("e_tag", "version") if found.get(key))
 
 
 def _opened(location: StorageLocation) -> S3Store | AzureStore:

@@ -93,6 +93,11 @@ class StorageLocation(os.PathLike[str]):
         """Whether this is in an object store."""
         return bool(self.scheme)
 
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return f"{self.container}/{self.key}".rstrip("/").rpartition("/")[2] if self.is_url else Path(self).name
+
     def __str__(self) -> str:
         return self.text
 

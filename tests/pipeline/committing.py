@@ -1,10 +1,12 @@
 """A Spark driver that stops between two commits of a run of the pipeline, until a test kills it.
 
-It brings the same ledger into several folders of tables, one after the other. In each folder it stops at another step.
+It brings the same ledger into several tables, one after the other: in folders, or at URLs. In each of them it stops at
+another step, and leaves a file in the folder of marks.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import threading
@@ -20,31 +22,37 @@ from twinbus.pipeline.run import PipelineRun
 from twinbus.pipeline.session import session
 from twinbus.pipeline.snapshots import Snapshots
 from twinbus.pipeline.table_log import TableLog
+from twinbus.pipeline.table_storage import TableStorage
 
-STOPPED = "stopped"
 STEPS = 4 + 3 + 4 + 1 + 3 + 2
 """Before the commits of operations, pending, entries and steps; of three tables of tallies; of four results; of
 segments; of three results that Spark does not write; before and after the commit of snapshots."""
 
 
-def stop_at_commits(steps: dict[str, int]) -> None:
-    """In the tables of each folder, stop at this step, counted over all batches. Leaves a file in the folder."""
+def mark(marks: Path, root: str) -> Path:
+    """Return the file that says that the ingest into these tables has stopped."""
+    return marks / hashlib.sha256(root.encode()).hexdigest()
+
+
+def stop_at_commits(marks: Path, steps: dict[str, int]) -> None:
+    """In each of the tables, stop at this step, counted over all batches."""
     reached = dict.fromkeys(steps, 0)
 
-    def step(root: Path) -> None:
-        if reached[str(root)] == steps[str(root)]:
-            (root / STOPPED).touch()
+    def step(storage: TableStorage) -> None:
+        root = str(storage.location)
+        if reached[root] == steps[root]:
+            mark(marks, root).touch()
             threading.Event().wait()
-        reached[str(root)] += 1
+        reached[root] += 1
 
     def stopping(commit: Callable[..., Any], *, twice: bool = False) -> Callable[..., Any]:
         """Return a function that stops before a commit, or before and after it. Its first argument has a storage."""
 
         def stopped(made: Any, *rest: Any, **named: Any) -> Any:
-            step(made.storage.root)
+            step(made.storage)
             done = commit(made, *rest, **named)
             if twice:
-                step(made.storage.root)
+                step(made.storage)
             return done
 
         return stopped
@@ -55,15 +63,25 @@ def stop_at_commits(steps: dict[str, int]) -> None:
     setattr(Snapshots, "add", stopping(Snapshots.add, twice=True))  # noqa: B010  # mypy would not allow the assignment
 
 
-def main(ledger: str, steps: dict[str, int]) -> None:
+def main(ledger: str, marks: Path, steps: dict[str, int]) -> None:
     spark = session("committing", settings={"spark.driver.defaultJavaOptions": QUICK})
-    stop_at_commits(steps)
-    for root in map(Path, steps):
-        PipelineRun(spark, Path(ledger), root).start(most_bytes=1)
-        while not (root / STOPPED).exists():
+    stop_at_commits(marks, steps)
+    for root in steps:
+        PipelineRun(spark, ledger, root).start(most_bytes=1)
+        while not mark(marks, root).exists():
             time.sleep(0.05)
     threading.Event().wait()
 
 
+def go_on(ledger: str, roots: list[str]) -> None:
+    """Ingest the ledger into these tables, and end."""
+    spark = session("committing", settings={"spark.driver.defaultJavaOptions": QUICK})
+    for root in roots:
+        PipelineRun(spark, ledger, root).start(most_bytes=1).awaitTermination()
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    if sys.argv[4:]:
+        go_on(sys.argv[1], sys.argv[4:])
+    else:
+        main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))

@@ -10,6 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from twinbus.errors import OperatorError
+from twinbus.pipeline.checkpoints import has_file_system
+from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.table_log import DataFile
 from twinbus.pipeline.tables import OPERATIONS, PENDING, Tables
 
@@ -75,3 +77,14 @@ def test_d5_the_lock_leaves_results_alone_that_another_process_is_writing(tables
         with tables.locked():
             pass
         assert (Path(theirs).exists(), Path(left).exists()) == (True, False)
+
+
+def test_d6_a_checkpoint_url_without_a_file_system_of_spark_is_refused_before_anything_starts(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "ledger").mkdir()
+    for url in ("s3://bucket/checkpoints", "abfss://container/checkpoints"):
+        with pytest.raises(OperatorError, match=f"Spark has no file system for {url.partition('/')[0]}//"):
+            ingest_ledger(spark, tmp_path / "ledger", tmp_path / "tables", checkpoints=url)
+    assert not (tmp_path / "tables").exists()
+    assert has_file_system(spark, "file")

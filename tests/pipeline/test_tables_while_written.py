@@ -24,7 +24,7 @@ from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import SparkSession
 
 from tests.pipeline.books import HOUR, MIDNIGHT, halves, movement, operation, segment_name, writer
-from tests.pipeline.committing import STEPS, STOPPED
+from tests.pipeline.committing import STEPS, mark
 from tests.pipeline.driver_processes import LONG, kill, process, until
 from tests.tiers import budget
 from twinbus.ledger import Closed, Entry, Move, Role, SegmentHeader, Stage, encode_entry
@@ -32,6 +32,7 @@ from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.message_steps import MOST_RUNS
 from twinbus.pipeline.run import PipelineRun
 from twinbus.pipeline.tables import Tables
+from twinbus.storage_location import StorageLocation
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(budget(1800, 1800, 7200))]
 _PAUSE = 0.2
@@ -94,7 +95,7 @@ def by_duckdb(root: Path, table: str, version: int | None) -> int:
 Count = Callable[[Path, str, int | None], int]
 
 
-def snapshot(root: Path) -> tuple[int, dict[str, int]]:
+def snapshot(root: Path | StorageLocation) -> tuple[int, dict[str, int]]:
     """Return the number and the versions of the last snapshot."""
     rows = polars.read_delta(str(root / "snapshots"))
     last = rows.filter(polars.col("snapshot") == polars.col("snapshot").max())
@@ -174,9 +175,9 @@ def test_d5_kill_9_of_the_driver_between_any_two_commits_repeats_nothing_and_los
         copied = str(copy_of(first, tmp_path / f"known-{step}"))
         steps[copied] = step
         seen_before[copied] = BATCHES if step == STEPS - 1 else 1
-    command = [sys.executable, "-m", "tests.pipeline.committing", str(ledger), json.dumps(steps)]
+    command = [sys.executable, "-m", "tests.pipeline.committing", str(ledger), str(tmp_path), json.dumps(steps)]
     with process(*command, log=log) as driver:
-        until(lambda: all((Path(root) / STOPPED).exists() for root in steps), driver, log, 4 * LONG)
+        until(lambda: all(mark(tmp_path, root).exists() for root in steps), driver, log, 4 * LONG)
         kill(driver)
     said = [json.loads(line) for file in ledger.iterdir() for line in file.read_text().splitlines()]
     for root, batches in seen_before.items():
@@ -196,18 +197,19 @@ def copy_of(tables: Path, root: Path) -> Path:
     return root
 
 
-def read_snapshot(root: Path) -> dict[str, list[dict[str, Any]]]:
+def read_snapshot(root: Path | StorageLocation) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of each table at the last snapshot; no rows if there is none."""
-    if not (root / "snapshots").exists():
+    try:
+        _, versions = snapshot(root)
+    except TableNotFoundError:
         return {table: [] for table in TABLES}
-    _, versions = snapshot(root)
     return {table: polars.read_delta(str(root / table), version=versions[table]).to_dicts() for table in versions}
 
 
-def check(root: Path, said: list[dict[str, Any]]) -> None:
+def check(root: Path | StorageLocation, said: list[dict[str, Any]]) -> None:
     number, versions = snapshot(root)
     assert number == BATCHES
-    assert versions == {table: DeltaTable(root / table).version() for table in versions}, "no table is ahead"
+    assert versions == {table: DeltaTable(str(root / table)).version() for table in versions}, "no table is ahead"
     found = read_snapshot(root)
     ended = {line["id"] for line in said if line["kind"] == "outcome"}
     done = [line for line in said if line["kind"] == "operation" or (line["kind"] == "intent" and line["id"] in ended)]
@@ -227,7 +229,7 @@ def check(root: Path, said: list[dict[str, Any]]) -> None:
     }
 
 
-def check_results(root: Path, said: list[dict[str, Any]]) -> None:
+def check_results(root: Path | StorageLocation, said: list[dict[str, Any]]) -> None:
     """Check the results against the lines of the ledger: each operation and each message counts once."""
     found = read_snapshot(root)
     begun = [line for line in said if line["kind"] in ("operation", "intent")]

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twinbus.cli.errors import WrongUsageError
+from twinbus.cli.ledger import refuse_no_ledger
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
 from twinbus.pipeline import TableStorage
+from twinbus.storage_location import StorageLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,8 +47,15 @@ def spark_session(name: str, master: str | None, settings: Mapping[str, str] | N
     return spark
 
 
-def refuse_no_folder(what: str, folder: Path) -> None:
-    """Raise OperatorError if this is not a folder that can be read. `what` names the folder: `the ledger`."""
+def refuse_no_folder(what: str, location: StorageLocation) -> None:
+    """Raise OperatorError if this is not a folder that can be read, or a URL with segments of a ledger.
+
+    `what` names the folder: `the ledger`.
+    """
+    if location.is_url:
+        refuse_no_ledger(location)
+        return
+    folder = Path(location)
     if not folder.is_dir():
         kind = "is not a folder" if folder.exists() else "does not exist"
         raise OperatorError(f"{what} {folder} {kind}", "Give the directory that the option `ledger` names.")
@@ -54,8 +63,12 @@ def refuse_no_folder(what: str, folder: Path) -> None:
         raise OperatorError(f"{what} {folder} cannot be read by this user", "Check its permissions.")
 
 
-def refuse_unusable_tables(folder: Path) -> None:
-    """Raise OperatorError if tables cannot be written to this folder, which need not exist yet."""
+def refuse_unusable_tables(location: StorageLocation) -> None:
+    """Raise OperatorError if tables cannot be written to this folder or URL, which need not exist yet."""
+    if location.is_url:
+        TableStorage(location).has_tables()  # raises an error if the object store cannot be used
+        return
+    folder = Path(location)
     existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not existing.is_dir():
         raise OperatorError(f"the tables cannot be in {folder}: {existing} is a file", "Name another directory.")
@@ -69,9 +82,9 @@ def refuse_unusable_tables(folder: Path) -> None:
         ) from error
 
 
-def holds_tables(folder: Path) -> bool:
-    """Return whether a ledger was ingested into this folder."""
-    return TableStorage(folder).has_tables()
+def holds_tables(location: StorageLocation) -> bool:
+    """Return whether a ledger was ingested into this folder or URL."""
+    return TableStorage(location).has_tables()
 
 
 def refuse_missing_jars(jars: str | None) -> None:

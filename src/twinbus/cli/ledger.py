@@ -132,14 +132,21 @@ def ledger_readable(directory: Path | StorageLocation) -> Iterator[None]:
 
 def refuse_no_ledger(directory: Path | StorageLocation) -> None:
     """Raise OperatorError if this directory or URL has no segment of a ledger."""
+    location = StorageLocation.parse(directory)
+    if has_segments(location):
+        return
+    if location.is_url:
+        raise OperatorError(f"{location} has no segment of a ledger", "Name the URL that `ledger ship` copied to.")
+    raise OperatorError(f"{location} is not a ledger", "Give the directory that the option `ledger` names.")
+
+
+def has_segments(location: StorageLocation) -> bool:
+    """Return whether this directory or URL has a segment of a ledger."""
     from twinbus.ledger import ShippedLedger, list_segments  # noqa: PLC0415 - slow
 
-    location = StorageLocation.parse(directory)
     if location.is_url:
-        if not ShippedLedger(location).segments():
-            raise OperatorError(f"{location} has no segment of a ledger", "Name the URL that `ledger ship` copied to.")
-    elif not Path(location).is_dir() or next(list_segments(Path(location)), None) is None:
-        raise OperatorError(f"{location} is not a ledger", "Give the directory that the option `ledger` names.")
+        return bool(ShippedLedger(location).segments())
+    return Path(location).is_dir() and next(list_segments(Path(location)), None) is not None
 
 
 def refuse_unwritable(directory: Path) -> None:

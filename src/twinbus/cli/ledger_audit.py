@@ -34,6 +34,7 @@ from twinbus.cli.ledger import (
 )
 from twinbus.cli.network import network_of, network_options
 from twinbus.errors import OperatorError
+from twinbus.storage_location import StorageLocation
 
 if TYPE_CHECKING:
     from twinbus.ledger import Ledger
@@ -132,7 +133,7 @@ def audit(
         if engine is Engine.SPARK:
             refuse_no_ledger(directory)
             if tables is not None:
-                refuse_unusable_tables(tables)
+                refuse_unusable_tables(StorageLocation(str(tables)))
             with _opened_tables(tables, master) as place:
                 found = run_audit_on_spark(directory, secondary, place, name, wait, seconds, silence)
         else:

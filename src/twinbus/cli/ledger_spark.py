@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -27,14 +26,16 @@ from twinbus.cli.engine import (
     spark_session,
 )
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
-from twinbus.cli.ledger import LISTED, SUMS, report, show
+from twinbus.cli.ledger import LISTED, SUMS, LedgerLocation, report, show
 from twinbus.cli.ledger_audit import AuditDeadAfter, audit_json, run_audit_on_spark, show_audit, spark_errors_explained
+from twinbus.cli.local_paths import path_or_url
 from twinbus.cli.network import network_options
 from twinbus.cli.spinner import spinner
 from twinbus.cli.tables import Cell, print_table
 from twinbus.errors import OperatorError
 from twinbus.pipeline import TableStorage
 from twinbus.printable import printable
+from twinbus.storage_location import StorageLocation, refuse_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -60,13 +61,21 @@ class Format(StrEnum):
     JSON = "json"
 
 
-Ledger = Annotated[Path, typer.Argument(help="Directory of the ledger.", show_default=False)]
 TablesFolder = Annotated[
-    Path, typer.Argument(help="Directory of the tables; on a cluster, one that all machines share.", show_default=False)
+    StorageLocation,
+    typer.Argument(
+        parser=path_or_url,
+        help="Directory of the tables, or their URL; on a cluster, a directory that all machines share.",
+        show_default=False,
+    ),
 ]
 IngestFirst = Annotated[
-    Path | None,
-    typer.Option("--ledger", help="Directory of a ledger. Its new entries are ingested first."),
+    StorageLocation | None,
+    typer.Option(
+        "--ledger",
+        parser=path_or_url,
+        help="Directory of a ledger, or its URL. Its new entries are ingested first.",
+    ),
 ]
 Since = Annotated[
     datetime | None,
@@ -107,8 +116,8 @@ Jars = Annotated[str | None, typer.Option(help="JAR files with JDBC drivers, sep
 class LedgerJobOptions:
     """Options that all verbs in this module share."""
 
-    tables: Path
-    ledger: Path | None
+    tables: StorageLocation
+    ledger: StorageLocation | None
     since: datetime | None
     until: datetime | None
     json: bool
@@ -122,7 +131,7 @@ class LedgerJobOptions:
 
 
 def ingest(
-    ledger: Ledger,
+    ledger: LedgerLocation,
     tables: TablesFolder,
     follow: Annotated[
         bool, typer.Option("--follow", help="Keep running: ingest new entries when they appear.")
@@ -273,13 +282,16 @@ def _wants_json(json: bool, form: Format) -> bool:
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
-def ingested_tables(tables: Path, ledger: Path | None, master: str | None) -> Tables:
+def ingested_tables(tables: StorageLocation, ledger: StorageLocation | None, master: str | None) -> Tables:
     """Return the tables. If a ledger is given, its new entries are ingested first. Verbs of other modules use this."""
     return tables_and_writers(tables, ledger, master)[0]
 
 
 def tables_and_writers(
-    tables: Path, ledger: Path | None, master: str | None, silence: timedelta = timedelta(minutes=15)
+    tables: StorageLocation,
+    ledger: StorageLocation | None,
+    master: str | None,
+    silence: timedelta = timedelta(minutes=15),
 ) -> tuple[Tables, WriterStates]:
     """Return the tables, as `ingested_tables` does, and what is known of the writers of the ledger."""
     options = LedgerJobOptions(tables, ledger, None, None, False, master, False, 0.0, None, None, silence)
@@ -415,9 +427,13 @@ def _audited(options: LedgerJobOptions, secondary: str | None, silence: timedelt
             "--audit needs a ledger and the secondary",
             "Give --ledger, and set TWINBUS_SECONDARY_CONNECTION_STRING.",
         )
+    if options.ledger.is_url or options.tables.is_url:
+        raise WrongUsageError(
+            "--audit needs a ledger and tables in local folders", "An audit records in the ledger what it saw."
+        )
     if options.follow:
         raise WrongUsageError("--audit cannot be combined with --follow", "Leave out one of them.")
-    return run_audit_on_spark(options.ledger, secondary, _tables(options), silence=silence)
+    return run_audit_on_spark(refuse_url(options.ledger), secondary, _tables(options), silence=silence)
 
 
 def _print_balance(

@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 
 def path_or_url(given: str) -> StorageLocation:
-    """Return the location. Raise BadParameter for a URL that cannot be used."""
+    """Return the location. Raise BadParameter for a URL that cannot be used, and for a path that cannot be read."""
     try:
-        return StorageLocation.parse(given)
+        found = StorageLocation.parse(given)
     except LocationError as error:
         raise typer.BadParameter(str(error)) from None
+    if not found.is_url:
+        _LocalPath().convert(found.text, None, None)
+    return found
 
 
 class _LocalPath(TyperPath):

@@ -19,9 +19,9 @@ import typer
 from twinbus.cli.engine import Master, refuse_no_folder, refuse_unusable_tables, spark_session
 from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.interrupts import end_interrupted
-from twinbus.cli.ledger import DeadAfter
+from twinbus.cli.ledger import DeadAfter, LedgerLocation
 from twinbus.cli.ledger_audit import spark_errors_explained
-from twinbus.cli.ledger_spark import Every, Ledger, TablesFolder
+from twinbus.cli.ledger_spark import Every, TablesFolder
 from twinbus.cli.terminal import console, still_protected
 from twinbus.pipeline import TableStorage
 
@@ -41,7 +41,7 @@ def _pipeline() -> None:
 
 @app.command()
 def run(
-    ledger: Ledger,
+    ledger: LedgerLocation,
     tables: TablesFolder,
     follow: Annotated[bool, typer.Option("--follow", help="Keep running: a batch for new entries.")] = False,
     every: Every = 10.0,

@@ -15,12 +15,13 @@ import typer
 from twinbus.cli.cost import PricesFile
 from twinbus.cli.engine import Master, holds_tables
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
-from twinbus.cli.ledger import DeadAfter, show_judgement
+from twinbus.cli.ledger import DeadAfter, has_segments, show_judgement
 from twinbus.cli.ledger_spark import Since, Until, in_utc, tables_and_writers
+from twinbus.cli.local_paths import path_or_url
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
-from twinbus.ledger import list_segments
 from twinbus.money import Prices, PricesError, Scenario
+from twinbus.storage_location import StorageLocation
 
 if TYPE_CHECKING:
     from twinbus.pipeline import Tables, WriterStates
@@ -28,14 +29,20 @@ if TYPE_CHECKING:
 
 def report(
     ledger: Annotated[
-        Path, typer.Argument(help="Directory of a ledger, or the tables that it was ingested into.", show_default=False)
+        StorageLocation,
+        typer.Argument(
+            parser=path_or_url,
+            help="Directory or URL of a ledger, or of the tables that it was ingested into.",
+            show_default=False,
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
     tables: Annotated[
-        Path | None,
+        StorageLocation | None,
         typer.Option(
-            help="Directory that keeps the tables, so that the next report reads only new entries. On a cluster: "
-            "one that all machines share.",
+            parser=path_or_url,
+            help="Directory or URL that keeps the tables, so that the next report reads only new entries. On a "
+            "cluster: a directory that all machines share.",
             show_default="a temporary folder",
         ),
     ] = None,
@@ -82,7 +89,12 @@ def report(
             window = TimeWindow(in_utc(since), in_utc(until))
             found = collect_report_data(place, billed, scenario, window, writers)
             about = ReportInfo(
-                title, ledger.absolute().name, datetime.now(UTC), billed, scenario, _window_text(since, until)
+                title,
+                ledger.absolute().name,
+                datetime.now(UTC),
+                billed,
+                scenario,
+                _window_text(since, until),
             )
             write_page(output, render_page(found, about))
             judged = judge_report(found)
@@ -96,7 +108,7 @@ def report(
 
 @contextmanager
 def _open_tables(
-    ledger: Path, tables: Path | None, master: str | None, silence: timedelta
+    ledger: StorageLocation, tables: StorageLocation | None, master: str | None, silence: timedelta
 ) -> Iterator[tuple[Tables, WriterStates]]:
     """Yield the given tables, or tables made from the given ledger: in `tables`, or in a temporary folder.
 
@@ -107,13 +119,13 @@ def _open_tables(
             raise OperatorError(f"{ledger} contains tables already", "Leave out --tables, or give the ledger.")
         yield tables_and_writers(ledger, None, master, silence)
         return
-    if not ledger.is_dir() or next(list_segments(ledger), None) is None:
+    if not has_segments(ledger):
         raise OperatorError(
             f"{ledger} contains neither a ledger nor tables",
             "Give the directory that the option `ledger` names, or the tables of `twinbus ledger ingest`.",
         )
     with TemporaryDirectory(prefix="twinbus-report-") if tables is None else nullcontext(tables) as folder:
-        yield tables_and_writers(Path(folder), ledger, master, silence)
+        yield tables_and_writers(StorageLocation.parse(folder), ledger, master, silence)
 
 
 def _window_text(since: datetime | None, until: datetime | None) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -22,6 +22,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from twinbus.errors import OperatorError
 from twinbus.ledger import Intent, Operation, Outcome
+from twinbus.object_store import read_text
+from twinbus.pipeline.checkpoints import checkpoints_of, refuse_no_file_system
 from twinbus.pipeline.ingested_segments import LedgerLook, batch_look
 from twinbus.pipeline.line_parsing import parse_lines, reread_lines
 from twinbus.pipeline.message_steps import add_steps
@@ -30,7 +32,6 @@ from twinbus.pipeline.session import start_query
 from twinbus.pipeline.snapshots import TablesVersion
 from twinbus.pipeline.table_log import AppTransaction
 from twinbus.pipeline.tables import (
-    CHECKPOINTS_FOLDER,
     ENTRIES,
     OPERATIONS,
     PENDING,
@@ -40,6 +41,7 @@ from twinbus.pipeline.tables import (
     TablesChange,
     columns,
 )
+from twinbus.storage_location import StorageLocation
 
 _OPERATION, _INTENT, _OUTCOME = Operation.kind, Intent.kind, Outcome.kind
 _OUTCOME_COLUMNS: Final = ("seconds", "result", "cause", "failed")
@@ -72,32 +74,38 @@ class ParsedBatch:
 
 def ingest_ledger(
     spark: SparkSession,
-    ledger: Path,
-    root: Path,
+    ledger: str | os.PathLike[str],
+    root: str | os.PathLike[str],
     *,
     every: float | None = None,
     most_bytes: int | None = None,
     extend: Extend | None = None,
     committed: Committed | None = None,
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+    checkpoints: str | os.PathLike[str] | None = None,
 ) -> StreamingQuery:
     """Starts to copy new entries of the ledger into the tables at `root`, and returns the running query.
 
     If `every` is None, the query ends when it has ingested the entries that exist at its start. Otherwise the query
     runs until it is stopped, and looks for new entries every `every` seconds. `most_bytes` limits the bytes of one
-    batch. `committed` is called after each commit. `turn` returns a context in which a batch is ingested. Raises
-    OperatorError if the tables have the format of an earlier version.
+    batch. `committed` is called after each commit. `turn` returns a context in which a batch is ingested. `checkpoints`
+    is where Spark keeps how far each ledger was read (default: `checkpoints_of`). `ledger` and `root` may be URLs of
+    object stores. Raises OperatorError if the tables have the format of an earlier version, or if Spark has no file
+    system for the checkpoints.
     """
+    ledger, root = StorageLocation.parse(ledger).absolute(), StorageLocation.parse(root).absolute()
+    place = checkpoints_of(root) if checkpoints is None else StorageLocation.parse(checkpoints).absolute()
+    refuse_no_file_system(spark, place)
     Tables(spark, root).version()
     spark.dataSource.register(LedgerDataSource)
-    source = spark.readStream.format("ledger").option("directory", str(ledger.absolute()))
+    source = spark.readStream.format("ledger").option("directory", str(ledger))
     if most_bytes is not None:
         source = source.option("maxBytesPerTrigger", str(most_bytes))
     # One checkpoint per ledger: several ledgers may go into the same tables.
-    checkpoint = root.absolute() / CHECKPOINTS_FOLDER / hashlib.sha256(str(ledger.absolute()).encode()).hexdigest()[:16]
+    checkpoint = place / hashlib.sha256(str(ledger).encode()).hexdigest()[:16]
     writer = source.load().writeStream.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=f"{every} seconds")
-    ingest = partial(_ingest_batch, ledger.absolute(), root.absolute(), checkpoint, extend, committed)
+    ingest = partial(_ingest_batch, ledger, root, checkpoint, extend, committed)
 
     def in_turn(lines: DataFrame, batch: int) -> None:
         with turn():
@@ -107,9 +115,9 @@ def ingest_ledger(
 
 
 def _ingest_batch(
-    ledger: Path,
-    root: Path,
-    checkpoint: Path,
+    ledger: StorageLocation,
+    root: StorageLocation,
+    checkpoint: StorageLocation,
     extend: Extend | None,
     committed: Committed | None,
     lines: DataFrame,
@@ -120,7 +128,7 @@ def _ingest_batch(
         # Each batch makes a commit, so somebody removed the tables. To go on would lose all earlier batches forever.
         raise OperatorError(
             f"the tables in {root} are gone, but the checkpoint of their stream is there",
-            f"Put them back, or remove {root / CHECKPOINTS_FOLDER} too: then the whole ledger is read again.",
+            f"Put them back, or remove {checkpoint} too: then the whole ledger is read again.",
         )
     with tables.locked():
         # A stream that starts from the beginning again has a new id, so its batches are not taken for earlier ones.
@@ -130,15 +138,15 @@ def _ingest_batch(
             commit_batch(tables, lines, ledger, transaction, extend, look, committed)
 
 
-def _stream_id(checkpoint: Path) -> str:
+def _stream_id(checkpoint: StorageLocation) -> str:
     """Returns the id that Spark has given to the stream of a checkpoint."""
-    return str(json.loads((checkpoint / "metadata").read_text())["id"])
+    return str(json.loads(read_text(checkpoint, "metadata"))["id"])
 
 
 def commit_batch(
     tables: Tables,
     lines: DataFrame,
-    ledger: Path,
+    ledger: StorageLocation,
     transaction: AppTransaction,
     extend: Extend | None = None,
     look: LedgerLook | None = None,
@@ -182,7 +190,7 @@ def _measure(rows: DataFrame) -> ParsedBatch:
     return ParsedBatch(rows, found[0], found[1], found[2] or 0, found[3] or 0, found[4] or 0)
 
 
-def _write_batch(change: TablesChange, batch: ParsedBatch, reread: DataFrame | None, ledger: Path) -> None:
+def _write_batch(change: TablesChange, batch: ParsedBatch, reread: DataFrame | None, ledger: StorageLocation) -> None:
     tables, before, names = change.tables, change.before, columns(SCHEMAS[PENDING])
     good = batch.rows.where("line is null").select(*names)
     change.newest = max(before.newest, batch.newest)
@@ -216,12 +224,10 @@ def known_entries(tables: Tables, version: TablesVersion, batch: ParsedBatch) ->
     """
     if not any(tables.files(table, version) for table in (OPERATIONS, ENTRIES, PENDING)):
         return None
-    days = F.col("day").between(
-        F.date_from_unix_date(F.lit(max(0, batch.first_day - 1))), F.date_from_unix_date(F.lit(batch.last_day + 1))
-    )
+    days = (batch.first_day - 1, batch.last_day + 1)
     kinds = F.when(F.col("whole"), F.array(F.lit(_OPERATION))).otherwise(F.array(F.lit(_INTENT), F.lit(_OUTCOME)))
-    done = tables.read(OPERATIONS, version=version).where(days).select(F.explode(kinds).alias("kind"), "id")
-    others = tables.read(ENTRIES, version=version).where(days).select("kind", "id")
+    done = tables.read(OPERATIONS, version=version, days=days).select(F.explode(kinds).alias("kind"), "id")
+    others = tables.read(ENTRIES, version=version, days=days).select("kind", "id")
     return done.unionAll(others).unionAll(tables.read(PENDING, version=version).select("kind", "id"))
 
 
@@ -268,7 +274,7 @@ def destination() -> Column:
     return F.lower(F.when(F.col("destination") != "", F.col("destination")).otherwise(own))
 
 
-def problems(reread: DataFrame, ledger: Path) -> DataFrame:
+def problems(reread: DataFrame, ledger: StorageLocation) -> DataFrame:
     file = F.concat(F.lit(f"{ledger}/"), "file").alias("file")
     return reread.where("problem is not null").select(
         file, F.col("number").alias("line"), F.col("problem").alias("cause")

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
+from twinbus.object_store import read_text
 from twinbus.pipeline.table_log import TABLE_CONFIGURATION, TableLog
 from twinbus.pipeline.table_storage import TableStorage
+from twinbus.storage_location import StorageLocation
 
 SEGMENTS: Final = "segments"
 LOOKED_AT: Final = "looked_at"
@@ -103,17 +104,17 @@ def _rows(looks: Iterable[LedgerLook]) -> pa.Table:
     return pa.Table.from_pylist(rows, _SCHEMA)
 
 
-def batch_look(ledger: str, checkpoint: Path, batch: int) -> LedgerLook:
+def batch_look(ledger: str, checkpoint: StorageLocation, batch: int) -> LedgerLook:
     """Returns what a batch of a stream ingests of a ledger, from the offsets that Spark keeps in the checkpoint."""
     end, start = _offset(checkpoint, batch), _offset(checkpoint, batch - 1)
     looked_at = end.pop(LOOKED_AT, 0)
     return LedgerLook(ledger, looked_at, {name: size for name, size in end.items() if size != start.get(name)})
 
 
-def _offset(checkpoint: Path, batch: int) -> dict[str, int]:
+def _offset(checkpoint: StorageLocation, batch: int) -> dict[str, int]:
     """Returns the offset at the end of a batch; nothing if Spark has no such offset."""
     try:
-        lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()
+        lines = read_text(checkpoint, f"offsets/{batch}").splitlines()
     except FileNotFoundError:
         return {}
     # A version, metadata of Spark, and the offset of the source. The first batch of an empty ledger has no offset: `-`.

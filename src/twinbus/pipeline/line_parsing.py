@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, asdict, fields
 from functools import reduce
 from operator import and_
-from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd  # type: ignore[import-untyped] # comes without
@@ -20,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from twinbus.ledger import ENTRY_KINDS, SCHEMA_VERSION, EntryError, Move, Role, Stage, decode_entry
 from twinbus.pipeline.segment_source import open_segment
 from twinbus.pipeline.tables import PENDING, SCHEMAS, struct
+from twinbus.storage_location import StorageLocation
 
 _LARGEST: Final = 2**63 - 1
 _WORDS: Final = {"stage": Stage, "role": Role, "move": Move}
@@ -44,7 +44,7 @@ def _is_entry() -> Column:
     return F.coalesce((F.col("v") <= SCHEMA_VERSION) & by_kind, F.lit(False))
 
 
-def reread_lines(rejected: DataFrame, directory: Path) -> DataFrame:
+def reread_lines(rejected: DataFrame, directory: StorageLocation) -> DataFrame:
     """Reads rejected lines again with `twinbus.ledger`. Returns rows: entries, and lines that are not entries.
 
     A line that is not an entry has the reason in the column `problem`, and its line number in `number`.
@@ -53,7 +53,9 @@ def reread_lines(rejected: DataFrame, directory: Path) -> DataFrame:
     return rejected.select("file", "position", "line").mapInPandas(_line_reader(directory, columns.names), columns)
 
 
-def _line_reader(directory: Path, columns: list[str]) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]:
+def _line_reader(
+    directory: StorageLocation, columns: list[str]
+) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]:
     def read(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         for batch in batches:
             rows = [
@@ -66,7 +68,7 @@ def _line_reader(directory: Path, columns: list[str]) -> Callable[[Iterator[pd.D
     return read
 
 
-def _row(directory: Path, file: str, position: int, line: bytes) -> dict[str, Any]:
+def _row(directory: StorageLocation, file: str, position: int, line: bytes) -> dict[str, Any]:
     try:
         entry = decode_entry(line)
         values = asdict(entry)
@@ -79,7 +81,7 @@ def _row(directory: Path, file: str, position: int, line: bytes) -> dict[str, An
     return {"file": file, "kind": entry.kind, **values}
 
 
-def _line_number(directory: Path, segment: str, position: int) -> int:
+def _line_number(directory: StorageLocation, segment: str, position: int) -> int:
     """Returns the number of the line that begins at this position, counted from 1; 0 if the file does not exist."""
     file = open_segment(directory, segment)
     if file is None:

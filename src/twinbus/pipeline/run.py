@@ -12,29 +12,30 @@ without a batch. It also makes the results of tables that have none.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from twinbus.errors import OperatorError
-from twinbus.ledger import SILENCE, list_segments
+from twinbus.ledger import SILENCE
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.ingested_segments import SEGMENTS
 from twinbus.pipeline.jobs import JOBS, advance
 from twinbus.pipeline.result_tables import PARTS, read_as_of
 from twinbus.pipeline.results import add_results, compute_results
-from twinbus.pipeline.segment_source import end_of_last_line
+from twinbus.pipeline.segment_source import available_bytes
 from twinbus.pipeline.snapshots import TablesVersion
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, Tables, TablesChange
 from twinbus.pipeline.writer_states import WriterStates, dead_in_tables
+from twinbus.storage_location import StorageLocation
 
 _STORING: Final = tuple(job for job in JOBS.values() if not job.stored_by)
 
@@ -63,8 +64,8 @@ class PipelineRun:
     def __init__(
         self,
         spark: SparkSession,
-        ledger: Path,
-        root: Path,
+        ledger: str | os.PathLike[str],
+        root: str | os.PathLike[str],
         *,
         silence: timedelta = SILENCE,
         report: Callable[[CommittedBatch], object] = lambda _: None,
@@ -77,7 +78,7 @@ class PipelineRun:
         self.tables = Tables(spark, root)
         self.phase = ""
         """What the run does now. Empty while it waits for new entries."""
-        self._ledger = ledger.absolute()
+        self._ledger = StorageLocation.parse(ledger).absolute()
         self._silence = silence
         self._report = report
         self._turn = threading.Lock()
@@ -96,7 +97,7 @@ class PipelineRun:
         return ingest_ledger(
             self.tables.spark,
             self._ledger,
-            self.tables.root,
+            self.tables.storage.location,
             every=every,
             most_bytes=most_bytes,
             extend=self._extend,
@@ -163,8 +164,8 @@ class PipelineRun:
         """Returns whether the tables have all entries of these dead writers."""
         looks = (look.segments for look in self.tables.segments.looks() if look.ledger == str(self._ledger))
         known, wanted = next(looks, {}), frozenset(writers)
-        segments = [one for one in list_segments(self._ledger) if one.writer in wanted]
-        return all(end_of_last_line(one.path, 0) <= known.get(one.sealed_path.name, 0) for one in segments)
+        there = available_bytes(self._ledger, {})
+        return all(size <= known.get(name, 0) for name, size in there.items() if name.rpartition("-")[0] in wanted)
 
     def _has_results(self) -> bool:
         """Returns whether the last snapshot has all results, and they are those of its tables."""

@@ -20,8 +20,10 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from twinbus.ledger import OPEN_SUFFIX, SEALED_SUFFIX, list_segments
+from twinbus.ledger import OPEN_SUFFIX, SEALED_SUFFIX, ShippedLedger, list_segments
+from twinbus.object_store import ObjectFolder
 from twinbus.pipeline.ingested_segments import LOOKED_AT
+from twinbus.storage_location import StorageLocation
 
 SCHEMA: Final = "file string, position long, line binary"
 _ARROW: Final = pa.schema([("file", pa.string()), ("position", pa.int64()), ("line", pa.binary())])
@@ -57,7 +59,7 @@ class SegmentPartition(InputPartition):
 class LedgerDataSource(DataSource):
     """The data source of `spark.readStream.format("ledger")`.
 
-    Options: `directory`, the folder of the ledger; `maxBytesPerTrigger`, about 1 GB by default.
+    Options: `directory`, the folder of the ledger, or its URL; `maxBytesPerTrigger`, about 1 GB by default.
     """
 
     @classmethod
@@ -69,13 +71,13 @@ class LedgerDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> SegmentReader:  # noqa: N802  # Spark's names, here and below
         most = int(self.options.get("maxBytesPerTrigger", _TRIGGER_BYTES))
-        return SegmentReader(Path(self.options["directory"]), most)
+        return SegmentReader(StorageLocation.parse(self.options["directory"]), most)
 
 
 class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads the batches of a stream."""
 
-    def __init__(self, directory: Path, most_bytes: int) -> None:
+    def __init__(self, directory: StorageLocation, most_bytes: int) -> None:
         self._directory = directory
         self._most_bytes = most_bytes
         self._target: SegmentOffset | None = None
@@ -132,26 +134,41 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _available(self, start: SegmentOffset) -> SegmentOffset:
         self._looked_at = int(time.time() * 1000)
-        found: SegmentOffset = {}
-        for segment in list_segments(self._directory):
-            try:
-                found[segment.sealed_path.name] = end_of_last_line(segment.path, start.get(segment.sealed_path.name, 0))
-            except FileNotFoundError:
-                # The segment was sealed or removed since the listing. The next call finds a sealed segment by its new
-                # name.
-                continue
-        return found
+        return available_bytes(self._directory, start)
 
 
-def open_segment(directory: Path, segment: str) -> BinaryIO | None:
+def available_bytes(directory: StorageLocation, start: SegmentOffset) -> SegmentOffset:
+    """Returns the position after the last line of each segment in a ledger. `start` has earlier positions.
+
+    In an object store there are only sealed segments, and they never change. There, a last line without a newline
+    counts; the reader drops it.
+    """
+    if directory.is_url:
+        return {one.name: one.stored.size for one in ShippedLedger(directory).segments()}
+    found: SegmentOffset = {}
+    for segment in list_segments(Path(directory)):
+        name = segment.sealed_path.name
+        try:
+            found[name] = _end_of_last_line(segment.path, start.get(name, 0))
+        except FileNotFoundError:
+            # The segment was sealed or removed since the listing. The next call finds a sealed segment by its new name.
+            continue
+    return found
+
+
+def open_segment(directory: StorageLocation, segment: str) -> BinaryIO | None:
     """Opens the file of a segment, which is open or sealed. Returns None if there is no such file."""
+    if directory.is_url:
+        with contextlib.suppress(FileNotFoundError):
+            return ObjectFolder(directory).open(segment)
+        return None
     for name in (segment.removesuffix(SEALED_SUFFIX) + OPEN_SUFFIX, segment):
         with contextlib.suppress(FileNotFoundError):
-            return (directory / name).open("rb")
+            return (Path(directory) / name).open("rb")
     return None
 
 
-def end_of_last_line(path: Path, known: int) -> int:
+def _end_of_last_line(path: Path, known: int) -> int:
     """Returns the position after the last newline. `known` is a position after an earlier newline, or 0."""
     with path.open("rb") as file:
         end = file.seek(0, 2)
@@ -165,7 +182,7 @@ def end_of_last_line(path: Path, known: int) -> int:
     return known
 
 
-def _lines(directory: Path, part: SegmentRange) -> Iterator[pa.RecordBatch]:
+def _lines(directory: StorageLocation, part: SegmentRange) -> Iterator[pa.RecordBatch]:
     """Yields the lines that begin in the range."""
     found = open_segment(directory, part.segment)
     if found is None:

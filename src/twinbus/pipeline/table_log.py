@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, Schema, WriterProperties
@@ -247,8 +247,13 @@ def _text(value: object) -> str:
 def described_file(storage: TableStorage, table: str, path: str, partition: Mapping[str, str]) -> DataFile:
     """Returns a new file with its statistics, which are read from the end of the file."""
     with storage.open_file(table, path) as file:
-        found = parquet.ParquetFile(file).metadata
-        size = file.seek(0, 2)
+        return described(file, path, partition)
+
+
+def described(file: BinaryIO, path: str, partition: Mapping[str, str]) -> DataFile:
+    """Returns the opened file as a file of a table, with its statistics."""
+    found = parquet.ParquetFile(file).metadata
+    size = file.seek(0, 2)
     return DataFile(path, size, found.num_rows, partition, json.dumps(_statistics(found)))
 
 

@@ -1,6 +1,6 @@
 """Where the tables are. The only place that turns the path of the tables into an address of a storage.
 
-Today the tables are in a folder that the driver and all executors share.
+The tables are in a folder that the driver and all executors share, or in an object store (`url_storage`).
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 from uuid import uuid4
 
 from twinbus.errors import OperatorError
-from twinbus.storage_location import refuse_url
+from twinbus.storage_location import StorageLocation
 
 SNAPSHOTS: Final = "snapshots"
 """The table that names the versions of the other tables."""
 OLD_FORMAT: Final = "current.json"
 """The file that earlier versions wrote instead of the table `snapshots`."""
-_LOG: Final = "_delta_log"
+LOG_FOLDER: Final = "_delta_log"
 _STAGING: Final = ".staging"
 _ABANDONED: Final = 24 * 3600.0
 
@@ -32,12 +32,33 @@ class TableStorage:
     options: Final[dict[str, str] | None] = None
     """The options that `deltalake` needs for this storage."""
 
+    location: StorageLocation
+    """The folder of the tables, or their URL."""
+
+    def __new__(cls, root: str | os.PathLike[str]) -> TableStorage:
+        """Returns the storage of a local folder, or of a URL. Raises LocationError if a URL cannot be used."""
+        if cls is TableStorage and StorageLocation.parse(root).is_url:
+            from twinbus.pipeline.url_storage import UrlTableStorage  # noqa: PLC0415 - rarely needed
+
+            return super().__new__(UrlTableStorage)
+        return super().__new__(cls)
+
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = refuse_url(root).absolute()
+        self.location = StorageLocation.parse(root).absolute()
+
+    @property
+    def root(self) -> Path:
+        """The folder of the tables. Raises LocationError if they are in an object store."""
+        return Path(self.location)
+
+    @property
+    def is_url(self) -> bool:
+        """Whether the tables are in an object store. Then `stored_files` reads and writes their files."""
+        return False
 
     def has_tables(self) -> bool:
         """Returns whether there are tables, also of the old format."""
-        return (self.root / SNAPSHOTS / _LOG).is_dir() or self.has_old_format()
+        return (self.root / SNAPSHOTS / LOG_FOLDER).is_dir() or self.has_old_format()
 
     def has_old_format(self) -> bool:
         return (self.root / OLD_FORMAT).is_file()
@@ -46,8 +67,8 @@ class TableStorage:
         """Raises OperatorError if the tables have the old format."""
         if self.has_old_format():
             raise OperatorError(
-                f"the tables in {self.root} have the format of an earlier version ({OLD_FORMAT})",
-                f"Make them again from the ledger: twinbus ledger ingest LEDGER {self.root} --rebuild",
+                f"the tables in {self.location} have the format of an earlier version ({OLD_FORMAT})",
+                f"Make them again from the ledger: twinbus ledger ingest LEDGER {self.location} --rebuild",
             )
 
     def uri(self, table: str) -> str:
@@ -89,12 +110,23 @@ class TableStorage:
             moved.append((str(target.relative_to(self.root / table)), partition))
         return moved
 
+    def lock(self) -> AbstractContextManager[None]:
+        """Returns a context that has the lock of tables in an object store. Raises OperatorError if it is taken."""
+        raise NotImplementedError("the tables of a folder are locked by a file")
+
+    def check_lock(self) -> None:
+        """Raises OperatorError if this process has lost the lock. The lock of a folder cannot be lost."""
+
+    def names(self) -> list[str]:
+        """Returns the names of the tables, and of other folders and files beside them."""
+        return [path.name for path in self.root.iterdir()]
+
     def log_files(self, table: str) -> list[tuple[str, float]]:
         """Returns the name and the time of the last change of each file of the log of a table."""
-        return [(file.name, file.stat().st_mtime) for file in (self.root / table / _LOG).iterdir()]
+        return [(file.name, file.stat().st_mtime) for file in (self.root / table / LOG_FOLDER).iterdir()]
 
     def remove_log_file(self, table: str, name: str) -> None:
-        (self.root / table / _LOG / name).unlink(missing_ok=True)
+        (self.root / table / LOG_FOLDER / name).unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
         """Removes a table, or another folder or file beside the tables. Does nothing if there is none."""

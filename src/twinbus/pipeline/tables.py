@@ -19,17 +19,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from pathlib import Path
 from typing import Final, TypeVar, cast
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from twinbus.errors import OperatorError
+from twinbus.pipeline.checkpoints import CHECKPOINTS_FOLDER, remove_checkpoints
 from twinbus.pipeline.ingested_segments import SEGMENTS, IngestedSegments, LedgerLook
 from twinbus.pipeline.result_tables import RESULTS, RESULTS_FOLDER
 from twinbus.pipeline.snapshots import Snapshots, TablesVersion
+from twinbus.pipeline.stored_files import read_files, write_files
 from twinbus.pipeline.table_log import AppTransaction, DataFile, TableLog, described_file, merged_size
 from twinbus.pipeline.table_storage import OLD_FORMAT, SNAPSHOTS, TableStorage
+from twinbus.storage_location import StorageLocation
 
 T = TypeVar("T")
 OPERATIONS, PENDING, ENTRIES, PROBLEMS, STEPS = "operations", "pending", "entries", "problems", "steps"
@@ -51,7 +56,6 @@ SCHEMAS: Final[Mapping[str, str]] = {
 TALLIES: Final = "tallies-"
 """Prefix of the tables that hold the tallies of a job; the job's name follows."""
 BY_DAY: Final = frozenset({OPERATIONS, ENTRIES})
-CHECKPOINTS_FOLDER: Final = "checkpoints"
 _REMOVED: Final = frozenset({*SCHEMAS, SEGMENTS, SNAPSHOTS, RESULTS_FOLDER, CHECKPOINTS_FOLDER, OLD_FORMAT})
 # The number of versions of tables whose files are remembered.
 _KNOWN_VERSIONS: Final = 256
@@ -153,7 +157,6 @@ class Tables:
     def __init__(self, spark: SparkSession, root: str | os.PathLike[str]) -> None:
         self.spark = spark
         self.storage = TableStorage(root)
-        self.root = self.storage.root
         self.snapshots = Snapshots(self.storage)
         self.segments = IngestedSegments(self.storage)
         self._files: dict[tuple[str, int], tuple[DataFile, ...]] = {}
@@ -162,6 +165,11 @@ class Tables:
         self._remembering = threading.Lock()
         self._parallel = 0
         """How many `parallel_queries` blocks are open."""
+
+    @property
+    def root(self) -> Path:
+        """The folder of the tables. Raises LocationError if they are in an object store."""
+        return self.storage.root
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -190,14 +198,29 @@ class Tables:
     def log(self, table: str) -> TableLog:
         return TableLog(self.storage, table)
 
-    def read(self, table: str, schema: str | None = None, version: TablesVersion | None = None) -> DataFrame:
-        """Returns all rows of a table. `schema` is needed for tables of tallies only."""
-        return self.read_files(table, self.files(table, version or self.version()), schema or SCHEMAS[table])
+    def read(
+        self,
+        table: str,
+        schema: str | None = None,
+        version: TablesVersion | None = None,
+        days: tuple[int, int] | None = None,
+    ) -> DataFrame:
+        """Returns all rows of a table. `schema` is needed for tables of tallies only.
+
+        `days` are the first and the last day that the caller needs, as days since 1970: files of other days are left
+        out.
+        """
+        files = self.files(table, version or self.version())
+        if days is not None:
+            files = tuple(file for file in files if days[0] <= _day_number(file) <= days[1])
+        return self.read_files(table, files, schema or SCHEMAS[table])
 
     def read_files(self, table: str, files: Sequence[DataFile], schema: str) -> DataFrame:
         """Returns the rows of some files of a table."""
         if not files:
             return self.spark.createDataFrame([], schema)
+        if self.storage.is_url:
+            return read_files(self.spark, StorageLocation.parse(self.storage.uri(table)), files, struct(schema))
         reader = self.spark.read.schema(schema).option("basePath", self.storage.uri(table))
         rows = reader.parquet(*(self.storage.file_uri(table, file.path) for file in files))
         return rows.select(*columns(schema))  # Spark puts the columns of partitions last
@@ -265,6 +288,10 @@ class Tables:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
+        if self.storage.is_url:
+            with self.storage.lock():
+                yield
+            return
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("w") as lock:
             deadline = time.monotonic() + _LOCK_SECONDS
@@ -275,7 +302,8 @@ class Tables:
                 except BlockingIOError:
                     if time.monotonic() > deadline:
                         raise OperatorError(
-                            f"another process is writing the tables in {self.root}", "Wait for it, or end it."
+                            f"another process is writing the tables in {self.storage.location}",
+                            "Wait for it, or end it.",
                         ) from None
                     time.sleep(_LOCK_PAUSE)
             yield
@@ -285,22 +313,25 @@ class Tables:
 
         Raises OperatorError if a table of the snapshot is gone.
         """
-        version = self.version()
+        version, place = self.version(), self.storage.location
         # The table of segments is newer than some tables: without a version in the snapshot, its first one is right.
         for table in {SEGMENTS: 0, **(version.tables if version.number else SCHEMAS)}:
             known, latest = version.tables.get(table, 0), self.log(table).version()
             if latest is None and table in version.tables and not table.startswith(RESULTS):
                 raise OperatorError(
-                    f"the table {table} in {self.root} is gone",
-                    f"Put it back, or make all tables again: twinbus ledger ingest LEDGER {self.root} --rebuild",
+                    f"the table {table} in {place} is gone",
+                    f"Put it back, or make all tables again: twinbus ledger ingest LEDGER {place} --rebuild",
                 )
             if latest is not None and latest != known:
                 self.log(table).restore(known)
 
     def write(self, table: str, rows: DataFrame, prefix: str = "") -> list[DataFile]:
         """Writes rows as new files of a table, and returns the files. A commit has to add them."""
+        by_day = table in BY_DAY
+        if self.storage.is_url:
+            placed = rows.hint("rebalance", _DAY) if by_day else rows
+            return write_files(StorageLocation.parse(self.storage.uri(table)), placed, _DAY if by_day else None, prefix)
         with self.storage.staging(table) as folder:
-            by_day = table in BY_DAY
             # Without this, each task would write a file for each day.
             writer = (rows.hint("rebalance", _DAY) if by_day else rows).write.option("compression", "zstd")
             (writer.partitionBy(_DAY) if by_day else writer).parquet(folder)
@@ -332,10 +363,12 @@ class Tables:
             versions |= {table: self.log(table).vacuum() for table in versions if table != SEGMENTS}
             self.snapshots.vacuum()
         committed = TablesVersion(number, versions, change.newest)
+        self.storage.check_lock()
         self.snapshots.add(committed, transaction)
         return committed
 
     def _commit_table(self, table: str, change: TablesChange, transaction: AppTransaction | None) -> int:
+        self.storage.check_lock()
         log, by_day = self.log(table), table in BY_DAY
         version = log.create(struct(change.schemas[table]).json(), [_DAY] if by_day else [])
         added, removed = change.added.get(table, ()), change.removed.get(table, ())
@@ -354,11 +387,16 @@ class Tables:
         if not self.storage.has_tables():
             return
         with self._lock():
-            names = [path.name for path in self.root.iterdir()]
+            remove_checkpoints(self.storage.location)
+            names = self.storage.names()
             # What marks the folder as one with tables goes last: a removal that was interrupted can be repeated.
             for name in sorted(names, key=lambda name: name in (SNAPSHOTS, OLD_FORMAT)):
                 if name in _REMOVED or name.startswith(TALLIES):
                     self.storage.remove(name)
+
+
+def _day_number(file: DataFile) -> int:
+    return (date.fromisoformat(file.partition[_DAY]) - date(1970, 1, 1)).days
 
 
 def struct(schema: str) -> StructType:

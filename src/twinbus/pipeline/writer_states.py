@@ -7,6 +7,7 @@ entries nor locks show the state of a writer, it counts as dead if it has no ent
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from twinbus.ledger import (
     Gap,
     Role,
     SegmentHeader,
+    ShippedLedger,
     balance,
     dead_writers,
     list_segments,
@@ -33,6 +35,7 @@ from twinbus.ledger import (
 from twinbus.pipeline.ingest import day_of
 from twinbus.pipeline.snapshots import TablesVersion
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, Tables
+from twinbus.storage_location import StorageLocation
 
 WRITER_ID: Final = "substring(id, 1, 16)"
 """SQL expression: the 16 digits of the writer of an entry, as `twinbus.ledger.writer_id` returns them."""
@@ -49,13 +52,17 @@ class WriterStates:
     """The time without an entry after which a writer counts as dead, if nothing else shows its state."""
 
     @classmethod
-    def in_ledger(cls, directory: Path, silence: timedelta = SILENCE) -> WriterStates:
-        """Looks at the folder of a ledger. Call this before the entries are ingested.
+    def in_ledger(cls, directory: str | os.PathLike[str], silence: timedelta = SILENCE) -> WriterStates:
+        """Looks at the folder of a ledger, or at its URL. Call this before the entries are ingested.
 
         Otherwise a writer could record an outcome and end after the ingest, and its outcome would seem to be missing.
         """
-        dead = dead_writers(directory, silence=silence)
-        return cls(dead, frozenset(segment.writer for segment in list_segments(directory)) - dead, silence)
+        dead, location = dead_writers(directory, silence=silence), StorageLocation.parse(directory)
+        if location.is_url:
+            found = {segment.writer for segment in ShippedLedger(location).segments()}
+        else:
+            found = {segment.writer for segment in list_segments(Path(location))}
+        return cls(dead, frozenset(found - dead), silence)
 
 
 def dead_in_tables(
