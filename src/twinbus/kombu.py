@@ -23,8 +23,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import cached_property
 from queue import Empty
@@ -123,7 +123,9 @@ def _read_settings(url: str, transport_options: Mapping[str, Any]) -> BrokerSett
         if not strings[side]:
             raise OperatorError(f"there is no connection string of the {side}", f"Set {name}, or use broker_url().")
     options = transport_options.get("pairing", {})
+    _refuse_unknown(given)
     if not isinstance(options, SendAvailabilityOptions):
+        _refuse_unknown(options)
         from_environment = SendAvailabilityOptions.from_environment(os.environ, defaults=_DEFAULTS)
         options = SendAvailabilityOptions.from_mapping(options, defaults=from_environment)
     options = SendAvailabilityOptions.from_mapping(given, defaults=options)
@@ -131,9 +133,20 @@ def _read_settings(url: str, transport_options: Mapping[str, Any]) -> BrokerSett
     return BrokerSettings(options=options, client={**retries, **transport_options.get("client", {})}, **strings)
 
 
-def _read_url(url: str) -> dict[str, str]:
-    """Return the names and values of a URL. Raises OperatorError if the URL has more, which may be a key."""
-    found = urlsplit(url)
+def _refuse_unknown(options: Iterable[str]) -> None:
+    """Raise OperatorError for a name that is no option of a pair. The value is not shown: it may have a key in it."""
+    known = [option.name for option in fields(SendAvailabilityOptions)]
+    for name in options:
+        if name not in known:
+            raise OperatorError(f"{name} is not an option of a pair", f"The options are {', '.join(known)}.")
+
+
+def _read_url(url: str | None) -> dict[str, str]:
+    """Return the names and values of a URL. Raises OperatorError if the URL has more, which may be a key.
+
+    kombu passes None instead of `twinbus://` if it was given a list of URLs and tries the next one.
+    """
+    found = urlsplit(url or "")
     if found.netloc or found.path not in ("", "/"):
         raise OperatorError(
             f"a URL of {_SCHEME}:// has neither a host nor a path",
@@ -305,9 +318,7 @@ class KombuChannel(azureservicebus.Channel):
                 raise Empty
         try:
             found: dict[str, Any] = super()._get(queue, timeout)
-        except Empty:
-            raise
-        except Exception as error:
+        except (AzureError, OSError) as error:
             if failure_kind(error) not in COUNTING_FAILURES:
                 raise
             _log.warning("nothing is received from %r: the primary cannot be reached (%s)", queue, error)
@@ -325,6 +336,9 @@ class KombuTransport(azureservicebus.Transport):
     client: Any
     driver_type = _SCHEME
     driver_name = _SCHEME
+    # The pause of a worker that has as many messages as it may have, or found none. kombu's transport has 1 s: a worker
+    # that takes one task at a time then does one in a second.
+    polling_interval = 0.1  # type: ignore[assignment] # an int in kombu's class, a float in the base of that class
     # A worker that meets one of these connects again. Celery ends a worker at other errors.
     connection_errors = (  # type: ignore[assignment] # kombu's type has one error; its own transports add more
         *azureservicebus.Transport.connection_errors,

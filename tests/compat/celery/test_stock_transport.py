@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests import private_machine
-from tests.cli.running import serving
 from tests.compat.celery.workers import HERE, SECONDS, Shop
 from tests.private_machine import PrivateMachine
 
@@ -23,13 +22,7 @@ URL = "azureservicebus://RootManageSharedAccessKey:SAS_KEY_VALUE@contoso"
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateMachine]:
-    with (
-        private_machine.running(tmp_path_factory.mktemp("machine")) as machine,
-        serving("--json", "--memory", "--azure-names", "contoso=primary", prefix=machine.inside([])) as server,
-    ):
-        told = server.namespaces["primary"]["azure"]
-        assert told["ports"] == [5671, 443]
-        machine.name_here("contoso.servicebus.windows.net", ca=told["ca"])
+    with private_machine.with_contoso(tmp_path_factory.mktemp("machine")) as (machine, _):
         yield machine
 
 
@@ -49,7 +42,7 @@ def test_n1_kombu_publishes_consumes_settles_and_manages_queues(machine: Private
 @pytest.mark.thorough
 def test_n1_a_celery_worker_runs_every_task_once(machine: PrivateMachine, tmp_path: Path) -> None:
     shop = Shop(tmp_path, URL, machine.inside([]))
-    with shop.worker() as worker:
-        shop.publish("for number in range(5): brew.delay(number)")
+    with shop.worker() as worker, shop.publisher() as publisher:
+        publisher.publish(0, 5)
         shop.until(lambda: len(shop.done()) == 10, {"worker": worker}, SECONDS)
     assert shop.done() == {f"{task} {number}": 1 for task in ("brew", "serve") for number in range(5)}

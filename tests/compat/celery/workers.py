@@ -11,10 +11,41 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[2] / "src"
 SECONDS = 60.0
+
+
+class TaskRun(NamedTuple):
+    """A line of the record."""
+
+    task: str
+    number: str
+    event: str
+    task_id: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.task} {self.number}"
+
+
+class Publisher:
+    """A process that publishes tasks `brew` on request."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process = process
+        self._log = log
+
+    def publish(self, first: int, last: int) -> None:
+        """Publish these tasks, the last one excluded. Returns when Celery has taken all of them."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        line = f"{first} {last}\n".encode()
+        self._process.stdin.write(line)
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == line, self._log.read_text()[-4000:]
 
 
 class Shop:
@@ -33,26 +64,41 @@ class Shop:
             **more,
         }
 
+    def runs(self) -> list[TaskRun]:
+        """Return the runs of tasks that came to their end, in this order. Two runs of a task are two entries."""
+        lines = [TaskRun(*line.split()) for line in self.record.read_text().splitlines()]
+        return [line for line in lines if line.event == "done"]
+
+    def begun(self) -> Counter[str]:
+        """Return how often each task was begun."""
+        lines = [TaskRun(*line.split()) for line in self.record.read_text().splitlines()]
+        return Counter(line.name for line in lines if line.event == "begun")
+
     def done(self) -> Counter[str]:
         """Return how often each task ran to its end."""
-        return Counter(self.record.read_text().splitlines())
+        return Counter(run.name for run in self.runs())
 
-    def publish(self, program: str) -> str:
-        """Run a program of the application to its end. Returns what it printed."""
-        done = subprocess.run(
-            [*self._prefix, sys.executable, "-c", f"from shop import *\n{program}"],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=2 * SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, f"{program}\nended with {done.returncode}:\n{done.stdout}{done.stderr}"
-        return done.stdout
+    @contextmanager
+    def publisher(self) -> Iterator[Publisher]:
+        """Run a process of the application that publishes, until the end of the block."""
+        with (
+            self.log.open("ab") as log,
+            subprocess.Popen(
+                [*self._prefix, sys.executable, "-m", "shop"],
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            ) as process,
+        ):
+            yield Publisher(process, self.log)
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.wait(SECONDS) == 0, self.log.read_text()[-4000:]
 
     def start_worker(self, *options: str) -> subprocess.Popen[bytes]:
         """Start a worker in a process group of its own, so that `kill -9` reaches it and its children."""
-        command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "--concurrency", "2", "-l", "info", *options]
+        command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "--concurrency", "1", *options]
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [*self._prefix, *command], env=self.environment, stdout=log, stderr=log, start_new_session=True
