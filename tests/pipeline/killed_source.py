@@ -38,7 +38,7 @@ BEFORE_SEND, DURING_SEND, AFTER_SEND = "before send", "during send", "after send
 WRITE_STEPS = (BEFORE_SEND, DURING_SEND, AFTER_SEND)
 PLANNED, READ, BEFORE_COMPLETION, COMPLETED = "planned", "read", "before completion", "completed"
 STREAM_STEPS = (PLANNED, READ, BEFORE_COMPLETION, COMPLETED)
-ITSELF, STOP = "itself", "stop"
+ITSELF, EXECUTOR, STOP = "itself", "executor", "stop"
 _FOR_EVER = 3600.0
 
 
@@ -47,7 +47,10 @@ def order_of(folder: Path, queue: str) -> Path:
 
 
 def give_order(folder: Path, queue: str, who: int | str, step: str) -> None:
-    """Order that a process (its id, or ITSELF) is killed at a step, or that the step never ends (STOP)."""
+    """Order that a process is killed at a step, or that the step never ends (STOP).
+
+    `who` is the id of the process, or ITSELF, or EXECUTOR: the process that reaches the step, with its JVM.
+    """
     new = folder / f"{queue}.new"
     new.write_text(f"{who} {step}")
     new.rename(order_of(folder, queue))
@@ -69,7 +72,15 @@ def _reach(folder: Path, options: SourceOptions, step: str) -> None:
         if who == STOP:
             reached(folder, queue).touch()
             time.sleep(_FOR_EVER)
-        os.kill(os.getpid() if who == ITSELF else int(who), signal.SIGKILL)
+        if who == EXECUTOR:
+            os.kill(_executor(), signal.SIGKILL)
+        # A worker would go on for a moment without its executor.
+        os.kill(os.getpid() if who in {ITSELF, EXECUTOR} else int(who), signal.SIGKILL)
+
+
+def _executor() -> int:
+    """Return the JVM of this worker. Between the two is the daemon, which forks the workers."""
+    return int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(") ")[2].split()[1])
 
 
 class KilledSource(ServiceBusDataSource):
@@ -162,11 +173,36 @@ def available_now(spark: SparkSession, options: Mapping[str, str], folder: Path)
     return start_query(writer.trigger(availableNow=True).start)
 
 
-def main(folder: Path, variable: str, inserts: Mapping[str, str], streams: Mapping[str, str]) -> None:
-    """Run inserts and streams, by queue, each of which stops at its step. Ends when it is killed."""
-    warehouse = {"spark.sql.warehouse.dir": str(folder / "warehouse")}
-    spark = session("killed", master="local[8,4]", settings={"spark.driver.defaultJavaOptions": QUICK, **warehouse})
+def start(folder: Path, master: str) -> SparkSession:
+    settings = {
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.driver.defaultJavaOptions": QUICK,
+        "spark.executor.defaultJavaOptions": QUICK,
+        "spark.executor.memory": "600m",
+    }
+    spark = session("killed", master=master, settings=settings)
     spark.dataSource.register(killed_source(folder))
+    return spark
+
+
+def run_on_executors(folder: Path, variable: str, inserts: Mapping[str, str], streams: Mapping[str, str]) -> None:
+    """Run inserts and streams on two executors, one after the other. At its step, each kills the executor that runs it.
+
+    The executors are processes of their own, and Spark starts a new one for each that died.
+    """
+    spark = start(folder, "local-cluster[2,1,1024]")
+    for queue, step in (*inserts.items(), *streams.items()):
+        give_order(folder, queue, EXECUTOR, step)
+    for queue in inserts:
+        insert(spark, queue, variable)
+    for queue in streams:
+        available_now(spark, streamed_options(os.environ[variable], queue), folder / queue).awaitTermination()
+    spark.stop()
+
+
+def run_until_killed(folder: Path, variable: str, inserts: Mapping[str, str], streams: Mapping[str, str]) -> None:
+    """Run inserts and streams, by queue, each of which stops at its step. Ends when it is killed."""
+    spark = start(folder, "local[8,4]")
     (folder / "jvm").write_text(str(spark.sparkContext._gateway.proc.pid))  # type: ignore[union-attr]
     for queue, step in (*inserts.items(), *streams.items()):
         give_order(folder, queue, STOP, step)
@@ -182,4 +218,5 @@ def main(folder: Path, variable: str, inserts: Mapping[str, str], streams: Mappi
 
 if __name__ == "__main__":
     told = json.loads(sys.argv[1])
+    main = run_on_executors if told["on_executors"] else run_until_killed
     main(Path(told["folder"]), told["variable"], told["inserts"], told["streams"])

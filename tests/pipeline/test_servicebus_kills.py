@@ -4,6 +4,7 @@
 | --- | --- |
 | a Python process of Spark, the namespace | here: `…of_spark_or_of_the_namespace…` |
 | the JVM of the driver, which is its executor too | here: `…of_the_jvm…` |
+| an executor, with its Python processes | here: `…of_an_executor…` |
 | the driver with its JVM, at every step of a stream without end | `test_spark_kills.py` |
 
 The official client counts what is in the queues. After each kill the same statement, or the same stream, runs again.
@@ -14,10 +15,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,13 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from pyspark.sql import SparkSession
 
 from tests.pipeline.driven import committed, sink
-from tests.pipeline.driver_processes import process, until
+from tests.pipeline.driver_processes import LONG, process, until
 from tests.pipeline.killed_source import (
     AFTER_SEND,
     BEFORE_SEND,
     DURING_SEND,
     ITSELF,
+    READ,
     ROWS,
     STREAM_STEPS,
     WRITE_STEPS,
@@ -141,18 +144,28 @@ def test_d1_kill_9_of_a_process_of_spark_or_of_the_namespace_at_each_step_of_an_
         spark.sql(f"DROP TABLE {queue}")
 
 
+def killed_driver(folder: Path, log: Path, **told: Any) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """Start a driver in a process of its own."""
+    given = json.dumps({"folder": str(folder), "variable": NAMED, **told})
+    return process(sys.executable, "-m", "tests.pipeline.killed_source", given, log=log)
+
+
+def new_queues(namespace: LocalNamespace, name: str, streamed: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Make a queue for each step of an insert, and a filled one for each of these steps of a stream."""
+    inserts = {new_queue(namespace, f"{name}_{step.replace(' ', '_')}"): step for step in WRITE_STEPS}
+    streams = {f"{name}_{step.replace(' ', '_')}": step for step in streamed}
+    for queue in streams:
+        fill(namespace, queue)
+    return inserts, streams
+
+
 def test_d1_kill_9_of_the_jvm_at_each_step_of_inserts_and_streams_loses_nothing(
     spark: SparkSession, named_namespace: LocalNamespace, tmp_path: Path
 ) -> None:
-    """One JVM with an insert and a stream at each step. The driver is a process of its own."""
-    inserts = {new_queue(named_namespace, f"jvm_{step.replace(' ', '_')}"): step for step in WRITE_STEPS}
-    streams = {f"jvm_{step.replace(' ', '_')}": step for step in STREAM_STEPS}
-    for queue in streams:
-        fill(named_namespace, queue)
-    told: dict[str, Any] = {"folder": str(tmp_path), "inserts": inserts, "streams": streams, "variable": NAMED}
+    """One JVM with an insert and a stream at each step."""
+    inserts, streams = new_queues(named_namespace, "jvm", STREAM_STEPS)
     log = tmp_path / "driver.log"
-    command = (sys.executable, "-m", "tests.pipeline.killed_source", json.dumps(told))
-    with process(*command, log=log) as driver:
+    with killed_driver(tmp_path, log, inserts=inserts, streams=streams, on_executors=False) as driver:
         marks = [reached(tmp_path, queue) for queue in (*inserts, *streams)]
         until(lambda: all(mark.exists() for mark in marks), driver, log)
         os.kill(int((tmp_path / "jvm").read_text()), signal.SIGKILL)
@@ -163,3 +176,20 @@ def test_d1_kill_9_of_the_jvm_at_each_step_of_inserts_and_streams_loses_nothing(
         spark.sql(f"DROP TABLE {queue}")
     for queue in streams:
         check_streamed(spark, named_namespace, queue, tmp_path / queue)
+
+
+def test_d1_kill_9_of_an_executor_at_each_step_of_inserts_and_of_a_read_loses_nothing(
+    named_namespace: LocalNamespace, tmp_path: Path
+) -> None:
+    """Spark runs the tasks of the executor again, within the same statement or batch."""
+    inserts, streams = new_queues(named_namespace, "executor", [READ])
+    log = tmp_path / "driver.log"
+    with killed_driver(tmp_path, log, inserts=inserts, streams=streams, on_executors=True) as driver:
+        assert driver.wait(LONG) == 0, log.read_text()
+    for queue, step in (*inserts.items(), *streams.items()):
+        assert not order_of(tmp_path, queue).exists(), f"{step} was reached"
+    for queue, step in inserts.items():
+        check_inserted(named_namespace, queue, step)
+    for queue in streams:
+        assert written(tmp_path / queue) == Counter(str(number) for number in range(STREAMED)), "each once"
+        assert there(named_namespace, queue) == Counter()
