@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -122,6 +124,23 @@ def test_d1_a_column_of_arrow_is_the_one_that_arrow_makes(data: st.DataObject) -
     arrows = pa.array([list(one.items()) if isinstance(one, dict) else one for one in some], kind)
     assert made.equals(arrows)
     assert made.type == kind
+
+
+def test_d1_a_worker_of_spark_does_not_load_pandas_to_make_a_batch() -> None:
+    raw = _sent(properties=Properties(message_id="1"), application_properties={"a": "b"}, data=b"x")
+    program = f"""if True:
+        import sys
+        from pyspark.sql.pandas.types import to_arrow_schema
+        from twinbus.connect import ReceivedMessage
+        from twinbus.pipeline.servicebus import rows
+        from twinbus.pipeline.servicebus.fast_marks import marks_of
+        message = ReceivedMessage({raw!r}, None)
+        row = rows.row_maker(False)(message, marks_of(message))
+        (batch,) = rows.record_batches([row], to_arrow_schema(rows.READ_SCHEMA, timezone="UTC"))
+        assert batch.num_rows == 1
+        assert "pandas" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @given(st.binary(max_size=300))

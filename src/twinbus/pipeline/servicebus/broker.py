@@ -133,10 +133,13 @@ class Broker:
 
     def between(self, first: int, last: int) -> Iterator[tuple[MessageMarks, ReceivedMessage]]:
         """Yields the messages between two sequence numbers, both included, without locking them."""
-        for marks, message in self.from_number(first) if first <= last else ():
-            if marks.number is not None and marks.number > last:
+        for marks, message in self.from_number(first, min(PAGE, last - first + 1)) if first <= last else ():
+            number = marks.number
+            if number is not None and number > last:
                 return
             yield marks, message
+            if number == last:
+                return  # without a further peek
 
     def these(
         self, numbers: SequenceNumbers, *, session: str | None = None
