@@ -330,8 +330,8 @@ async def complete_received(receiver: Receiver, numbers: SequenceNumbers, newest
         if completing is not None:
             completed |= await completing
     finally:
-        if completing is not None:
-            await asyncio.wait([completing])  # not done if an error ended the loop
+        if completing is not None and not completing.done():  # an error has ended the loop
+            await asyncio.gather(completing, return_exceptions=True)
         others.extend(message.delivery_id for message in received if message.link is link)
         receiver.give_back(others)
     return Completion(numbers - SequenceNumbers.of(completed), held, stopped, lock_seconds)

@@ -32,6 +32,7 @@ from twinbus.ledger import (
     Operation,
     Outcome,
     Role,
+    Segment,
     SegmentHeader,
     Stage,
     State,
@@ -102,12 +103,12 @@ class LostLanes:
 
         An entry that cannot be read is not counted; `twinbus ledger check` names it.
         """
-        self._find_new()
+        segments = self._segments()
         found: list[tuple[LaneTry, EntryCounts]] = []
         for lane in lanes:
             writer = self._lanes.get(lane)
             if writer is not None:
-                found.append((lane, count_entries(self._entries(writer), primary)))
+                found.append((lane, count_entries(_entries(segments[writer]), primary)))
         return found
 
     def possible_duplicates(self, primary: str) -> Counter[str]:
@@ -116,28 +117,36 @@ class LostLanes:
         Call it when no lane runs. Reads all that the lanes of this run have recorded, twice: first which messages are
         in doubt, then all about these. So it keeps only these in memory.
         """
-        self._find_new()
-        writers = list(self._lanes.values())
-        doubted = {key for writer in writers for key in doubted_messages(self._entries(writer), primary)}
-        return count_duplicates((self._entries(writer) for writer in writers), doubted, primary)
+        segments = self._segments()
+        lanes = [segments[writer] for writer in self._lanes.values()]
+        doubted = {key for lane in lanes for key in doubted_messages(_entries(lane), primary)}
+        return count_duplicates(map(_entries, lanes), doubted, primary)
 
-    def _entries(self, writer: str) -> Iterator[Entry]:
+    def _segments(self) -> defaultdict[str, list[Segment]]:
+        """Returns the segments of the ledger by writer, and finds out which of them are lanes of this run."""
+        found: defaultdict[str, list[Segment]] = defaultdict(list)
         for segment in list_segments(self._folder):
-            if segment.writer == writer:
-                yield from read_segment(segment, lambda _: None)
+            found[segment.writer].append(segment)
+            if not segment.number and segment.writer not in self._seen and segment.writer.startswith(Role.SYPHON):
+                self._find_lane(segment)
+        return found
 
-    def _find_new(self) -> None:
-        for segment in list_segments(self._folder):
-            if segment.number or segment.writer in self._seen or not segment.writer.startswith(Role.SYPHON):
-                continue
+    def _find_lane(self, segment: Segment) -> None:
+        """Remembers which lane has written this segment, if it was a lane. The segment is the first of its writer.
+
+        A writer that has recorded nothing yet is looked at again.
+        """
+        first = next((entry for entry in _entries([segment]) if not isinstance(entry, SegmentHeader)), None)
+        if first is not None:
             self._seen.add(segment.writer)
-            for entry in read_segment(segment, lambda _: None):
-                if isinstance(entry, State) and entry.event == LANE_STARTED:
-                    found = entry.facts
-                    lane = LaneTry(str(found["plan"]), str(found["queue"]), int(found["lane"]), int(found["try"]))
-                    self._lanes[lane] = segment.writer
-                if not isinstance(entry, SegmentHeader):
-                    break
+        if isinstance(first, State) and first.event == LANE_STARTED:
+            found = first.facts
+            lane = LaneTry(str(found["plan"]), str(found["queue"]), int(found["lane"]), int(found["try"]))
+            self._lanes[lane] = segment.writer
+
+
+def _entries(segments: Iterable[Segment]) -> Iterator[Entry]:
+    return (entry for segment in segments for entry in read_segment(segment, lambda _: None))
 
 
 def count_entries(entries: Iterable[Entry], primary: str) -> EntryCounts:
