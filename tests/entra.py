@@ -1,11 +1,15 @@
-"""An issuer of JSON web tokens for tests: signs with a key of its own, as Entra ID does."""
+"""An issuer of JSON web tokens for tests, in place of Entra ID: its key, credentials, and the endpoints of sign-ins."""
 
 from __future__ import annotations
 
 import json
+import ssl
+import threading
 import time
 from functools import cached_property
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Self, cast
+from urllib.parse import parse_qs, urlsplit
 
 import jwt
 from azure.core.credentials import AccessToken
@@ -90,3 +94,86 @@ class AioIssuedTokens(IssuedTokens):
         return self
 
     async def __aexit__(self, *_: object) -> None: ...
+
+
+# --- endpoints that azure-identity asks ------------------------------------------------------------------------------
+
+TENANT: Final = "00000000-0000-0000-0000-000000000021"
+_HEADER: Final = "header-of-the-identity"
+_SECRET: Final = "secret-of-the-application"
+
+
+class TokenEndpoint:
+    """Answers azure-identity as Azure does: `environment` names the endpoint for the processes that sign in.
+
+    It is the identity endpoint of App Service, for `managed-identity`, and with `tls` also an authority of Entra ID,
+    for `environment`. `asked` has the client id of each token that was given; `refuses` makes it refuse.
+    """
+
+    def __init__(self, tokens: IssuedTokens, tls: ssl.SSLContext | None = None) -> None:
+        self.tokens = tokens
+        self.refuses = False
+        self.asked: list[str | None] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"{'http' if tls is None else 'https'}://localhost:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+
+    @property
+    def environment(self) -> dict[str, str]:
+        if self.url.startswith("http:"):
+            return {"IDENTITY_ENDPOINT": f"{self.url}/msi/token", "IDENTITY_HEADER": _HEADER}
+        application = {"AZURE_CLIENT_ID": "application", "AZURE_CLIENT_SECRET": _SECRET}
+        return {"AZURE_AUTHORITY_HOST": self.url, "AZURE_TENANT_ID": TENANT, **application}
+
+    def answer(self, path: str, header: str | None, form: dict[str, list[str]]) -> tuple[int, dict[str, Any]]:
+        if path.endswith("/.well-known/openid-configuration"):
+            base = f"{self.url}/{TENANT}"
+            endpoints = {"authorization_endpoint": f"{base}/authorize", "token_endpoint": f"{base}/oauth2/v2.0/token"}
+            return 200, {"issuer": f"{base}/v2.0", **endpoints}
+        is_identity = path == "/msi/token"
+        is_right = header == _HEADER if is_identity else form.get("client_secret") == [_SECRET]
+        if (self.refuses or not is_right) and is_identity:
+            return 400, {"statusCode": 400, "message": "refused on purpose"}
+        if self.refuses or not is_right:
+            return 401, {"error": "invalid_client", "error_description": "AADSTS0: refused on purpose"}
+        self.asked.append(form.get("client_id", [None])[0])
+        scope = form["resource"][0] if is_identity else form["scope"][0]
+        found = self.tokens.get_token(scope)
+        lifetime = {"expires_on": found.expires_on} if is_identity else {"expires_in": int(self.tokens.seconds)}
+        return 200, {"access_token": found.token, "token_type": "Bearer", "resource": scope, **lifetime}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _handler(endpoint: TokenEndpoint) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            self._answer(parts.path, parse_qs(parts.query))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            self._answer(urlsplit(self.path).path, parse_qs(body))
+
+        def _answer(self, path: str, form: dict[str, list[str]]) -> None:
+            status, value = endpoint.answer(path, self.headers.get("X-IDENTITY-HEADER"), form)
+            body = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    return Handler

@@ -17,6 +17,7 @@ from urllib.request import url2pathname
 from twinbus.errors import OperatorError
 
 EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
+    "azure": ("azure.identity",),
     "celery": ("celery", "kombu"),
     "cli": ("h11", "rich", "typer", "uvloop", "wsproto"),
     "serve": ("apsw", "cryptography", "defusedxml", "h11", "jwt", "lark", "prometheus_client", "uvloop", "wsproto"),
@@ -27,6 +28,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The modules that each extra of `pyproject.toml` installs, by the names under which Python imports them."""
 _PURPOSES: Final[Mapping[str, str]] = {
+    "azure": "signing in with Entra ID",
     "celery": "the transport for Celery and kombu",
     "cli": "the command line",
     "serve": "the local namespace",
@@ -59,10 +61,10 @@ def require(extra: str) -> None:
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a top-level module can be imported. Does not import it."""
+    """Return whether a module can be imported. Does not import it, only the packages that contain it."""
     try:
         return util.find_spec(module) is not None
-    except ValueError:  # `sys.modules` has None for it
+    except (ModuleNotFoundError, ValueError):  # no such package; `sys.modules` has None for it
         return False
 
 

@@ -633,7 +633,7 @@ _OPTIONS: list[tuple[dict[str, str], str]] = [
     ({"entity": "q", "partitions": "many"}, "option partitions is 'many', not a whole number"),
     ({"entity": "q", "timeout": "0"}, "option timeout is 0"),
     ({"entity": "q", "includeRaw": "yes"}, "option includeRaw is 'yes', not true or false"),
-    ({"entity": "q", "connectionStringEnv": "X"}, "either connectionString or connectionStringEnv"),
+    ({"entity": "q", "connectionStringEnv": "X"}, "give one of connectionString, connectionStringEnv and fullyQ"),
 ]
 
 

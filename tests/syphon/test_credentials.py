@@ -9,8 +9,8 @@ from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 
-from twinbus.connect import JWT_TYPE, SAS_TYPE, SasTokenSource
-from twinbus.syphon.credentials import SCOPE, AzureTokenSource, CredentialError, NamespaceAccess
+from twinbus.connect import JWT_TYPE, SAS_TYPE, SCOPE, AzureTokenSource, SasTokenSource
+from twinbus.syphon.credentials import CredentialError, NamespaceAccess
 
 HOST = "contoso.servicebus.windows.net"
 TEXT = f"Endpoint=sb://{HOST}/;SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0"

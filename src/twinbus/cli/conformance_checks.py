@@ -27,7 +27,6 @@ from azure.servicebus.management import SqlRuleFilter
 
 from twinbus.amqp import DELIVERY_ANNOTATIONS, Properties, build_message, split_sections
 from twinbus.cli import connections
-from twinbus.cli.network import network_of
 from twinbus.connect import (
     NEXT_AVAILABLE,
     RECEIVE_AND_DELETE,
@@ -109,8 +108,8 @@ class Scratch:
 
         async def create(**request: Any) -> None:
             # The SDK's `create_topic` takes no options of the request, so a client gets them.
-            options = {**network_of("primary").http_options(), **request}
-            async with AioAdministration.from_connection_string(self.connection_string, **options) as made:
+            made = connections.aio_administration(self.connection_string, self.seconds, side="primary", **request)
+            async with made:
                 await made.client.create_topic(path, auto_delete_on_idle=_IDLE)
 
         await self.administration.request(create)

@@ -1,7 +1,7 @@
-"""Options for the two namespaces of a verb, and clients that are made from the connection strings of these namespaces.
+"""Options for the two namespaces of a verb, and clients that are made from what these options have.
 
-A verb uses no other credential than these connection strings. A text that is not a connection string is refused before
-the verb contacts any namespace.
+A namespace is given by its connection string, which has a key, or by its host, with the credential of --credential. A
+verb uses no other credential. A text that is neither is refused before the verb contacts any namespace.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from twinbus.cli.errors import WrongUsageError
-from twinbus.cli.network import network_of
+from twinbus.cli.network import credential_name, network_of
 from twinbus.errors import OperatorError
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient
+    from azure.servicebus.management import ServiceBusAdministrationClient
 
     from twinbus.backlog import Endpoint, FailureKind
+    from twinbus.connect import ConnectionString
     from twinbus.ledger import Ledger
     from twinbus.pairing import Administration, AioAdministration, SharedState
     from twinbus.syphon import Discovery, NamespaceAccess, NativeTransport, Transport
@@ -34,7 +36,7 @@ Primary = Annotated[
         envvar="TWINBUS_PRIMARY_CONNECTION_STRING",
         show_envvar=True,
         show_default=False,
-        help=f"Connection string of the primary. {NOT_TYPED}",
+        help=f"Connection string of the primary, or its host with --credential. {NOT_TYPED}",
     ),
 ]
 Secondary = Annotated[
@@ -44,7 +46,7 @@ Secondary = Annotated[
         envvar="TWINBUS_SECONDARY_CONNECTION_STRING",
         show_envvar=True,
         show_default=False,
-        help=f"Connection string of the secondary. {NOT_TYPED}",
+        help=f"Connection string of the secondary, or its host with --credential. {NOT_TYPED}",
     ),
 ]
 OptionalSecondary = Annotated[
@@ -54,7 +56,7 @@ OptionalSecondary = Annotated[
         envvar="TWINBUS_SECONDARY_CONNECTION_STRING",
         show_envvar=True,
         show_default=False,
-        help=f"Connection string of the secondary. {NOT_TYPED}",
+        help=f"Connection string of the secondary, or its host with --credential. {NOT_TYPED}",
     ),
 ]
 PrimaryName = Annotated[
@@ -83,19 +85,40 @@ State = Annotated[
 Seconds = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for each request.")]
 
 
-def endpoint(side: str, text: str) -> Endpoint:
-    """Return the endpoint of a connection string. Does not contact the endpoint."""
-    from twinbus.backlog import Endpoint  # noqa: PLC0415
+def address(side: str, text: str) -> ConnectionString:
+    """Return the address in a connection string or host. Raises WrongUsageError; does not contact the namespace."""
     from twinbus.connect import ConnectionString, ConnectionStringError  # noqa: PLC0415
 
     try:
-        found = ConnectionString.parse(text)
+        found = ConnectionString.of(text)
     except ConnectionStringError as error:
         raise WrongUsageError(
             f"--{side}: {error}",
             "The portal shows a namespace's connection strings; `twinbus serve` prints those of local ones.",
         ) from None
+    if not found.has_key and credential_name() is None:
+        raise WrongUsageError(
+            f"--{side}: {found.host} is a host name, which has no key",
+            "Sign in with --credential default, cli, environment or managed-identity. Or give a connection string.",
+        )
+    return found
+
+
+def endpoint(side: str, text: str) -> Endpoint:
+    """Return the endpoint of a namespace. Raises WrongUsageError; does not contact the namespace."""
+    from twinbus.backlog import Endpoint  # noqa: PLC0415
+
+    found = address(side, text)
     return Endpoint.of(found.host, found.port)
+
+
+def _credential() -> Any:
+    """Return the credential of --credential, for sync clients. Raises MissingExtraError."""
+    from twinbus.connect import named_credential  # noqa: PLC0415 - slow
+
+    name = credential_name()
+    assert name is not None, "`address` refuses a host without a credential"
+    return named_credential(name)
 
 
 def backlog_name(primary: str, given: str | None) -> str:
@@ -107,7 +130,7 @@ def backlog_name(primary: str, given: str | None) -> str:
 
 
 def require_two_namespaces(primary: str, secondary: str) -> None:
-    """Raise WrongUsageError if both connection strings are for the same namespace (P3)."""
+    """Raise WrongUsageError if both are the same namespace (P3)."""
     if endpoint("primary", primary) == endpoint("secondary", secondary):
         raise WrongUsageError("--primary and --secondary are the same namespace", "Give two different namespaces.")
 
@@ -115,13 +138,31 @@ def require_two_namespaces(primary: str, secondary: str) -> None:
 def administration(text: str, seconds: float, *, side: str = "secondary") -> Administration:
     from twinbus.pairing import Administration  # noqa: PLC0415 - slow
 
-    return Administration.from_connection_string(text, seconds=seconds, **network_of(side).http_options())
+    found, options = address(side, text), network_of(side).http_options()
+    if found.has_key:
+        return Administration.from_connection_string(text, seconds=seconds, **options)
+    return Administration.with_credential(found.namespace, _credential(), seconds=seconds, **options)
 
 
-def aio_administration(text: str, seconds: float, *, side: str = "secondary") -> AioAdministration:
-    from twinbus.pairing import AioAdministration  # noqa: PLC0415 - slow
+def administration_client(text: str, *, side: str, **options: Any) -> ServiceBusAdministrationClient:
+    """Return the SDK's own administration client. `options` are for each of its requests."""
+    from azure.servicebus.management import ServiceBusAdministrationClient  # noqa: PLC0415 - slow
 
-    return AioAdministration.from_connection_string(text, seconds=seconds, **network_of(side).http_options())
+    found, options = address(side, text), {**network_of(side).http_options(), **options}
+    if found.has_key:
+        return ServiceBusAdministrationClient.from_connection_string(text, **options)
+    return ServiceBusAdministrationClient(found.namespace, _credential(), **options)
+
+
+def aio_administration(text: str, seconds: float, *, side: str = "secondary", **more: Any) -> AioAdministration:
+    """Return the management of a namespace. `more` are further options of the SDK's client."""
+    from twinbus.connect import AioCredential  # noqa: PLC0415 - slow
+    from twinbus.pairing import AioAdministration  # noqa: PLC0415
+
+    found, options = address(side, text), {**network_of(side).http_options(), **more}
+    if found.has_key:
+        return AioAdministration.from_connection_string(text, seconds=seconds, **options)
+    return AioAdministration.with_credential(found.namespace, AioCredential(_credential()), seconds=seconds, **options)
 
 
 def aio_client(text: str, *, side: str = "primary") -> ServiceBusClient:
@@ -129,7 +170,9 @@ def aio_client(text: str, *, side: str = "primary") -> ServiceBusClient:
     from azure.servicebus import TransportType  # noqa: PLC0415 - slow
     from azure.servicebus.aio import ServiceBusClient  # noqa: PLC0415
 
-    network = network_of(side)
+    from twinbus.connect import TLS_PORT, AioCredential  # noqa: PLC0415
+
+    found, network = address(side, text), network_of(side)
     transport = TransportType.AmqpOverWebsocket if network.uses_websocket else TransportType.Amqp
     options: dict[str, Any] = {"transport_type": transport}
     if (proxy := network.http_proxy) is not None:
@@ -139,14 +182,19 @@ def aio_client(text: str, *, side: str = "primary") -> ServiceBusClient:
         options["custom_endpoint_address"] = network.custom_endpoint_address
     if network.connection_verify is not None:
         options["connection_verify"] = network.connection_verify
-    return ServiceBusClient.from_connection_string(text, **options)
+    if found.has_key:
+        return ServiceBusClient.from_connection_string(text, **options)
+    if found.port != TLS_PORT:  # in TLS, the SDK takes another port from the custom endpoint only
+        options.setdefault("custom_endpoint_address", f"sb://{found.authority}")
+    return ServiceBusClient(found.namespace, AioCredential(_credential()), **options)
 
 
 def access(text: str, *, side: str) -> NamespaceAccess:
     """Return the access of our own client to a namespace, in the way that the verb was given."""
     from twinbus.syphon import NamespaceAccess  # noqa: PLC0415 - slow
 
-    return NamespaceAccess.of(text, network_of(side))
+    address(side, text)
+    return NamespaceAccess.of(text, network_of(side), credential_name())
 
 
 def native_transport(primary: str, secondary: str, seconds: float) -> NativeTransport:
@@ -223,7 +271,10 @@ def missing_entity(kind: str, path: str, where: str, near: str | None = None) ->
 
 
 def access_error(what: str, error: Exception) -> OperatorError:
-    """Return the error for a namespace that refuses the key or cannot be reached. `what` names the namespace."""
+    """Return the error for a namespace that refuses the key or cannot be reached. `what` names the namespace.
+
+    With --credential, it is the credential that is refused: by the namespace, or by the issuer of the tokens.
+    """
     from twinbus.backlog import FailureKind  # noqa: PLC0415
 
     kind, detail = access_failure(error)
@@ -231,6 +282,11 @@ def access_error(what: str, error: Exception) -> OperatorError:
         return OperatorError(
             f"the certificate of {what} is not trusted: {detail}",
             "Give the certificate of its authority with --ca.",
+        )
+    if is_refused(error) and credential_name() is not None:
+        return OperatorError(
+            f"the credential {credential_name()!r} was refused by {what}: {detail}",
+            "Check who is signed in, and the roles of this identity on the namespace (Azure Service Bus Data …).",
         )
     if is_refused(error):
         return OperatorError(

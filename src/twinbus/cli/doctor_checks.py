@@ -25,7 +25,7 @@ from azure.core.exceptions import AzureError
 
 from twinbus.backlog import PATH_PROPERTY, FailureKind, backlog_queue_paths, evidence_of, failure_kind
 from twinbus.cli import connections
-from twinbus.connect import ConnectionString, MessageState, ReceivedMessage, ServiceBusConnection
+from twinbus.connect import MessageState, ReceivedMessage, ServiceBusConnection
 from twinbus.errors import TwinbusError
 from twinbus.ledger import (
     SYPHON_STARTED,
@@ -90,7 +90,7 @@ class DoctorChecks:
 
     async def primary_facts(self, entities: Sequence[str]) -> PrimaryFacts:
         """Open a sender link on each entity; without entities, on one that does not exist: this tests the key alone."""
-        host = ConnectionString.parse(self.primary).authority
+        host = connections.address("primary", self.primary).authority
         found: dict[str, CheckFailure | None] = {}
         async with connections.access(self.primary, side="primary").connect(timeout=self.seconds) as bus:
             for entity in entities or (_ABSENT + uuid4().hex[:12],):
@@ -123,7 +123,7 @@ class DoctorChecks:
 
     def inspected(self, administration: Administration) -> SecondaryFacts:
         """List the backlog queues with their properties, and compare the clocks. Blocks."""
-        host = ConnectionString.parse(self.secondary).authority
+        host = connections.address("secondary", self.secondary).authority
         try:
             inspection = inspect_backlog(administration, self.name, self.count)
             return SecondaryFacts(host, inspection=inspection, clock=clock_offset(administration))

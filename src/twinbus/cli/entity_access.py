@@ -1,4 +1,4 @@
-"""What the verbs `twinbus entity …` share: the path of an entity, and access to one namespace by connection string.
+"""What the verbs `twinbus entity …` share: the path of an entity, and access to one namespace.
 
 A queue or topic has a path, such as `orders`. A subscription is written as Service Bus addresses it:
 `events/subscriptions/audit`.
@@ -19,7 +19,6 @@ import typer
 from twinbus.cli import connections
 from twinbus.cli.connections import NOT_TYPED
 from twinbus.cli.errors import WrongUsageError
-from twinbus.cli.network import network_of
 from twinbus.errors import OperatorError, TwinbusError
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ AnyNamespace = Annotated[
         envvar="TWINBUS_CONNECTION_STRING",
         show_envvar=True,
         show_default=False,
-        help=f"Connection string of the namespace. {NOT_TYPED}",
+        help=f"Connection string of the namespace, or its host with --credential. {NOT_TYPED}",
     ),
 ]
 Path = Annotated[
@@ -142,12 +141,10 @@ class EntityAdministration:
 
     def create_topic(self, path: str, **properties: object) -> None:
         """Create a topic. The SDK's `create_topic` takes no options of the request, so a client gets them instead."""
-        from azure.servicebus.management import ServiceBusAdministrationClient  # noqa: PLC0415 - slow
 
         def create(name: str, **keywords: Any) -> None:
             request = {key: value for key, value in keywords.items() if key not in properties}
-            options = {**network_of("namespace").http_options(), **request}
-            with ServiceBusAdministrationClient.from_connection_string(self._text, **options) as client:
+            with connections.administration_client(self._text, side="namespace", **request) as client:
                 client.create_topic(name, **properties)  # type: ignore[arg-type] # properties of any type, by name
 
         self.call(create, path, **properties)

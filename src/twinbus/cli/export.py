@@ -9,9 +9,11 @@ import typer
 
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.fault import Authority, Connection
+from twinbus.cli.network import credential_name, credential_option
 from twinbus.printable import printable
 
 
+@credential_option
 def export(
     connection_string: Connection,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write instead of stdout.")] = None,
@@ -35,7 +37,8 @@ def export(
         from twinbus.namespace import NamespaceHttpClient  # noqa: PLC0415
 
         try:
-            found = NamespaceHttpClient(connection_string, ca=ca).request("GET", "/$config")
+            client = NamespaceHttpClient(connection_string, ca=ca, credential=credential_name())
+            found = client.request("GET", "/$config")
         except ConnectionStringError as error:
             raise WrongUsageError(
                 str(error), "`twinbus serve` prints the connection string of each namespace."

@@ -11,6 +11,7 @@ import typer
 
 from twinbus.cli.connections import NOT_TYPED, namespace_name
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
+from twinbus.cli.network import credential_name, credential_option
 from twinbus.cli.tables import Cell, print_table
 from twinbus.printable import printable
 
@@ -29,7 +30,8 @@ Connection = Annotated[
         "-c",
         envvar="TWINBUS_CONNECTION_STRING",
         show_envvar=True,
-        help=f"Connection string of the namespace, with a key that has the Manage claim. {NOT_TYPED}",
+        help="Connection string of the namespace, with a key that has the Manage claim, or its host with "
+        f"--credential. {NOT_TYPED}",
     ),
 ]
 Authority = Annotated[
@@ -39,6 +41,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command(name="set")
+@credential_option
 def set_fault(
     kind: Annotated[
         str,
@@ -114,6 +117,7 @@ def set_fault(
 
 
 @app.command(name="clear")
+@credential_option
 def clear_faults(
     connection_string: Connection,
     id: Annotated[str | None, typer.Argument(help="Id of the fault; all faults if omitted.")] = None,
@@ -139,6 +143,7 @@ def clear_faults(
 
 
 @app.command(name="list")
+@credential_option
 def list_faults(connection_string: Connection, ca: Authority = None, json: Json = False, debug: Debug = False) -> None:
     """List the faults that are set.
 
@@ -184,7 +189,7 @@ def _client(connection_string: str, ca: Path | None) -> FaultClient:
     from twinbus.namespace import FaultClient  # noqa: PLC0415
 
     try:
-        return FaultClient(connection_string, ca=ca)
+        return FaultClient(connection_string, ca=ca, credential=credential_name())
     except ConnectionStringError as error:
         raise WrongUsageError(str(error), "`twinbus serve` prints the connection string of each namespace.") from error
 

@@ -32,7 +32,7 @@ from twinbus.cli.ledger import (
     show,
     show_message,
 )
-from twinbus.cli.network import network_of, network_options
+from twinbus.cli.network import credential_name, network_of, network_options
 from twinbus.errors import OperatorError
 from twinbus.storage_location import StorageLocation
 
@@ -205,6 +205,7 @@ def run_audit_on_spark(
             secondary=_space(secondary),
             primary=name or "",
             network=network_of("secondary"),
+            credential=credential_name(),
             timeout=seconds,
             silence=silence,
         )

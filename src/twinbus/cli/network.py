@@ -1,7 +1,8 @@
-"""Options for the way to the namespaces: WebSocket, proxy, custom endpoints, CA. `network_options` adds them to a verb.
+"""Options for the way to the namespaces: WebSocket, proxy, custom endpoints, CA, and the credential for Entra ID.
 
-The verb itself does not see them. `network_of` returns what was given for one side while the verb runs. The credentials
-of a proxy come from an environment variable or from twinbus.toml, never from the command line.
+`network_options` adds them to a verb. The verb itself does not see them. While it runs, `network_of` returns what was
+given for one side, and `credential_name` the credential. The credentials of a proxy come from an environment variable
+or from twinbus.toml, never from the command line.
 """
 
 from __future__ import annotations
@@ -94,6 +95,17 @@ _Endpoint = Annotated[
         help="Where to connect for AMQP, such as an application gateway.",
     ),
 ]
+_Credential = Annotated[
+    str | None,
+    typer.Option(
+        "--credential",
+        metavar="NAME",
+        envvar="TWINBUS_CREDENTIAL",
+        show_envvar=True,
+        show_default="none",
+        help="Sign in with Entra ID to namespaces given by host: default, cli, environment or managed-identity[=ID].",
+    ),
+]
 # By side, the name and the type of the option with its custom endpoint.
 _PAIR: Final = {
     "primary": ("primary-endpoint", _PrimaryEndpoint),
@@ -101,6 +113,7 @@ _PAIR: Final = {
 }
 _NAMESPACE: Final = {"namespace": ("endpoint", _Endpoint)}
 _GIVEN: ContextVar[dict[str, NetworkOptions]] = ContextVar("network")
+_CREDENTIAL: ContextVar[str | None] = ContextVar("credential", default=None)
 
 
 def network_options(verb: Callable[..., None]) -> Callable[..., None]:
@@ -113,11 +126,25 @@ def namespace_network_options(verb: Callable[..., None]) -> Callable[..., None]:
     return _with_options(verb, _NAMESPACE)
 
 
+def credential_option(verb: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a verb for a local namespace: it takes --credential too."""
+    return _decorated(verb, {"credential": _Credential}, lambda given: {})
+
+
 def _with_options(verb: Callable[..., None], sides: Mapping[str, tuple[str, Any]]) -> Callable[..., None]:
     endpoints = {side: name for side, (name, _) in sides.items()}
-    options: dict[str, Any] = {"transport_type": _Type, "proxy": _Proxy}
+    options: dict[str, Any] = {"credential": _Credential, "transport_type": _Type, "proxy": _Proxy}
     options |= {name.replace("-", "_"): kind for name, kind in sides.values()}
     options["ca"] = _Authority
+    return _decorated(verb, options, lambda given: _read(given, endpoints))
+
+
+def _decorated(
+    verb: Callable[..., None],
+    options: Mapping[str, Any],
+    read: Callable[[Mapping[str, Any]], dict[str, NetworkOptions]],
+) -> Callable[..., None]:
+    """Return the verb with these options too. `read` makes what `network_of` returns from their values."""
     own = inspect.signature(verb, eval_str=True)
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
@@ -128,12 +155,14 @@ def _with_options(verb: Callable[..., None], sides: Mapping[str, tuple[str, Any]
     def run(*args: Any, **values: Any) -> None:
         given = {name: values.pop(name) for name in options}
         with errors_reported(debug=bool(values.get("debug"))):
-            network = _read(given, endpoints)
-        token = _GIVEN.set(network)
+            credential = _checked_credential(given.pop("credential"))
+            network = read(given)
+        tokens = _GIVEN.set(network), _CREDENTIAL.set(credential)
         try:
             verb(*args, **values)
         finally:
-            _GIVEN.reset(token)
+            _GIVEN.reset(tokens[0])
+            _CREDENTIAL.reset(tokens[1])
 
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own.parameters.values()]
     run.__signature__ = own.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]  # what typer reads
@@ -146,6 +175,23 @@ def network_of(side: str) -> NetworkOptions:
     from twinbus.connect import NetworkOptions  # noqa: PLC0415 - slow
 
     return _GIVEN.get({}).get(side) or NetworkOptions()
+
+
+def credential_name() -> str | None:
+    """Return the name of the credential of the verb that runs, or None."""
+    return _CREDENTIAL.get()
+
+
+def _checked_credential(name: str | None) -> str | None:
+    """Return the value of --credential. Raises WrongUsageError."""
+    if name is None:
+        return None
+    from twinbus.connect import CredentialNameError, check_credential_name  # noqa: PLC0415 - slow
+
+    try:
+        return check_credential_name(name)
+    except CredentialNameError as error:
+        raise WrongUsageError(f"--credential: {error}") from None
 
 
 def _read(given: Mapping[str, Any], endpoints: Mapping[str, str]) -> dict[str, NetworkOptions]:

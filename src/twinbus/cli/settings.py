@@ -29,6 +29,7 @@ _SHARED: Final = {
     ("connections", "primary"): "TWINBUS_PRIMARY_CONNECTION_STRING",
     ("connections", "secondary"): "TWINBUS_SECONDARY_CONNECTION_STRING",
     ("connections", "namespace"): "TWINBUS_CONNECTION_STRING",
+    ("connections", "credential"): "TWINBUS_CREDENTIAL",
     ("connections", "ca"): "TWINBUS_CA",
     ("connections", "transport_type"): "TWINBUS_TRANSPORT_TYPE",
     ("connections", "proxy"): "TWINBUS_PROXY",

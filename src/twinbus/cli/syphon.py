@@ -26,7 +26,7 @@ from twinbus.cli.errors import ATTENTION, FAILED, Debug, WrongUsageError, errors
 from twinbus.cli.interrupts import SIGNALLED
 from twinbus.cli.ledger import refuse_unwritable
 from twinbus.cli.ledger_audit import announce, audited, drain_audit, show_lost
-from twinbus.cli.network import network_of, network_options
+from twinbus.cli.network import credential_name, network_of, network_options
 from twinbus.cli.option_values import span_option
 from twinbus.cli.progress import LINE_SECONDS, Display, display
 from twinbus.errors import TwinbusError
@@ -135,8 +135,7 @@ def syphon(
       twinbus syphon --proxy http://proxy.example:3128   # where only 443 goes out
     """
     with errors_reported(debug=debug):
-        from twinbus.connect import ConnectionString  # noqa: PLC0415 - slow
-        from twinbus.namespace import configure_logging  # noqa: PLC0415
+        from twinbus.namespace import configure_logging  # noqa: PLC0415 - slow
         from twinbus.syphon import SyphonOptions  # noqa: PLC0415
 
         _refuse(engine, ledger, master, lanes, dry_run=dry_run)
@@ -146,7 +145,8 @@ def syphon(
         name = connections.backlog_name(primary, primary_name)
         wait = wait_for_destinations.total_seconds()
         options = SyphonOptions(rate=rate, drain=drain, wait_for_destinations=wait, ttl=ttl.value)
-        configure_logging("warning", keys=[ConnectionString.parse(text).key for text in (primary, secondary)])
+        sides = (("primary", primary), ("secondary", secondary))
+        configure_logging("warning", keys=[connections.address(side, text).key for side, text in sides])
         work = _Work(primary, secondary, name, transport, seconds, state)
         if dry_run:
             _print_dry_run(_on_loop(work.dry_run()), json=json)
@@ -258,6 +258,7 @@ class _Work:
             secondary_name=primary_name(connections.endpoint("secondary", self.secondary)),
             primary_network=network_of("primary"),
             secondary_network=network_of("secondary"),
+            credential=credential_name(),
             ledger=None if ledger is None else str(ledger),
             ttl=options.ttl,
             timeout=self.seconds,

@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     )
     from twinbus.connect.management import Management
     from twinbus.connect.message_encoding import encode_message, to_datetime, to_millis
+    from twinbus.connect.named_credentials import (
+        AioCredential,
+        CredentialNameError,
+        check_credential_name,
+        named_credential,
+    )
     from twinbus.connect.network import HttpProxy, NetworkOptionError, NetworkOptions, TransportType
     from twinbus.connect.received_message import MessageState, ReceivedMessage
     from twinbus.connect.receiver import (
@@ -55,9 +61,12 @@ if TYPE_CHECKING:
         JWT_TYPE,
         SAS_SCHEME,
         SAS_TYPE,
+        SCOPE,
+        AzureTokenSource,
         SasTokenSource,
         Token,
         TokenSource,
+        credential_failure,
         make_sas_token,
         sas_signature,
     )
@@ -74,13 +83,17 @@ _NAMES_BY_MODULE: Final = {
     ),
     "management": "Management",
     "message_encoding": "encode_message to_datetime to_millis",
+    "named_credentials": "AioCredential CredentialNameError check_credential_name named_credential",
     "network": "HttpProxy NetworkOptionError NetworkOptions TransportType",
     "received_message": "MessageState ReceivedMessage",
     "receiver": "NEXT_AVAILABLE PEEK_LOCK RECEIVE_AND_DELETE ReceiveMode Receiver SessionChoice",
     "sender": "Sender",
     "settlement": "COMPLETE RELEASE SettlementOutcome abandon_outcome dead_letter_outcome defer_outcome",
     "timeouts": "deadline",
-    "tokens": "JWT_TYPE SAS_SCHEME SAS_TYPE SasTokenSource Token TokenSource make_sas_token sas_signature",
+    "tokens": (
+        "AzureTokenSource JWT_TYPE SAS_SCHEME SAS_TYPE SCOPE SasTokenSource Token TokenSource credential_failure "
+        "make_sas_token sas_signature"
+    ),
     "websocket": "WEBSOCKET_PATH WebSocketLayer WebSocketRefusedError accept_websocket",
 }
 _MODULES: Final = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
@@ -95,10 +108,14 @@ __all__ = [
     "RELEASE",
     "SAS_SCHEME",
     "SAS_TYPE",
+    "SCOPE",
     "TLS_PORT",
     "WEBSOCKET_PATH",
+    "AioCredential",
+    "AzureTokenSource",
     "ConnectionString",
     "ConnectionStringError",
+    "CredentialNameError",
     "HttpProxy",
     "Management",
     "MessageLockLostError",
@@ -130,12 +147,15 @@ __all__ = [
     "abandon_outcome",
     "accept_websocket",
     "bisect_refused",
+    "check_credential_name",
     "connect",
+    "credential_failure",
     "dead_letter_outcome",
     "deadline",
     "defer_outcome",
     "encode_message",
     "make_sas_token",
+    "named_credential",
     "sas_signature",
     "to_datetime",
     "to_millis",

@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 RENEW_AFTER: Final = 0.75  # of the token's lifetime
 _RETRY_AFTER: Final = 0.1  # of the token's lifetime
+# A credential may give the same token again until shortly before it expires, with less and less time left. In seconds.
+_LEAST_PAUSE: Final = 0.25
 
 
 class CbsClient:
@@ -67,7 +69,7 @@ class CbsClient:
             raise error_for_token(reply.status, reply.description, entity)
         self._valid_until[audience] = token.expires_at
         lifetime = max(0.0, token.expires_at - self._clock.now() / 1000)
-        self._schedule_renewal(audience, entity, lifetime * RENEW_AFTER, lifetime)
+        self._schedule_renewal(audience, entity, max(_LEAST_PAUSE, lifetime * RENEW_AFTER), lifetime)
 
     # --- renewal -----------------------------------------------------------------------------------------------
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from twinbus.amqp import MIB
 from twinbus.clock import Clock, SystemClock
-from twinbus.connect.connection_string import ConnectionString
+from twinbus.connect.connection_string import ConnectionString, ConnectionStringError
 from twinbus.connect.errors import ServiceBusArgumentError
 from twinbus.connect.management import Management
 from twinbus.connect.network import NetworkOptions
@@ -20,7 +20,13 @@ from twinbus.connect.receiver import ReceiveMode, Receiver, SessionChoice
 from twinbus.connect.reconnection import Reconnector
 from twinbus.connect.sender import Sender
 from twinbus.connect.timeouts import deadline
-from twinbus.connect.tokens import SasTokenSource, TokenSource
+from twinbus.connect.tokens import SasTokenSource, TokenSource, token_source
+
+if TYPE_CHECKING:
+    from azure.core.credentials import TokenCredential as SyncTokenCredential
+    from azure.core.credentials_async import AsyncTokenCredential
+
+    TokenCredential = SyncTokenCredential | AsyncTokenCredential
 
 DEFAULT_TIMEOUT: Final = 60.0
 DEFAULT_PREFETCH: Final = 1000
@@ -31,7 +37,7 @@ def connect(
     connection_string: str | ConnectionString,
     *,
     tls: ssl.SSLContext | None = None,
-    credential: TokenSource | None = None,
+    credential: TokenSource | TokenCredential | None = None,
     network: NetworkOptions | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     idle_timeout: float = 30.0,
@@ -40,19 +46,22 @@ def connect(
 ) -> ServiceBusConnection:
     """Return a connection whose socket opens with the first operation: `async with connect(text) as bus`.
 
+    With a `credential`, the text may be the host of the namespace: `connect("contoso.servicebus.windows.net",
+    credential=DefaultAzureCredential())`. The credential is one of azure-identity, sync or aio, or a TokenSource.
+
     The connection uses TLS, except that UseDevelopmentEmulator=true without `tls` means plain TCP. `network` selects a
     WebSocket, a proxy or another address. `timeout`, in seconds, is for every operation that is called without a
     timeout. The connection fails if the peer is silent for twice `idle_timeout` seconds.
     """
     endpoint = (
-        connection_string
-        if isinstance(connection_string, ConnectionString)
-        else ConnectionString.parse(connection_string)
+        connection_string if isinstance(connection_string, ConnectionString) else ConnectionString.of(connection_string)
     )
+    if credential is None and not endpoint.has_key:
+        raise ConnectionStringError(f"{endpoint.host} is a host name, which has no key: give a credential")
     return ServiceBusConnection(
         endpoint,
         tls=tls,
-        credential=credential,
+        credential=None if credential is None else token_source(credential),
         network=network or NetworkOptions(),
         timeout=timeout,
         idle_timeout=idle_timeout,

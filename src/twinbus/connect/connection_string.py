@@ -1,4 +1,4 @@
-"""Connection strings: the address of a namespace and a key for it."""
+"""Addresses of namespaces: a connection string, which has a key, or the host name of a namespace, which has none."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ _SCHEMES: Final = ("sb", "amqp", "amqps", "https", "http")
 
 
 class ConnectionStringError(CallerError, ValueError):
-    """The connection string is not valid. The text never contains a key."""
+    """The connection string or host name is not valid. The text never contains a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionString:
-    """The endpoint of a namespace and a key. `emulator=True` means plain TCP, as in the official clients."""
+    """The endpoint of a namespace and a key. `emulator=True` means plain TCP, as in the official clients.
+
+    `key_name` and `key` are empty if the endpoint was given as a host name. Then a credential is needed.
+    """
 
     host: str
     port: int
@@ -28,6 +31,26 @@ class ConnectionString:
     key: str = field(repr=False)
     entity_path: str | None = None
     emulator: bool = False
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Parse a connection string or the host name of a namespace. Raises ConnectionStringError."""
+        return cls.parse(text) if "=" in text else cls.of_host(text)
+
+    @classmethod
+    def of_host(cls, text: str) -> Self:
+        """Return the endpoint `host` or `host:port`, without a key. Raises ConnectionStringError."""
+        try:
+            parts = urlsplit(f"//{text.strip()}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+            parts = urlsplit("")
+        if not host or parts.path or parts.query or parts.fragment or "@" in parts.netloc or not text.isprintable():
+            raise ConnectionStringError(
+                f"{text!r} is neither a connection string nor a host such as contoso.servicebus.windows.net"
+            )
+        return cls(host, TLS_PORT if port is None else port, "", "")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -55,6 +78,16 @@ class ConnectionString:
     @property
     def tls(self) -> bool:
         return not self.emulator
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the endpoint has a key. Without a key, a credential is needed."""
+        return bool(self.key)
+
+    @property
+    def namespace(self) -> str:
+        """The host as azure-servicebus takes it: with the port if that is not the usual one."""
+        return self.host if self.port == TLS_PORT else self.authority
 
     @property
     def authority(self) -> str:

@@ -138,6 +138,12 @@ class ServiceBusAuthenticationError(ServiceBusError, OperatorError):
     default_hint = "Check the key and its name, and this machine's clock."
 
 
+class ServiceBusCredentialError(ServiceBusAuthenticationError):
+    """A credential gave no token: nobody is signed in, or the issuer refuses."""
+
+    default_hint = "Sign in, or check the identity and the variables that the credential uses."
+
+
 class ServiceBusAuthorizationError(ServiceBusError, OperatorError):
     default_hint = "Give the key's rule the claim it lacks."
 

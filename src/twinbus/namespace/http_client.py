@@ -1,6 +1,6 @@
 """Blocking HTTP client of a running namespace: requests its JSON pages (not the management API), and sets its faults.
 
-All pages need a key with the Manage claim.
+All pages need a key with the Manage claim, or a credential with the role Data Owner.
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from twinbus.clock import Clock, SystemClock
-from twinbus.connect import ConnectionString, make_sas_token
+from twinbus.connect import (
+    SCOPE,
+    ConnectionString,
+    ConnectionStringError,
+    credential_failure,
+    make_sas_token,
+    named_credential,
+)
 from twinbus.errors import OperatorError
+from twinbus.extras import MissingExtraError
 
 FAULTS_PATH: Final = "/$faults"
 _TOKEN_SECONDS: Final = 300
@@ -36,9 +44,19 @@ class NamespaceHttpClient:
     """Requests JSON pages of one namespace."""
 
     def __init__(
-        self, connection_string: str, *, ca: Path | None = None, timeout: float = 10.0, clock: Clock | None = None
+        self,
+        connection_string: str,
+        *,
+        ca: Path | None = None,
+        timeout: float = 10.0,
+        clock: Clock | None = None,
+        credential: str | None = None,
     ) -> None:
-        self._at = ConnectionString.parse(connection_string)
+        """`connection_string` may be a host. Then `credential` names the credential to use (`named_credential`)."""
+        self._at = ConnectionString.of(connection_string)
+        if not self._at.has_key and credential is None:
+            raise ConnectionStringError(f"{self._at.host} is a host name, which has no key: give a credential")
+        self._credential = credential
         self._ca = ca
         self._timeout = timeout
         self._clock = clock or SystemClock()
@@ -84,8 +102,8 @@ class NamespaceHttpClient:
         reason = value.get("error") if isinstance(value, dict) else _detail(answer)
         if status == 401:
             raise NamespaceRequestError(
-                f"The namespace at {self._at.authority} refused the key {self._at.key_name!r}: {reason}",
-                "This needs a key with the Manage claim.",
+                f"The namespace at {self._at.authority} refused {self._authorized_by}: {reason}",
+                "This needs a key with the Manage claim, or the role Azure Service Bus Data Owner.",
                 status,
             )
         raise NamespaceRequestError(f"{reason or http.client.responses.get(status, 'no explanation')}", status=status)
@@ -96,7 +114,19 @@ class NamespaceHttpClient:
         context = ssl.create_default_context(cafile=self._ca)
         return http.client.HTTPSConnection(self._at.host, self._at.port, timeout=self._timeout, context=context)
 
+    @property
+    def _authorized_by(self) -> str:
+        return f"the key {self._at.key_name!r}" if self._at.has_key else f"the credential {self._credential!r}"
+
     def _token(self) -> str:
+        if not self._at.has_key:
+            assert self._credential is not None
+            try:
+                return f"Bearer {named_credential(self._credential).get_token(SCOPE).token}"
+            except MissingExtraError:
+                raise
+            except Exception as error:
+                raise credential_failure(error) from error
         expires_at = self._clock.now() // 1000 + _TOKEN_SECONDS
         return make_sas_token(self._at.resource(), self._at.key_name, self._at.key, expires_at)
 

@@ -52,7 +52,7 @@ from twinbus.pairing.provisioning import (
 )
 from twinbus.pairing.recording import NO_RECORDER
 from twinbus.pairing.state_queue import STATE_PROPERTIES, state_queue_path
-from twinbus.sdk import admin_credential, administration_options, sync_admin_credential
+from twinbus.sdk import admin_credential, administration_options, connection_settings, sync_admin_credential
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
@@ -97,7 +97,7 @@ class Administration:
         """Return an administration that uses `admin`; if it is None, a client made with the credential of `client`."""
         if admin is not None:
             return cls(admin.fully_qualified_namespace, lambda: admin, seconds=seconds, owned=False)
-        name = client.fully_qualified_namespace
+        name = _managed_namespace(client)
 
         def make() -> ServiceBusAdministrationClient:
             return ServiceBusAdministrationClient(
@@ -112,6 +112,12 @@ class Administration:
         transport = ClosingTransport(**options)
         client = ServiceBusAdministrationClient.from_connection_string(text, transport=transport, **options)
         return cls(client.fully_qualified_namespace, lambda: client, seconds=seconds)
+
+    @classmethod
+    def with_credential(cls, namespace: str, credential: Any, *, seconds: float = 10.0, **options: Any) -> Self:
+        """Return an administration of a host (`host` or `host:port`) with a sync TokenCredential."""
+        client = ServiceBusAdministrationClient(namespace, credential, transport=ClosingTransport(**options), **options)
+        return cls(namespace, lambda: client, seconds=seconds)
 
     @cached_property
     def client(self) -> ServiceBusAdministrationClient:
@@ -239,7 +245,7 @@ class AioAdministration:
         """Return an administration that uses `admin`; if it is None, a client made with the credential of `client`."""
         if admin is not None:
             return cls(admin.fully_qualified_namespace, lambda: admin, seconds=seconds, owned=False)
-        name = client.fully_qualified_namespace
+        name = _managed_namespace(client)
 
         def make() -> AioServiceBusAdministrationClient:
             return _make_aio_client(name, management_credential(client), **administration_options(client))
@@ -251,6 +257,12 @@ class AioAdministration:
         """`options` are for the SDK's client: `proxies`, `connection_verify`."""
         client = _aio_client_of(text, **options)
         return cls(client.fully_qualified_namespace, lambda: client, seconds=seconds)
+
+    @classmethod
+    def with_credential(cls, namespace: str, credential: Any, *, seconds: float = 10.0, **options: Any) -> Self:
+        """Return an administration of a host (`host` or `host:port`) with an asyncio TokenCredential."""
+        client = _make_aio_client(namespace, credential, **options)
+        return cls(namespace, lambda: client, seconds=seconds)
 
     @cached_property
     def client(self) -> AioServiceBusAdministrationClient:
@@ -461,6 +473,12 @@ def management_credential(client: ServiceBusClient | AioServiceBusClient) -> Any
             'Give secondary_admin=, or let an operator run `twinbus provision` and pair with provision="assume".',
         )
     return credential
+
+
+def _managed_namespace(client: ServiceBusClient | AioServiceBusClient) -> str:
+    """Return the host of a client's namespace, with the port of a local one, which clients in TLS do not show."""
+    name = client.fully_qualified_namespace
+    return connection_settings(client).namespace if is_loopback(split_namespace(name)[0]) else name
 
 
 def found_result(queue: Any) -> QueueOutcome:

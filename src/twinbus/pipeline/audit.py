@@ -63,7 +63,8 @@ class SparkAudit:
     `tables` are the tables of the ledger: the audit ingests new entries into them. `ledger` is an open writer of the
     ledger, which the caller closes. `find_queues` returns the backlog queues of the primaries with these names.
     `connection_string`, `secondary` and `primary` are the connection string and the names of the namespaces, `network`
-    how the secondary is reached. `silence` is described at `twinbus.syphon.Audit`.
+    how the secondary is reached. `connection_string` may be a host name, with the name of a `credential`. `silence` is
+    described at `twinbus.syphon.Audit`.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class SparkAudit:
         secondary: str,
         primary: str = "",
         network: NetworkOptions | None = None,
+        credential: str | None = None,
         timeout: float = 10.0,
         silence: timedelta | None = None,
         pause: Callable[[float], None] = time.sleep,
@@ -83,7 +85,7 @@ class SparkAudit:
         self._tables = tables
         self._ledger = ledger
         self._find_queues = find_queues
-        self._job = LookJob(connection_string, str(ledger.directory), secondary, timeout, network)
+        self._job = LookJob(connection_string, str(ledger.directory), secondary, timeout, network, credential)
         self._secondary = secondary
         self._primary = primary
         self._silence = silence

@@ -5,18 +5,16 @@ Connects to nothing.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import ssl
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from twinbus.clock import SystemClock
 from twinbus.connect import (
-    JWT_TYPE,
     PLAIN_PORT,
     SAS_TYPE,
     TLS_PORT,
+    AzureTokenSource,
     ConnectionString,
     HttpProxy,
     NetworkOptions,
@@ -26,37 +24,16 @@ from twinbus.connect import (
     TokenSource,
     TransportType,
     connect,
+    named_credential,
 )
 from twinbus.errors import CallerError
 
-SCOPE: Final = "https://servicebus.azure.net//.default"
 # Seconds after which a signature is sent again. When the signature expires is not known: its text is not parsed.
 _SIGNATURE_SECONDS: Final = 600
 
 
 class CredentialError(CallerError, TypeError):
     """The credential is of no kind that is supported."""
-
-
-class AzureTokenSource:
-    """Gets tokens from a TokenCredential, sync or aio.
-
-    The credential needs only the method `get_token`, so azure-identity does not have to be installed.
-    """
-
-    def __init__(self, credential: Any) -> None:
-        self._credential = credential
-
-    async def token(self, audience: str) -> Token:
-        get_token = self._credential.get_token
-        if inspect.iscoroutinefunction(get_token):
-            found = await get_token(SCOPE)
-        else:
-            # In a thread, because the requests of a sync credential would block the event loop.
-            found = await asyncio.to_thread(get_token, SCOPE)
-            if inspect.isawaitable(found):
-                found = await found
-        return Token(found.token, JWT_TYPE, int(found.expires_on))
 
 
 class SignatureSource:
@@ -79,16 +56,25 @@ class NamespaceAccess:
     network: NetworkOptions | None = None
 
     @classmethod
-    def of(cls, given: NamespaceAccess | str | Any, network: NetworkOptions | None = None) -> NamespaceAccess:
-        """Return the access of a connection string, or of a client of azure-servicebus, sync or aio.
+    def of(
+        cls,
+        given: NamespaceAccess | str | Any,
+        network: NetworkOptions | None = None,
+        credential: str | None = None,
+    ) -> NamespaceAccess:
+        """Return the access of a connection string, of a host name, or of a client of azure-servicebus, sync or aio.
 
-        `network` is for a connection string. A client has its own proxy, transport and address.
+        `network` is for a text. A client has its own proxy, transport and address. `credential` is the name of the
+        credential for a host name (`named_credential`). Raises MissingExtraError without azure-identity.
         """
         if isinstance(given, NamespaceAccess):
             return given
-        if isinstance(given, str):
-            return cls(ConnectionString.parse(given), network=network)
-        return cls.of_client(given)
+        if not isinstance(given, str):
+            return cls.of_client(given)
+        endpoint = ConnectionString.of(given)
+        if endpoint.has_key or credential is None:
+            return cls(endpoint, network=network)
+        return cls(endpoint, AzureTokenSource(named_credential(credential)), network=network)
 
     @classmethod
     def of_client(cls, client: Any) -> Self:
@@ -130,10 +116,10 @@ class NamespaceAccess:
 
 
 def _endpoint(name: str, *, plain: bool = False) -> ConnectionString:
-    host, _, port = name.rpartition(":")
-    if not host or not port.isdigit():
-        host, port = name, str(PLAIN_PORT if plain else TLS_PORT)
-    return ConnectionString(host.strip("[]"), int(port), "", "", emulator=plain)
+    found = ConnectionString.of_host(name)
+    if not plain:
+        return found
+    return replace(found, port=PLAIN_PORT if found.port == TLS_PORT else found.port, emulator=True)
 
 
 def _named_key(credential: Any) -> tuple[str, str] | None:

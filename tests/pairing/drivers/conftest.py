@@ -21,6 +21,7 @@ from azure.core.credentials import AzureNamedKeyCredential
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 
+from tests.entra import Issuer
 from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
 from twinbus.connect import ReceivedMessage, connect
 from twinbus.namespace.store import SqliteStore
@@ -29,6 +30,8 @@ from twinbus.testing import LocalNamespace
 NUMBERED = 400
 """The number of queues: more than there are tests, because each test uses a new queue."""
 KEY = "SAS_KEY_VALUE"
+KEYS = Issuer()
+"""Both namespaces accept its tokens."""
 BRIEF = timedelta(seconds=1)
 """The `try_timeout` of tests that wait for a timeout. Other tests have a longer one, for a busy machine."""
 ALL = "RootManageSharedAccessKey"
@@ -50,14 +53,14 @@ def config(name: str, numbered: int = NUMBERED) -> dict[str, object]:
 
 @pytest.fixture(scope="session")
 def primary() -> Iterator[LocalNamespace]:
-    found = LocalNamespace("primary", memory=True, config=config("primary")).start(PATIENCE)
+    found = LocalNamespace("primary", memory=True, config=config("primary"), jwks=KEYS.key_set).start(PATIENCE)
     yield found
     found.close()
 
 
 @pytest.fixture(scope="session")
 def secondary() -> Iterator[LocalNamespace]:
-    found = LocalNamespace("secondary", memory=True, config=config("secondary")).start(PATIENCE)
+    found = LocalNamespace("secondary", memory=True, config=config("secondary"), jwks=KEYS.key_set).start(PATIENCE)
     yield found
     found.close()
 

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from twinbus.backlog import TRANSFER_SEGMENT, FailureKind, failure_kind, was_refused
-from twinbus.connect import NetworkOptions, ReceivedMessage, ServiceBusError
+from twinbus.connect import ConnectionString, NetworkOptions, ReceivedMessage, ServiceBusError
 from twinbus.ledger import OK, Ledger, MessageKey, Role, Stage, id_text, result_of_failure
 from twinbus.pipeline.servicebus.broker import Broker
 from twinbus.pipeline.servicebus.options import SourceOptions
@@ -52,7 +52,7 @@ class QueueRange(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class LookJob:
-    """What the tasks of a look need. The JSON contains the key of the namespace."""
+    """What the tasks of a look need. The JSON contains the key of the namespace, unless a credential is used."""
 
     connection_string: str = field(repr=False)
     ledger: str
@@ -61,6 +61,8 @@ class LookJob:
     """The name of the secondary in the ledger."""
     timeout: float
     network: NetworkOptions | None = field(default=None, repr=False)
+    credential: str | None = None
+    """The name of the credential, if `connection_string` is a host name."""
     is_dead_letters: bool = False
     ranges: tuple[QueueRange, ...] = ()
 
@@ -74,8 +76,11 @@ class LookJob:
         return cls(**values | {"network": NetworkOptions.of_dict(values["network"]), "ranges": ranges})
 
     def options(self, queue: str) -> SourceOptions:
+        is_host = not ConnectionString.of(self.connection_string).has_key
         return SourceOptions(
-            connection_string=self.connection_string,
+            connection_string=None if is_host else self.connection_string,
+            fully_qualified_namespace=self.connection_string if is_host else None,
+            credential=self.credential,
             entity=queue,
             dead_letter=self.is_dead_letters,
             timeout=self.timeout,

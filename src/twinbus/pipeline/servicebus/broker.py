@@ -282,7 +282,13 @@ def connection(options: SourceOptions) -> ServiceBusConnection:
     """
     network = options.network_options()
     # With a CA, also a connection string of the emulator means TLS.
-    return connect(options.endpoint(), tls=network.tls_context(), network=network, timeout=options.timeout)
+    return connect(
+        options.endpoint(),
+        tls=network.tls_context(),
+        credential=options.token_source(),
+        network=network,
+        timeout=options.timeout,
+    )
 
 
 async def complete_received(receiver: Receiver, numbers: SequenceNumbers, newest: int | None) -> Completion:

@@ -7,12 +7,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from twinbus.connect import ConnectionString, HttpProxy, NetworkOptions, TransportType
+from twinbus.connect import (
+    AzureTokenSource,
+    ConnectionString,
+    HttpProxy,
+    NetworkOptions,
+    TokenSource,
+    TransportType,
+    check_credential_name,
+    named_credential,
+)
 from twinbus.errors import CallerError
 
 STREAM_BATCH: Final = 10_000
 _MAX_SESSIONS: Final = 8
-CONNECTION_OPTIONS: Final = frozenset({"connectionstring", "connectionstringenv"})
+CONNECTION_OPTIONS: Final = frozenset({"connectionstring", "connectionstringenv", "fullyqualifiednamespace"})
 """Names in lower case of the options that name the namespace."""
 _FIRST, _LATEST = "earliest", "latest"
 
@@ -26,7 +35,8 @@ class SourceOptions:
     """The options of one reader or writer. The names of options are case-insensitive in Spark.
 
     `connectionString`, or `connectionStringEnv`: the name of an environment variable, on the driver and on each
-    executor, whose value is the connection string.
+    executor, whose value is the connection string. Or `fullyQualifiedNamespace`: the host of the namespace, with
+    `credential`: default, cli, environment or managed-identity[=ID]. The driver and each executor make own tokens.
     `entity`, `subscription`, `deadLetter`: what a reader reads. A writer sends rows without an entity to `entity`.
     `caFile`: the CA of a local namespace. `timeout`: seconds for one operation.
     `transportType` (Amqp or AmqpOverWebsocket), `httpProxy` (`http://host:port`), `customEndpointAddress`: as for
@@ -42,6 +52,8 @@ class SourceOptions:
 
     connection_string: str | None = field(default=None, repr=False)
     connection_string_env: str | None = None
+    fully_qualified_namespace: str | None = None
+    credential: str | None = None
     entity: str | None = None
     subscription: str | None = None
     dead_letter: bool = False
@@ -84,11 +96,14 @@ class SourceOptions:
             values.setdefault("partitions", values.get("max_sessions", _MAX_SESSIONS))
         options = cls(**values)
         _check_sessions(options, values)
-        if (options.connection_string is None) == (options.connection_string_env is None):
+        named = (options.connection_string, options.connection_string_env, options.fully_qualified_namespace)
+        if sum(one is not None for one in named) != 1:
             raise SourceOptionError(
-                "give either connectionString or connectionStringEnv. A table keeps its options only if it was created "
-                "without a list of columns."
+                "give one of connectionString, connectionStringEnv and fullyQualifiedNamespace. A table keeps its "
+                "options only if it was created without a list of columns."
             )
+        if (options.fully_qualified_namespace is None) != (options.credential is None):
+            raise SourceOptionError("options fullyQualifiedNamespace and credential need each other")
         if options.http_proxy_credentials_env is not None and options.http_proxy is None:
             raise SourceOptionError("option httpProxyCredentialsEnv needs httpProxy")
         return options
@@ -112,11 +127,23 @@ class SourceOptions:
 
     def endpoint(self) -> ConnectionString:
         """Returns the connection string. Reads the environment variable now: each machine may have another value."""
+        if self.fully_qualified_namespace is not None:
+            return ConnectionString.of_host(self.fully_qualified_namespace)
         text = self.connection_string
         if text is None:
             assert self.connection_string_env is not None
             text = _variable(self.connection_string_env, "connectionStringEnv")
         return ConnectionString.parse(text)
+
+    def token_source(self) -> TokenSource | None:
+        """Returns what makes tokens on this machine; None if the connection string has a key.
+
+        The tasks of one Python worker share the tokens. Raises MissingExtraError if azure-identity is not installed.
+        """
+        if self.fully_qualified_namespace is None:
+            return None
+        assert self.credential is not None
+        return AzureTokenSource(named_credential(self.credential))
 
     @property
     def path(self) -> str:
@@ -173,7 +200,7 @@ def options_of_table(texts: Mapping[str, str]) -> dict[str, str] | None:
     if "connectionstring" in found:
         raise SourceOptionError(
             "servicebus does not take connectionString for a table: the catalog and files written from the table would "
-            "contain the key. Use connectionStringEnv."
+            "contain the key. Use connectionStringEnv, or fullyQualifiedNamespace with credential."
         )
     return found or None
 
@@ -182,6 +209,11 @@ def _text(text: str) -> str:
     if not text.strip():
         raise ValueError("is empty")
     return text.strip()
+
+
+def _host(text: str) -> str:
+    ConnectionString.of_host(_text(text))  # raises ValueError
+    return _text(text)
 
 
 def _transport_type(text: str) -> TransportType:
@@ -239,6 +271,8 @@ def _position(text: str) -> int | None:
 _OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "connectionString": ("connection_string", _text),
     "connectionStringEnv": ("connection_string_env", _text),
+    "fullyQualifiedNamespace": ("fully_qualified_namespace", _host),
+    "credential": ("credential", check_credential_name),
     "entity": ("entity", _text),
     "subscription": ("subscription", _text),
     "deadLetter": ("dead_letter", _flag),

@@ -20,8 +20,9 @@ from twinbus.syphon import DestinationMemory, HeldEntities, MessageCounts, Names
 class SyphonJob:
     """The settings of every lane.
 
-    `primary` and `secondary` are connection strings; `…_network` says how they are reached. `primary_name` and
-    `secondary_name` are the names of the namespaces in the ledger.
+    `primary` and `secondary` are connection strings, or host names with a `credential`, whose name it is
+    (`named_credential`): each machine makes its own tokens. `…_network` says how the namespaces are reached.
+    `primary_name` and `secondary_name` are the names of the namespaces in the ledger.
     """
 
     primary: str = field(repr=False)
@@ -30,6 +31,7 @@ class SyphonJob:
     secondary_name: str
     primary_network: NetworkOptions | None = field(default=None, repr=False)
     secondary_network: NetworkOptions | None = field(default=None, repr=False)
+    credential: str | None = None
     ledger: str | None = None
     ttl: TimeToLive = "restart"
     timeout: float = 10.0
@@ -56,11 +58,11 @@ class SyphonJob:
 
     @property
     def primary_access(self) -> NamespaceAccess:
-        return NamespaceAccess.of(self.primary, self.primary_network)
+        return NamespaceAccess.of(self.primary, self.primary_network, self.credential)
 
     @property
     def secondary_access(self) -> NamespaceAccess:
-        return NamespaceAccess.of(self.secondary, self.secondary_network)
+        return NamespaceAccess.of(self.secondary, self.secondary_network, self.credential)
 
 
 @dataclass(frozen=True, slots=True)
