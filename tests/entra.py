@@ -75,12 +75,14 @@ class IssuedTokens:
         self.seconds = seconds
         self.fields = fields
         self.given = 0
+        self.texts: list[str] = []
         self.scopes: set[str] = set()
 
     def get_token(self, *scopes: str, **_: Any) -> AccessToken:
         self.given += 1
         self.scopes |= set(scopes)
-        token = self.issuer.token(*self.roles, seconds=self.seconds, **self.fields)
+        token = self.issuer.token(*self.roles, seconds=self.seconds, jti=str(self.given), **self.fields)
+        self.texts.append(token)
         return AccessToken(token, int(time.time() + self.seconds))
 
 

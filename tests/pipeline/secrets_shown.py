@@ -12,17 +12,23 @@ import os
 import sys
 import urllib.request
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from tests.spark_fixtures import QUICK
 from tests.syphon.fixed_queues import FixedQueues
+from twinbus.amqp import Properties, build_message
+from twinbus.backlog import PATH_PROPERTY
+from twinbus.connect import NetworkOptions, connect
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.session import session
 from twinbus.pipeline.syphon_job import SparkSyphon, SparkSyphonOptions, SyphonJob
 
 NAMED, WRONG = "NAMESPACE", "WRONG_NAMESPACE"
+HOST, AUTHORITY = "NAMESPACE_HOST", "NAMESPACE_CA"
+SIGNED_IN = "managed-identity"
 PAGES = ("/environment/", "/jobs/", "/stages/", "/SQL/", "/executors/", "/StreamingQuery/", "/storage/")
 REST = ("environment", "jobs", "stages?details=true", "sql?details=true&planDescription=true&length=1000", "executors")
 
@@ -63,15 +69,47 @@ def use(spark: SparkSession, folder: Path, queue: str) -> None:
     print(query.lastProgress)
 
 
-async def syphon(spark: SparkSession, folder: Path) -> None:
-    text = os.environ[NAMED]
-    job = SyphonJob(
+def use_signed_in(spark: SparkSession, folder: Path, queue: str) -> None:
+    """Read, write and stream with a credential. The workers are processes of their own, and make their own tokens."""
+    host, authority = os.environ[HOST], os.environ[AUTHORITY]
+    options = {"fullyQualifiedNamespace": host, "credential": SIGNED_IN, "caFile": authority, "entity": queue}
+    before = spark.read.format("servicebus").options(**options).load().count()
+    rows = spark.range(20).selectExpr("CAST(id AS string) AS message_id", "'signed' AS body")
+    rows.write.format("servicebus").mode("append").options(**options).save()
+    read = spark.read.format("servicebus").options(**options).load()
+    read.explain("extended")
+    assert read.count() == before + 20
+    given = ", ".join(f"{name} '{value}'" for name, value in options.items())
+    spark.sql(f"CREATE TABLE signed USING servicebus OPTIONS ({given})")
+    assert spark.sql("SELECT count(*) FROM signed").collect()[0][0] == before + 20
+    spark.sql("DESCRIBE EXTENDED signed").show(100, truncate=False)
+    taken: list[int] = []
+    writer = spark.readStream.format("servicebus").options(**options).load().writeStream.trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint-signed"))
+    writer.foreachBatch(lambda frame, _: taken.append(frame.count())).start().awaitTermination()
+    assert sum(taken) == before + 20
+
+
+async def syphon(spark: SparkSession, folder: Path, queue: str) -> None:
+    text, host = os.environ[NAMED], os.environ[HOST]
+    network = NetworkOptions(connection_verify=os.environ[AUTHORITY])
+    by_key = SyphonJob(
         primary=text, secondary=text, primary_name="one", secondary_name="two", ledger=str(folder / "ledger")
     )
-    queues = FixedQueues(["one/x-servicebus-transfer/0"])
-    options = SparkSyphonOptions(drain=True, checkpoint=str(folder / "checkpoint-syphon"))
-    async with SparkSyphon(spark, queues, job, options) as made:
-        print(await made.run())
+    signed_in = replace(
+        by_key, primary=host, secondary=host, primary_network=network, secondary_network=network, credential=SIGNED_IN
+    )
+    (backlog,) = queues = ["one/x-servicebus-transfer/0"]
+    for number, job in enumerate((by_key, signed_in)):
+        options = SparkSyphonOptions(drain=True, checkpoint=str(folder / f"checkpoint-syphon-{number}"))
+        message = build_message(
+            data=b"x", properties=Properties(message_id="diverted"), application_properties={PATH_PROPERTY: queue}
+        )
+        async with connect(text) as bus:
+            await (await bus.sender(backlog)).send([message])
+        async with SparkSyphon(spark, FixedQueues(queues), job, options) as made:
+            ended = await made.run()
+        assert ended.total.returned == 1, ended
 
 
 def save_pages(spark: SparkSession, folder: Path) -> None:
@@ -116,7 +154,8 @@ def main(folder: Path, queue: str) -> None:
     spark.sparkContext.setLogLevel("INFO")
     spark.dataSource.register(ServiceBusDataSource)
     use(spark, folder, queue)
-    asyncio.run(syphon(spark, folder))
+    use_signed_in(spark, folder, queue)
+    asyncio.run(syphon(spark, folder, queue))
     save_pages(spark, folder)
     save_commands(folder)
     spark.stop()

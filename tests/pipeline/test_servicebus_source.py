@@ -666,6 +666,21 @@ def test_d1_a_column_that_cannot_be_sent_is_refused_by_name(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
+        ({"credential": "default"}, "give one of connectionString, connectionStringEnv and fullyQualifiedNamespace"),
+        ({"fullyQualifiedNamespace": "contoso.example"}, "fullyQualifiedNamespace and credential need each other"),
+        ({"connectionStringEnv": "X", "credential": "cli"}, "fullyQualifiedNamespace and credential need each other"),
+        ({"fullyQualifiedNamespace": "sb://contoso", "credential": "cli"}, "option fullyQualifiedNamespace 'sb://"),
+        ({"fullyQualifiedNamespace": "contoso.example", "credential": "me"}, "option credential 'me' is not a cred"),
+    ],
+)
+def test_d1_n6_a_credential_that_cannot_be_used_is_named(options: dict[str, str], told: str) -> None:
+    with pytest.raises(SourceOptionError, match=re.escape(told)):
+        SourceOptions.parse({"entity": "q", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
         ({"transportType": "amqps"}, "option transportType is 'amqps', not Amqp or AmqpOverWebsocket"),
         ({"httpProxy": "http://twin:sesame@proxy:3128"}, "option httpProxy the address of a proxy must not contain"),
         ({"httpProxy": "proxy"}, "write http://HOST:PORT"),
