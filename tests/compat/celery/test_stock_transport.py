@@ -42,7 +42,7 @@ def test_n1_kombu_publishes_consumes_settles_and_manages_queues(machine: Private
 @pytest.mark.thorough
 def test_n1_a_celery_worker_runs_every_task_once(machine: PrivateMachine, tmp_path: Path) -> None:
     shop = Shop(tmp_path, URL, machine.inside([]))
-    with shop.worker() as worker, shop.publisher() as publisher:
+    with shop.worker("-Q", "brewing,serving") as worker, shop.publisher() as publisher:
         publisher.publish(0, 5)
         shop.until(lambda: len(shop.done()) == 10, {"worker": worker}, SECONDS)
     assert shop.done() == {f"{task} {number}": 1 for task in ("brew", "serve") for number in range(5)}
