@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +20,9 @@ from rich.table import Table
 
 MIB: Final = 1024 * 1024
 _TICK: Final = 1 / os.sysconf("SC_CLK_TCK")
-_USER, _SYSTEM = 11, 12  # fields of /proc/<pid>/stat after the name, which may hold spaces
+_PARENT, _USER, _SYSTEM, _ENDED_USER, _ENDED_SYSTEM = 1, 11, 12, 13, 14
+"""Fields of /proc/<pid>/stat after the name, which may hold spaces."""
+_SAMPLE_INTERVAL: Final = 0.2
 
 
 class ProcessMeter:
@@ -28,8 +32,14 @@ class ProcessMeter:
         self._folder = Path("/proc") / str(pid)
 
     def cpu_seconds(self) -> float:
-        fields = (self._folder / "stat").read_text().rpartition(") ")[2].split()
-        return (int(fields[_USER]) + int(fields[_SYSTEM])) * _TICK
+        return self._ticks(_USER, _SYSTEM)
+
+    def ended_children_seconds(self) -> float:
+        """CPU time of the processes that this process has started and whose end it has awaited."""
+        return self._ticks(_ENDED_USER, _ENDED_SYSTEM)
+
+    def parent(self) -> int:
+        return int(self._fields()[_PARENT])
 
     def rss_megabytes(self) -> float:
         return self._status("VmRSS")
@@ -37,9 +47,71 @@ class ProcessMeter:
     def peak_rss_megabytes(self) -> float:
         return self._status("VmHWM")
 
+    def _fields(self) -> list[str]:
+        return (self._folder / "stat").read_text().rpartition(") ")[2].split()
+
+    def _ticks(self, *places: int) -> float:
+        fields = self._fields()
+        return sum(int(fields[place]) for place in places) * _TICK
+
     def _status(self, name: str) -> float:
         lines = (self._folder / "status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
+
+class ProcessTree:
+    """CPU time and memory of all processes that a process has started, and that these have started."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+
+    def cpu_seconds(self) -> float:
+        """CPU time, also of processes that have ended."""
+        total = ProcessMeter(self._root).ended_children_seconds()
+        for meter in self.meters():
+            with suppress(OSError):  # the process has ended
+                total += meter.cpu_seconds() + meter.ended_children_seconds()
+        return total
+
+    def rss_megabytes(self) -> float:
+        total = 0.0
+        for meter in self.meters():
+            with suppress(OSError, StopIteration):  # the process has ended
+                total += meter.rss_megabytes()
+        return total
+
+    def meters(self) -> list[ProcessMeter]:
+        parents = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # the process has ended
+                parents[int(stat.parent.name)] = ProcessMeter(int(stat.parent.name)).parent()
+        found, added = set[int](), {self._root}
+        while added:
+            added = {pid for pid, parent in parents.items() if parent in added}
+            found |= added
+        return [ProcessMeter(pid) for pid in found]
+
+
+class PeakMeter:
+    """The highest value of a measurement while a block runs. A thread measures again and again."""
+
+    def __init__(self, measure: Callable[[], float]) -> None:
+        self.most = 0.0
+        self._measure = measure
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> PeakMeter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_SAMPLE_INTERVAL):
+            self.most = max(self.most, self._measure())
 
 
 @dataclass(slots=True)

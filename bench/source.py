@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.measuring import Figure, ProcessMeter, Samples, ratios, show, write_json
+from bench.measuring import Figure, ProcessMeter, ProcessTree, Samples, ratios, show, write_json
 from bench.serving import Server
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.session import session, start_query
@@ -127,23 +127,15 @@ class Work:
 def peak_memory(spark: SparkSession, server: Server) -> str:
     """Return the peaks of Spark's JVM, of its Python processes together, and of the server."""
     jvm = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]  # it is there in a classic session
-    parents = {int(stat.parent.name): _parent(stat) for stat in Path("/proc").glob("[0-9]*/stat")}
-    children = [pid for pid, parent in parents.items() if jvm in {parent, parents.get(parent)}]
+    children = ProcessTree(jvm).meters()
     workers = 0.0
-    for pid in children:
+    for child in children:
         with suppress(OSError, StopIteration):  # the process has ended
-            workers += ProcessMeter(pid).peak_rss_megabytes()
+            workers += child.peak_rss_megabytes()
     return (
         f"Memory at the peak: Spark's JVM {ProcessMeter(jvm).peak_rss_megabytes():,.0f} MB, its {len(children)} Python "
         f"processes {workers:,.0f} MB together, the server {server.meter.peak_rss_megabytes():,.0f} MB."
     )
-
-
-def _parent(stat: Path) -> int:
-    try:
-        return int(stat.read_text().rpartition(") ")[2].split()[1])
-    except OSError:  # the process has ended
-        return 0
 
 
 def rate(work: Callable[[], int]) -> float:

@@ -1,0 +1,68 @@
+"""How long the verbs on ledgers and tables take for a ledger of a few lines. A part of `bench/pipeline.py`.
+
+Each verb runs as a user runs it: as a new process, which starts a JVM if the verb needs one.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from bench.measuring import Figure, Samples
+from twinbus.ledger import Ledger, Stage
+
+# The first one makes the tables that the next ones read.
+VERBS: Final[tuple[tuple[str, ...], ...]] = (
+    ("ledger", "ingest", "LEDGER", "TABLES"),
+    ("ledger", "check", "LEDGER"),
+    ("ledger", "reconcile", "TABLES"),
+    ("ledger", "cost", "TABLES"),
+    ("ledger", "incidents", "TABLES"),
+    ("ledger", "latency", "TABLES"),
+    ("cost", "actual", "LEDGER"),
+    ("report", "LEDGER", "--output", "REPORT"),
+)
+_MESSAGES: Final = 100
+
+
+def _make_ledger(folder: Path) -> None:
+    with Ledger(folder) as ledger:
+        for number in range(_MESSAGES):
+            one = [f"order-{number}"]
+            ledger.begin(Stage.SEND_BACKLOG, "paris", "backlog", one, 100, "contoso/orders").end()
+            ledger.begin(Stage.RETURN_PRIMARY, "contoso", "orders", one, 100).end()
+            ledger.begin(Stage.COMPLETE_BACKLOG, "paris", "backlog", one, 100, "contoso/orders").end()
+
+
+def figures(folder: Path, rounds: int) -> Iterator[Figure]:
+    """Yields the seconds and the processor time of each verb, the JVM's included."""
+    _make_ledger(folder / "ledger")
+    places = {"LEDGER": "ledger", "TABLES": "tables", "REPORT": "report.html"}
+    yield Figure(f"Verbs on a ledger of {3 * _MESSAGES} lines:")
+    for verb in VERBS:
+        seconds, cpu = Samples(), Samples()
+        for number in range(rounds):
+            # Each ingest makes new tables; the others read those of the first one.
+            own = {**places, "TABLES": f"tables-{number}"} if "ingest" in verb and number else places
+            command = [
+                sys.executable,
+                "-m",
+                "twinbus",
+                *(str(folder / own[word]) if word in own else word for word in verb),
+            ]
+            began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run(command, check=True, capture_output=True, cwd=folder)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds.values.append(time.perf_counter() - began)
+            cpu.values.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        yield Figure(
+            " ".join(verb),
+            f"{seconds.told('{:.1f}')} s",
+            f"processor time {cpu.told('{:.1f}')} s",
+            values={"seconds": seconds.values, "cpu": cpu.values},
+        )
