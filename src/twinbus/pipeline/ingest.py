@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -25,12 +26,12 @@ from twinbus.ledger import Intent, Operation, Outcome
 from twinbus.object_store import read_text
 from twinbus.pipeline.checkpoints import checkpoints_of, refuse_no_file_system
 from twinbus.pipeline.ingested_segments import LedgerLook, batch_look
-from twinbus.pipeline.line_parsing import parse_lines, reread_lines
+from twinbus.pipeline.line_parsing import ENTRY_COLUMNS
 from twinbus.pipeline.message_steps import add_steps
 from twinbus.pipeline.segment_source import LedgerDataSource
 from twinbus.pipeline.session import start_query
 from twinbus.pipeline.snapshots import TablesVersion
-from twinbus.pipeline.table_log import AppTransaction
+from twinbus.pipeline.table_log import AppTransaction, DataFile
 from twinbus.pipeline.tables import (
     ENTRIES,
     OPERATIONS,
@@ -48,6 +49,13 @@ _OUTCOME_COLUMNS: Final = ("seconds", "result", "cause", "failed")
 # Days since 1970. An entry may have any number as its time, but Spark's dates have a limit.
 _LAST_DAY: Final = 2_932_896
 
+_KEY: Final = "key"
+_TASK_ROWS: Final = 250_000
+_FEW_ROWS: Final = 50_000
+_MOST_FILES: Final = 64
+# A longer limit of a text may be cut off in the log.
+_WHOLE_LIMIT: Final = 31
+
 Extend = Callable[[TablesChange], None]
 """A function that adds files to the change that a batch makes."""
 Committed = Callable[[TablesChange, TablesVersion], object]
@@ -61,12 +69,37 @@ class ParsedBatch:
     rows: DataFrame
     count: int
     rejected: int
-    """Lines that Spark's parser rejected."""
+    """Lines that are not entries."""
     first_day: int
     last_day: int
     """Days since 1970."""
+    oldest: int
     newest: int
-    """Time of the newest entry."""
+    """Times of the oldest and the newest entry."""
+    ids: tuple[str, str]
+    """The least and the greatest id of the entries."""
+
+    def may_be_in(self, file: DataFile) -> bool:
+        """Returns whether a file of operations or entries may have a line of this batch.
+
+        A line that was written twice has the same id and the same time both times. The outcome of an operation has the
+        time at which the operation ended.
+        """
+        least, greatest = file.limits.get("id", self.ids)
+        if len(greatest) <= _WHOLE_LIMIT and (greatest < self.ids[0] or self.ids[1] < least):
+            return False
+        if "at" not in file.limits:
+            return True
+        began, ended = file.limits["at"], file.limits.get("ended", file.limits["at"])
+        return bool(min(began[0], ended[0]) <= self.newest and self.oldest <= max(began[1], ended[1]))
+
+    def write_tasks(self) -> int | None:
+        """Returns how many tasks write the rows, without a shuffle. Each task writes a file for each of its days.
+
+        Returns None if that could be too many files.
+        """
+        tasks = max(min(2, math.ceil(self.count / _FEW_ROWS)), math.ceil(self.count / _TASK_ROWS), 1)
+        return tasks if tasks * (self.last_day - self.first_day + 1) <= _MOST_FILES else None
 
 
 # --- the stream ------------------------------------------------------------------------------------------------------
@@ -152,20 +185,16 @@ def commit_batch(
     look: LedgerLook | None = None,
     committed: Committed | None = None,
 ) -> TablesVersion:
-    """Ingests one batch of lines with one snapshot. Returns the snapshot. The tables must be locked.
+    """Ingests one batch of parsed lines with one snapshot. Returns the snapshot. The tables must be locked.
 
     `look` is the part of the ledger that the batch has.
     """
-    with ExitStack() as stack:
-        rows = stack.enter_context(_cached(parse_lines(lines).withColumn("day", _day_number())))
+    with _cached(lines) as rows:
         batch = _measure(rows)
         change = tables.change()
         change.look = look
         tables.set_partitions(change.before, PENDING, rows=batch.count)
-        reread = None
-        if batch.rejected:
-            reread = stack.enter_context(_cached(reread_lines(rows.where("line is not null"), ledger)))
-        _write_batch(change, batch, reread, ledger)
+        _write_batch(change, batch, ledger)
         if extend is not None:
             extend(change)
         version = tables.commit(change, transaction)
@@ -185,60 +214,88 @@ def _cached(rows: DataFrame) -> Iterator[DataFrame]:
 
 
 def _measure(rows: DataFrame) -> ParsedBatch:
-    found = rows.agg(F.count("*"), F.count("line"), F.min("day"), F.max("day"), F.max("at")).first()
+    number = _day_number()
+    ends = (number, F.col("at"), F.col("id"))
+    found = rows.agg(F.count("*"), F.count("problem"), *map(F.min, ends), *map(F.max, ends)).first()
     assert found is not None, "an aggregate without keys has a row"
-    return ParsedBatch(rows, found[0], found[1], found[2] or 0, found[3] or 0, found[4] or 0)
+    count, rejected, first_day, oldest, least, last_day, newest, greatest = found
+    return ParsedBatch(
+        rows, count, rejected, first_day or 0, last_day or 0, oldest or 0, newest or 0, (least or "", greatest or "")
+    )
 
 
-def _write_batch(change: TablesChange, batch: ParsedBatch, reread: DataFrame | None, ledger: StorageLocation) -> None:
-    tables, before, names = change.tables, change.before, columns(SCHEMAS[PENDING])
-    good = batch.rows.where("line is null").select(*names)
+def _write_batch(change: TablesChange, batch: ParsedBatch, ledger: StorageLocation) -> None:
+    tables, before = change.tables, change.before
+    good = batch.rows.where("problem is null").select(*ENTRY_COLUMNS)
     change.newest = max(before.newest, batch.newest)
-    if reread is not None:
-        good = good.unionAll(reread.where("problem is null").select(*names))
+    if batch.rejected:
         known_problems = tables.read(PROBLEMS, version=before).select("file", "line")
-        _add(change, PROBLEMS, problems(reread, ledger).join(known_problems, ["file", "line"], "left_anti"))
-    with _cached(new_entries(good, known_entries(tables, before, batch))) as fresh:
+        _add(change, PROBLEMS, problems(batch.rows, ledger).join(known_problems, ["file", "line"], "left_anti"))
+    with ExitStack() as stack:
+        fresh = _fresh_entries(stack, good, known_entries(tables, before, batch))
         halves = fresh.where(F.col("kind").isin(_INTENT, _OUTCOME)).unionAll(tables.read(PENDING, version=before))
-        with _cached(join_halves(halves)) as met:
-            whole = fresh.where(F.col("kind") == _OPERATION)
-            _add(change, OPERATIONS, operations(whole, met))
-            change.replace(PENDING, pending(met))
-            others = fresh.where(~F.col("kind").isin(_OPERATION, _INTENT, _OUTCOME))
-            _add(change, ENTRIES, others.withColumn("day", day()))
-            add_steps(change, batch.count)
+        met = stack.enter_context(_cached(join_halves(halves)))
+        whole = fresh.where(F.col("kind") == _OPERATION)
+        _add(change, OPERATIONS, operations(whole, met), batch)
+        change.replace(PENDING, pending(met))
+        others = fresh.where(~F.col("kind").isin(_OPERATION, _INTENT, _OUTCOME))
+        _add(change, ENTRIES, others.withColumn("day", day()), batch)
+        add_steps(change, batch.count)
 
 
-def _add(change: TablesChange, table: str, rows: DataFrame) -> None:
-    change.add(table, rows.select(*columns(SCHEMAS[table])))
+def _fresh_entries(stack: ExitStack, entries: DataFrame, known: DataFrame | None) -> DataFrame:
+    """Returns the entries that are not in `known`, each once. Lines with the same kind and id are the same entry.
+
+    Most entries are there once, so they need no shuffle: only the hashes of their keys do. Entries whose hash is there
+    again are compared by their keys.
+    """
+    keyed = entries.withColumn(_KEY, _hashed_key())
+    keys = keyed.select(_KEY, F.lit(1).alias("new"))
+    if known is not None:
+        keys = keys.unionAll(known.select(_hashed_key().alias(_KEY), F.lit(0)))
+    counts = keys.groupBy(_KEY).agg(F.count("*").alias("all"), F.sum("new").alias("new"))
+    again = stack.enter_context(_cached(counts.where("all > 1 and new > 0").select(_KEY)))
+    if not again.count():
+        return entries
+    once = keyed.join(again, _KEY, "left_anti").select(*entries.columns)
+    several = keyed.join(again, _KEY, "left_semi").dropDuplicates(["kind", "id"]).select(*entries.columns)
+    if known is not None:
+        suspected = known.withColumn(_KEY, _hashed_key()).join(again, _KEY, "left_semi").select("kind", "id")
+        several = several.join(suspected, ["kind", "id"], "left_anti").select(*entries.columns)
+    return once.unionAll(stack.enter_context(_cached(several)))
+
+
+def _hashed_key() -> Column:
+    return F.xxhash64("kind", "id")
+
+
+def _add(change: TablesChange, table: str, rows: DataFrame, batch: ParsedBatch | None = None) -> None:
+    change.add(table, rows.select(*columns(SCHEMAS[table])), tasks=None if batch is None else batch.write_tasks())
 
 
 # --- what is new -----------------------------------------------------------------------------------------------------
 
 
 def known_entries(tables: Tables, version: TablesVersion, batch: ParsedBatch) -> DataFrame | None:
-    """Returns kind and id of the entries in the tables that may be in the batch again; None if the tables are empty.
+    """Returns kind and id of the entries in the tables that may be in the batch again; None if there are none.
 
-    These are the entries of the days of the batch, of one day before and of one day after: a line that was written
-    twice has the same time both times.
+    These are the entries of the days of the batch, of one day before and of one day after. Files that cannot have a
+    line of the batch are left out: otherwise every batch of a day would read all batches of that day before.
     """
-    if not any(tables.files(table, version) for table in (OPERATIONS, ENTRIES, PENDING)):
-        return None
     days = (batch.first_day - 1, batch.last_day + 1)
+    files = {
+        table: [file for file in tables.files(table, version, days) if batch.may_be_in(file)]
+        for table in (OPERATIONS, ENTRIES)
+    }
+    if not any(files.values()) and not tables.files(PENDING, version):
+        return None
     kinds = F.when(F.col("whole"), F.array(F.lit(_OPERATION))).otherwise(F.array(F.lit(_INTENT), F.lit(_OUTCOME)))
-    done = tables.read(OPERATIONS, version=version, days=days).select(F.explode(kinds).alias("kind"), "id")
-    others = tables.read(ENTRIES, version=version, days=days).select("kind", "id")
-    return done.unionAll(others).unionAll(tables.read(PENDING, version=version).select("kind", "id"))
-
-
-def new_entries(entries: DataFrame, known: DataFrame | None) -> DataFrame:
-    """Returns the entries that are not in `known`, each once. Lines with the same kind and id are the same entry."""
-    once = entries.dropDuplicates(["kind", "id"])
-    if known is None:
-        return once
-    # `known` is much larger than the batch. So it is first reduced to the entries that are in the batch.
-    again = known.join(entries.select("kind", "id"), ["kind", "id"], "left_semi")
-    return once.join(again, ["kind", "id"], "left_anti").select(*entries.columns)
+    done, others = (tables.read_files(table, found, SCHEMAS[table]) for table, found in files.items())
+    return (
+        done.select(F.explode(kinds).alias("kind"), "id")
+        .unionAll(others.select("kind", "id"))
+        .unionAll(tables.read(PENDING, version=version).select("kind", "id"))
+    )
 
 
 # --- operations ------------------------------------------------------------------------------------------------------
@@ -274,9 +331,9 @@ def destination() -> Column:
     return F.lower(F.when(F.col("destination") != "", F.col("destination")).otherwise(own))
 
 
-def problems(reread: DataFrame, ledger: StorageLocation) -> DataFrame:
+def problems(rows: DataFrame, ledger: StorageLocation) -> DataFrame:
     file = F.concat(F.lit(f"{ledger}/"), "file").alias("file")
-    return reread.where("problem is not null").select(
+    return rows.where("problem is not null").select(
         file, F.col("number").alias("line"), F.col("problem").alias("cause")
     )
 

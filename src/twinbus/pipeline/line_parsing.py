@@ -1,90 +1,236 @@
-"""Turns lines of the ledger into rows.
+"""Turns lines of the ledger into columns of Arrow, in the Python processes that read the segments.
 
-Spark's JSON parser parses most lines. Lines that Spark rejects are read again by `twinbus.ledger`, which decides
-whether such a line is an entry, and otherwise says what is wrong with the line.
+Theory of operation. Arrow's JSON parser parses thousands of lines at once. It is strict: it fails if one of the lines
+is odd. Then the lines are parsed again in two halves, until few lines are left. `twinbus.ledger` reads these one by
+one. It also reads lines that Arrow parses but that are no complete entries, and entries with facts, for which Arrow's
+parser has no type. It decides whether such a line is an entry, and otherwise says what is wrong with it.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, asdict, fields
-from functools import reduce
-from operator import and_
 from typing import Any, Final
 
-import pandas as pd  # type: ignore[import-untyped] # comes without
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import json as arrow_json
 
-from twinbus.ledger import ENTRY_KINDS, SCHEMA_VERSION, EntryError, Move, Role, Stage, decode_entry
-from twinbus.pipeline.segment_source import open_segment
-from twinbus.pipeline.tables import PENDING, SCHEMAS, struct
-from twinbus.storage_location import StorageLocation
+from twinbus.ledger import ENTRY_KINDS, SCHEMA_VERSION, EntryError, Move, Role, Stage, State, decode_entry
+from twinbus.pipeline.tables import OPERATIONS, PENDING, SCHEMAS
 
+_TYPES: Final = {
+    "string": pa.string(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "array<string>": pa.list_(pa.string()),
+    "array<long>": pa.list_(pa.int64()),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+}
+_COLUMN: Final = re.compile(r"(\w+) (\S+?)(?:,\s|$)")
+_ENTRY: Final = dict(_COLUMN.findall(SCHEMAS[PENDING]))
+_OF_OPERATIONS: Final = {"kind", *(name for name, _ in _COLUMN.findall(SCHEMAS[OPERATIONS]))}
+_FIRST: Final = {name: kind for name, kind in _ENTRY.items() if name in _OF_OPERATIONS}
+_REST: Final = {name: kind for name, kind in _ENTRY.items() if name not in _OF_OPERATIONS}
+REST: Final = "rest"
+"""The column for what operations do not have: for most lines, Spark then keeps one null instead of twenty."""
+PARSED_SCHEMA: Final = ", ".join(
+    [
+        *(f"{name} {kind}" for name, kind in _FIRST.items()),
+        f"{REST} struct<{', '.join(f'{name}: {kind}' for name, kind in _REST.items())}>",
+        "file string, number long, problem string",
+    ]
+)
+"""The columns of parsed lines, for Spark. A line that is no entry has only the last three: the name of the segment, the
+number of the line, and what is wrong."""
+ENTRY_COLUMNS: Final = tuple(name if name in _FIRST else f"{REST}.{name}" for name in _ENTRY)
+"""The columns of an entry in parsed lines, in the order of the table `pending`."""
+_REST_TYPE: Final = pa.struct([(name, _TYPES[kind]) for name, kind in _REST.items()])
+_ARROW: Final = pa.schema(
+    [
+        *((name, _TYPES[kind]) for name, kind in _FIRST.items()),
+        (REST, _REST_TYPE),
+        ("file", pa.string()),
+        ("number", pa.int64()),
+        ("problem", pa.string()),
+    ]
+)
+_FACTS: Final = "facts"
+_PARSE_OPTIONS: Final = arrow_json.ParseOptions(
+    explicit_schema=pa.schema(
+        [("v", pa.int64()), *((name, _TYPES[kind]) for name, kind in _ENTRY.items() if name != _FACTS)]
+    ),
+    unexpected_field_behavior="ignore",
+)
+_LISTS: Final = ("ids", "failed", "waited")
+_WORDS: Final = {
+    "stage": pa.array([str(word) for word in Stage]),
+    "role": pa.array([str(word) for word in Role]),
+    "move": pa.array([str(word) for word in Move]),
+}
+# What a line of each kind must have. Entries with facts are not here.
+_NEEDED: Final = {
+    kind: [field.name for field in fields(entry) if field.default is field.default_factory is MISSING]
+    for kind, entry in ENTRY_KINDS.items()
+    if kind != State.kind
+}
+_PLAIN_KINDS: Final = ("operation", "intent", "outcome")
+_FEW: Final = 16
 _LARGEST: Final = 2**63 - 1
-_WORDS: Final = {"stage": Stage, "role": Role, "move": Move}
+_NEWLINE, _OPENING, _CLOSING = ord("\n"), ord("{"), ord("}")
+_NULL: Final = b"null"
+
+_Numbers = npt.NDArray[np.int64]
+_Flags = npt.NDArray[np.bool_]
 
 
-def parse_lines(lines: DataFrame) -> DataFrame:
-    """Returns the columns of an entry, and `file`, `position` and `line`. `line` is null if Spark could parse it."""
-    schema = struct(f"v int, {SCHEMAS[PENDING]}")
-    entries = lines.select("file", "position", "line", F.from_json(F.col("line").cast("string"), schema).alias("entry"))
-    rows = entries.select("file", "position", F.col("line").alias("raw"), "entry.*")
-    return rows.withColumn("line", F.when(_is_entry(), None).otherwise(F.col("raw"))).drop("raw", "v")
+def parse_lines(segment: str, data: bytes, lines_before: Callable[[], int]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of whole lines, which are in `data`. The columns are those of PARSED_SCHEMA.
 
-
-def _is_entry() -> Column:
-    by_kind = F.lit(False)
-    for name, entry in ENTRY_KINDS.items():
-        needed = [field.name for field in fields(entry) if field.default is field.default_factory is MISSING]
-        checks = [F.col(column).isNotNull() for column in needed]
-        checks += [F.col(column).isin([str(word) for word in _WORDS[column]]) for column in needed if column in _WORDS]
-        checks += [~F.exists(column, lambda one: one.isNull()) for column in needed if column == "ids"]
-        by_kind = F.when(F.col("kind") == name, reduce(and_, checks)).otherwise(by_kind)
-    return F.coalesce((F.col("v") <= SCHEMA_VERSION) & by_kind, F.lit(False))
-
-
-def reread_lines(rejected: DataFrame, directory: StorageLocation) -> DataFrame:
-    """Reads rejected lines again with `twinbus.ledger`. Returns rows: entries, and lines that are not entries.
-
-    A line that is not an entry has the reason in the column `problem`, and its line number in `number`.
+    `lines_before` returns the number of the lines that come before in the segment.
     """
-    columns = struct(f"file string, number long, problem string, {SCHEMAS[PENDING]}")
-    return rejected.select("file", "position", "line").mapInPandas(_line_reader(directory, columns.names), columns)
+    lines = _Lines(data)
+    odd: list[int] = np.flatnonzero(~lines.look_plain).tolist()
+    for batch, numbers in _parsed(lines, np.flatnonzero(lines.look_plain)):
+        is_entry = _are_entries(batch) if batch is not None else np.zeros(len(numbers), np.bool_)
+        odd += numbers[~is_entry].tolist()
+        if batch is not None and is_entry.any():
+            yield _row_batch(batch if is_entry.all() else batch.filter(pa.array(is_entry)))
+    if odd:
+        before = lines_before()
+        rows = [_row(segment, before + number + 1, lines.line(number)) for number in sorted(odd)]
+        yield pa.RecordBatch.from_pylist(rows, _ARROW)
 
 
-def _line_reader(
-    directory: StorageLocation, columns: list[str]
-) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]:
-    def read(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        for batch in batches:
-            rows = [
-                _row(directory, file, position, bytes(line))
-                for file, position, line in zip(batch["file"], batch["position"], batch["line"], strict=True)
-            ]
-            made = pd.DataFrame(rows, columns=columns).astype(object)
-            yield made.where(made.notna(), None)
+class _Lines:
+    """Lines of a segment, by their number from 0."""
 
-    return read
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        values = np.frombuffer(data, np.uint8)
+        self._ends: _Numbers = np.flatnonzero(values == _NEWLINE)
+        self._starts: _Numbers = np.concatenate(([0], self._ends[:-1] + 1))
+        # Arrow would take two objects in a line for two lines, and an object over two lines for one. If every line has
+        # such a beginning and such an end, an object cannot go on in the next line.
+        self.look_plain: _Flags = (values[self._starts] == _OPENING) & (values[self._ends - 1] == _CLOSING)
+        if not data.isascii() or _NULL in data:
+            self.look_plain &= np.array(
+                [_looks_plain(self.line(number)) for number in range(len(self._ends))], np.bool_
+            )
+
+    def line(self, number: int) -> bytes:
+        return self._data[self._starts[number] : self._ends[number] + 1]
+
+    def text(self, numbers: _Numbers) -> bytes:
+        first, last = numbers[0], numbers[-1]
+        if last - first + 1 == len(numbers):
+            return self._data[self._starts[first] : self._ends[last] + 1]
+        return b"".join(map(self.line, numbers))
 
 
-def _row(directory: StorageLocation, file: str, position: int, line: bytes) -> dict[str, Any]:
+def _looks_plain(line: bytes) -> bool:
+    """Returns whether the line is UTF-8, which Arrow does not check, and has no null, which Arrow takes for nothing."""
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return _NULL not in line
+
+
+def _parsed(lines: _Lines, numbers: _Numbers) -> Iterator[tuple[pa.RecordBatch | None, _Numbers]]:
+    """Yields parsed lines with their numbers. None: Arrow cannot parse these few lines."""
+    if not len(numbers):
+        return
+    batch = _parse(lines.text(numbers))
+    if batch is not None and batch.num_rows == len(numbers):
+        yield batch, numbers
+    elif len(numbers) <= _FEW:
+        yield None, numbers
+    else:
+        for half in np.array_split(numbers, 2):
+            yield from _parsed(lines, half)
+
+
+def _parse(text: bytes) -> pa.RecordBatch | None:
+    options = arrow_json.ReadOptions(use_threads=False, block_size=len(text))
+    try:
+        table = arrow_json.read_json(pa.BufferReader(text), options, _PARSE_OPTIONS)
+    except pa.ArrowInvalid:
+        return None
+    return table.combine_chunks().to_batches()[0] if table.num_rows else None
+
+
+def _are_entries(batch: pa.RecordBatch) -> _Flags:
+    """Returns which of the lines are entries for sure."""
+    kinds = batch["kind"]
+    found: _Flags = np.zeros(batch.num_rows, np.bool_)
+    for kind in pc.unique(kinds).to_pylist():
+        if kind in _NEEDED:
+            checks = [pc.equal(kinds, kind), *(pc.is_valid(batch[name]) for name in _NEEDED[kind])]
+            checks += [pc.is_in(batch[name], words) for name, words in _WORDS.items() if name in _NEEDED[kind]]
+            found |= np.logical_and.reduce([_flags(check) for check in checks])
+    found &= _flags(pc.less_equal(batch["v"], SCHEMA_VERSION))
+    found &= _flags(pc.fill_null(pc.is_finite(batch["seconds"]), True))
+    for name in _LISTS:
+        values = batch[name].flatten()
+        if values.null_count:
+            found[pc.list_parent_indices(batch[name]).filter(pc.is_null(values)).to_numpy()] = False
+    return found
+
+
+def _flags(values: pa.BooleanArray) -> _Flags:
+    found: _Flags = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _row_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    count = batch.num_rows
+    is_plain = pc.is_in(batch["kind"], pa.array(_PLAIN_KINDS))
+    if pc.all(is_plain).as_py():
+        rest = pa.nulls(count, _REST_TYPE)
+    else:
+        values = [pa.nulls(count, _TYPES[kind]) if name == _FACTS else batch[name] for name, kind in _REST.items()]
+        rest = pa.StructArray.from_arrays(values, fields=list(_REST_TYPE), mask=is_plain)
+    ends = [pa.nulls(count, _ARROW.field(name).type) for name in ("file", "number", "problem")]
+    return pa.RecordBatch.from_arrays([*(batch[name] for name in _FIRST), rest, *ends], schema=_ARROW)
+
+
+# --- one line --------------------------------------------------------------------------------------------------------
+
+
+def _row(segment: str, number: int, line: bytes) -> dict[str, Any]:
     try:
         entry = decode_entry(line)
-        values = asdict(entry)
-        if any(type(value) is int and abs(value) > _LARGEST for value in values.values()):
-            raise EntryError("a number is beyond 64 bits")
+        values = {name: _column_value(value) for name, value in asdict(entry).items()}
     except EntryError as error:
-        return {"file": file, "number": _line_number(directory, file, position), "problem": str(error)}
-    if "facts" in values:
-        values["facts"] = {name: str(value) for name, value in values["facts"].items()}
-    return {"file": file, "kind": entry.kind, **values}
+        return {"file": segment, "number": number, "problem": _encodable(str(error))}
+    rest = {name: value for name, value in values.items() if name in _REST}
+    first = {name: value for name, value in values.items() if name in _FIRST}
+    return {"kind": entry.kind, **first, REST: rest or None}
 
 
-def _line_number(directory: StorageLocation, segment: str, position: int) -> int:
-    """Returns the number of the line that begins at this position, counted from 1; 0 if the file does not exist."""
-    file = open_segment(directory, segment)
-    if file is None:
-        return 0
-    with file:
-        return file.read(position).count(b"\n") + 1
+def _column_value(value: object) -> object:
+    """Returns a value of an entry for a column. Raises EntryError if no column can have it."""
+    match value:
+        case int() if abs(value) > _LARGEST:
+            raise EntryError("a number is beyond 64 bits")
+        case str():
+            return _encodable(value)
+        case tuple():
+            return [_column_value(one) for one in value]
+        case dict():
+            return [(_encodable(name), _fact_text(one)) for name, one in value.items()]
+    return value
+
+
+def _fact_text(value: object) -> str:
+    return _encodable(value if isinstance(value, str) else json.dumps(value))
+
+
+def _encodable(text: str) -> str:
+    """Returns the text with a question mark for each half of a surrogate pair, which no column can have."""
+    return text.encode(errors="replace").decode()

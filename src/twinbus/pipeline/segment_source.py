@@ -11,10 +11,10 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
@@ -23,14 +23,12 @@ from pyspark.sql.types import StructType
 from twinbus.ledger import OPEN_SUFFIX, SEALED_SUFFIX, ShippedLedger, list_segments
 from twinbus.object_store import ObjectFolder
 from twinbus.pipeline.ingested_segments import LOOKED_AT
+from twinbus.pipeline.line_parsing import PARSED_SCHEMA, parse_lines
 from twinbus.storage_location import StorageLocation
 
-SCHEMA: Final = "file string, position long, line binary"
-_ARROW: Final = pa.schema([("file", pa.string()), ("position", pa.int64()), ("line", pa.binary())])
 _TASK_BYTES: Final = 16 * 1024 * 1024
 _READ_BYTES: Final = 4 * 1024 * 1024
-_TRIGGER_BYTES: Final = 1024 * 1024 * 1024
-_NEWLINE: Final = ord("\n")
+_TRIGGER_BYTES: Final = 512 * 1024 * 1024
 
 SegmentOffset = dict[str, int]
 """How many bytes of each segment were read. The keys are the names that the files have when they are sealed.
@@ -59,7 +57,7 @@ class SegmentPartition(InputPartition):
 class LedgerDataSource(DataSource):
     """The data source of `spark.readStream.format("ledger")`.
 
-    Options: `directory`, the folder of the ledger, or its URL; `maxBytesPerTrigger`, about 1 GB by default.
+    Options: `directory`, the folder of the ledger, or its URL; `maxBytesPerTrigger`, about 512 MB by default.
     """
 
     @classmethod
@@ -67,7 +65,7 @@ class LedgerDataSource(DataSource):
         return "ledger"
 
     def schema(self) -> str:
-        return SCHEMA
+        return PARSED_SCHEMA
 
     def streamReader(self, schema: StructType) -> SegmentReader:  # noqa: N802  # Spark's names, here and below
         most = int(self.options.get("maxBytesPerTrigger", _TRIGGER_BYTES))
@@ -183,7 +181,7 @@ def _end_of_last_line(path: Path, known: int) -> int:
 
 
 def _lines(directory: StorageLocation, part: SegmentRange) -> Iterator[pa.RecordBatch]:
-    """Yields the lines that begin in the range."""
+    """Yields the rows of the lines that begin in the range."""
     found = open_segment(directory, part.segment)
     if found is None:
         return  # the segment was removed for the disk budget; a `dropped` entry reports this
@@ -200,16 +198,11 @@ def _lines(directory: StorageLocation, part: SegmentRange) -> Iterator[pa.Record
             whole = data.rfind(b"\n") + 1
             if not whole:
                 return
-            yield _batch(part.segment, position, data[:whole])
+            yield from parse_lines(part.segment, data[:whole], partial(_count_lines, file, position))
             position += whole
 
 
-def _batch(segment: str, position: int, data: bytes) -> pa.RecordBatch:
-    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE).astype(np.int64) + 1
-    offsets = np.concatenate(([0], ends))
-    count = len(ends)
-    lines = pa.Array.from_buffers(
-        pa.binary(), count, [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
-    )
-    files = pa.array([segment], pa.string()).take(pa.array(np.zeros(count, np.int32)))
-    return pa.RecordBatch.from_arrays([files, pa.array(offsets[:-1] + position), lines], schema=_ARROW)
+def _count_lines(file: BinaryIO, end: int) -> int:
+    """Returns the number of lines before a position."""
+    file.seek(0)
+    return sum(file.read(min(_READ_BYTES, end - begin)).count(b"\n") for begin in range(0, end, _READ_BYTES))

@@ -44,6 +44,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.python.worker.faulthandler.enabled": "true",
     # If this were true, every column function would call the JVM four times more, to name our source line in errors.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # Rows that a batch keeps are read a few times and then dropped. To compress them takes longer than all reads.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
     _WORKER_START_TIMEOUT: "120s",  # the default of 15 s ends queries on a busy machine
 }
 LOCAL_SETTINGS: Final[Mapping[str, str]] = {

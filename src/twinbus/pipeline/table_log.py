@@ -14,7 +14,7 @@ import json
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from itertools import takewhile
 from typing import Any, BinaryIO, Final
@@ -46,6 +46,7 @@ _COMPRESSION: Final = WriterProperties(compression="ZSTD")
 # Longer texts are no good limits: every entry of the log would have them.
 _LONGEST_LIMIT: Final = 64
 _LIMITED_TYPES: Final = (int, str)
+_NEEDED_LIMITS: Final = ("id", "at", "ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class DataFile:
     """The value of each column that the table is partitioned by."""
     statistics: str = ""
     """JSON with the number of rows, and the limits of the columns, as Delta Lake defines it."""
+    limits: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """The least and the greatest value of columns that the log of the table has the limits of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +235,11 @@ def _files(table: DeltaTable) -> tuple[DataFile, ...]:
             row["size_bytes"],
             row["num_records"] or 0,
             {name.removeprefix(prefix): _text(value) for name, value in row.items() if name.startswith(prefix)},
+            limits={
+                name: (row[f"min.{name}"], row[f"max.{name}"])
+                for name in _NEEDED_LIMITS
+                if row.get(f"min.{name}") is not None and row.get(f"max.{name}") is not None
+            },
         )
         for row in rows
     )

@@ -95,13 +95,16 @@ class TablesChange:
         self.has_batch = True
         """Whether the change adds entries: then tallies that it does not name are out of date."""
 
-    def add(self, table: str, rows: DataFrame, schema: str | None = None, prefix: str = "") -> None:
+    def add(
+        self, table: str, rows: DataFrame, schema: str | None = None, prefix: str = "", tasks: int | None = None
+    ) -> None:
         """Writes rows, to be added to a table.
 
-        `schema` is needed for tables of tallies only. The names of the files start with `prefix`.
+        `schema` is needed for tables of tallies only. The names of the files start with `prefix`. `tasks` is for tables
+        by day: see `Tables.write`.
         """
         self.schemas[table] = schema or SCHEMAS[table]
-        self.added.setdefault(table, []).extend(self.tables.write(table, rows, prefix))
+        self.added.setdefault(table, []).extend(self.tables.write(table, rows, prefix, tasks))
 
     def replace(self, table: str, rows: DataFrame, schema: str | None = None) -> None:
         """Writes rows, to be the only rows of a table."""
@@ -177,8 +180,13 @@ class Tables:
         """Returns the last snapshot. Raises OperatorError if the tables have the format of an earlier version."""
         return self.snapshots.last()
 
-    def files(self, table: str, version: TablesVersion) -> tuple[DataFile, ...]:
-        """Returns the files that a table has in a snapshot."""
+    def files(self, table: str, version: TablesVersion, days: tuple[int, int] | None = None) -> tuple[DataFile, ...]:
+        """Returns the files that a table has in a snapshot; with `days`, only those of the first to the last day.
+
+        The days are days since 1970.
+        """
+        if days is not None:
+            return tuple(file for file in self.files(table, version) if days[0] <= _day_number(file) <= days[1])
         number = version.tables.get(table)
         if number is None:
             return ()
@@ -210,10 +218,7 @@ class Tables:
         `days` are the first and the last day that the caller needs, as days since 1970: files of other days are left
         out.
         """
-        files = self.files(table, version or self.version())
-        if days is not None:
-            files = tuple(file for file in files if days[0] <= _day_number(file) <= days[1])
-        return self.read_files(table, files, schema or SCHEMAS[table])
+        return self.read_files(table, self.files(table, version or self.version(), days), schema or SCHEMAS[table])
 
     def read_files(self, table: str, files: Sequence[DataFile], schema: str) -> DataFrame:
         """Returns the rows of some files of a table."""
@@ -325,15 +330,19 @@ class Tables:
             if latest is not None and latest != known:
                 self.log(table).restore(known)
 
-    def write(self, table: str, rows: DataFrame, prefix: str = "") -> list[DataFile]:
-        """Writes rows as new files of a table, and returns the files. A commit has to add them."""
+    def write(self, table: str, rows: DataFrame, prefix: str = "", tasks: int | None = None) -> list[DataFile]:
+        """Writes rows as new files of a table, and returns the files. A commit has to add them.
+
+        In a table by day, each task writes a file for each day that it has. So the rows are shuffled by day first; if
+        `tasks` is given, so many tasks write the rows without a shuffle.
+        """
         by_day = table in BY_DAY
+        if by_day:
+            rows = rows.hint("rebalance", _DAY) if tasks is None else rows.coalesce(tasks)
         if self.storage.is_url:
-            placed = rows.hint("rebalance", _DAY) if by_day else rows
-            return write_files(StorageLocation.parse(self.storage.uri(table)), placed, _DAY if by_day else None, prefix)
+            return write_files(StorageLocation.parse(self.storage.uri(table)), rows, _DAY if by_day else None, prefix)
         with self.storage.staging(table) as folder:
-            # Without this, each task would write a file for each day.
-            writer = (rows.hint("rebalance", _DAY) if by_day else rows).write.option("compression", "zstd")
+            writer = rows.write.option("compression", "zstd")
             (writer.partitionBy(_DAY) if by_day else writer).parquet(folder)
             return self.adopted(folder, table, prefix)
 
