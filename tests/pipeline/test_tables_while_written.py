@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,8 +26,9 @@ from pyspark.sql import SparkSession
 
 from tests.pipeline.books import HOUR, MIDNIGHT, halves, movement, operation, segment_name, writer
 from tests.pipeline.committing import STEPS, mark
+from tests.pipeline.delta_scan import DeltaScan
 from tests.pipeline.driver_processes import LONG, kill, process, until
-from tests.tiers import budget
+from tests.tiers import Tier, budget, current_tier
 from twinbus.ledger import Closed, Entry, Move, Role, SegmentHeader, Stage, encode_entry
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.message_steps import MOST_RUNS
@@ -134,8 +136,12 @@ def test_d5_other_tools_read_whole_batches_and_agreeing_totals_while_the_pipelin
     for file in made.iterdir():
         file.rename(ledger / file.name)
     ended = threading.Event()
-    with ThreadPoolExecutor() as pool:
-        readers = [pool.submit(read_on, tables.root, count, ended) for count in (by_polars, by_deltalake, by_duckdb)]
+    with ExitStack() as stack:
+        counts: list[Count] = [by_polars, by_deltalake, by_duckdb]
+        if current_tier() is Tier.SOAK:  # its environment needs PyPI
+            counts.append(stack.enter_context(DeltaScan()).count)
+        pool = stack.enter_context(ThreadPoolExecutor())
+        readers = [pool.submit(read_on, tables.root, count, ended) for count in counts]
         try:
             ingest_ledger(spark, ledger, tables.root, most_bytes=1).awaitTermination()
         finally:
