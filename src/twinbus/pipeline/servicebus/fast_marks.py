@@ -25,7 +25,6 @@ from twinbus.amqp import (
     decode,
     read_list_header,
     read_map_header,
-    section_at,
     skip,
 )
 from twinbus.connect import ReceivedMessage
@@ -41,6 +40,7 @@ from twinbus.pipeline.servicebus.message_marks import (
     annotation_name,
     known_state,
     plain_marks,
+    start_sections,
 )
 from twinbus.pipeline.servicebus.value_texts import text_of
 
@@ -79,12 +79,12 @@ _CHOSEN: Final = (
 )
 
 
-class _UnusualError(Exception):
+class _UnusualError(ValueError):
     """A start that has no layout."""
 
 
 class _Layout:
-    """The structure of the start of a message. Raises _UnusualError or AmqpError if the start is unusual."""
+    """The structure of the start of a message. Raises ValueError or AmqpError if the start is unusual."""
 
     __slots__ = ("_chosen", "_constants", "_end", "_frame", "_other_bytes", "_unpack")
 
@@ -131,13 +131,8 @@ def _walk(raw: bytes) -> tuple[int, Sequence[_Place], dict[str, Any]]:
     """Returns the end of the start, the places of its values of a fixed width, and the other values by name."""
     places: list[_Place] = []
     constants: dict[str, Any] = {}
-    pos = last = 0
-    while pos < len(raw):
-        code, start, end = section_at(raw, pos)
-        if code > MESSAGE_ANNOTATIONS:
-            break
-        if code <= last:
-            raise _UnusualError
+    pos = 0
+    for code, start, pos in start_sections(raw):
         if code == HEADER:
             count, at = read_list_header(raw, start)
             for field in _HEADER_FIELDS[:count]:
@@ -147,9 +142,8 @@ def _walk(raw: bytes) -> tuple[int, Sequence[_Place], dict[str, Any]]:
             for _ in range(count >> 1):
                 name = annotation_name(raw, at) if code == MESSAGE_ANNOTATIONS else None
                 at = _take(raw, skip(raw, at), name, places, constants)
-        if at != end:
+        if at != pos:
             raise _UnusualError
-        pos, last = end, code
     found = {name for _, _, name in places}
     if SEQUENCE_NUMBER not in found:
         raise _UnusualError
@@ -209,7 +203,7 @@ def _learn(raw: bytes) -> MessageMarks | None:
         return None
     try:
         layout = _Layout(raw)
-    except (AmqpError, LookupError, ValueError, struct_error, _UnusualError):
+    except (AmqpError, LookupError, ValueError, struct_error):
         return None
     _layouts = [layout, *_layouts[: _MOST_LAYOUTS - 1]]
     return layout.marks(raw)

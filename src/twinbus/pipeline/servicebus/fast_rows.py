@@ -27,6 +27,7 @@ from twinbus.pipeline.servicebus.message_marks import (
     MessageStart,
     annotations_in,
     microseconds,
+    start_sections,
 )
 from twinbus.pipeline.servicebus.value_texts import property_texts, text_of
 from twinbus.values import ULong
@@ -94,18 +95,12 @@ def _start(raw: bytes, marks: MessageMarks) -> MessageStart:
     """Returns the start of a message without a known layout. Raises ValueError or AmqpError if it is not usual."""
     header: Any = _NO_HEADER
     found: dict[str, Any] = {}
-    last = pos = 0
-    while pos < len(raw):
-        code, at, end = section_at(raw, pos)
-        if code > MESSAGE_ANNOTATIONS:
-            break
-        if code <= last:
-            raise ValueError("not the usual order")
+    pos = 0
+    for code, at, pos in start_sections(raw):
         if code == HEADER:
-            header = _fields(raw, at, end, _HEADER_TYPES)
+            header = _fields(raw, at, pos, _HEADER_TYPES)
         elif code == MESSAGE_ANNOTATIONS:
             found = annotations_in(raw, at)
-        last, pos = code, end
     if found.get(ENQUEUED) is not None and marks.enqueued is None:
         raise ValueError("not the usual type")
     life = None if header[2] is None else _whole(header[2])

@@ -6,6 +6,7 @@ and also from a message whose other parts cannot be decoded.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -121,6 +122,22 @@ def broker_annotations(raw: bytes) -> dict[str, Any]:
     except (AmqpError, IndexError):
         pass  # the column `error` of the row names the broken section
     return found
+
+
+def start_sections(raw: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yields code, start of the value, and end of each section before the properties: header and annotations.
+
+    Raises AmqpError if a section is broken, and ValueError if they are not in their order.
+    """
+    last = pos = 0
+    while pos < len(raw):
+        code, start, end = section_at(raw, pos)
+        if code > MESSAGE_ANNOTATIONS:
+            return
+        if code <= last:
+            raise ValueError("the sections are not in their order")
+        yield code, start, end
+        last, pos = code, end
 
 
 def annotations_in(raw: bytes, start: int) -> dict[str, Any]:
