@@ -133,6 +133,7 @@ def test_n6_every_verb_that_connects_signs_in(
         (["provision", "--count", "2", "--state", "secondary"], 0),
         (["doctor", "--count", "2", "--no-ping", "--state", "secondary"], 3),
         (["doctor", "--count", "2"], 3),
+        (["doctor", "--conformance"], 0),
         (["deadletter", "list"], 0),
         (["deadletter", "resubmit", "--all", "--yes"], 0),
         (["syphon", "--dry-run"], 0),

@@ -273,7 +273,7 @@ def missing_entity(kind: str, path: str, where: str, near: str | None = None) ->
 def access_error(what: str, error: Exception) -> OperatorError:
     """Return the error for a namespace that refuses the key or cannot be reached. `what` names the namespace.
 
-    With --credential, it is the credential that is refused: by the namespace, or by the issuer of the tokens.
+    With --credential, it may be the credential that is refused: by the namespace, or by the issuer of the tokens.
     """
     from twinbus.backlog import FailureKind  # noqa: PLC0415
 
@@ -285,7 +285,7 @@ def access_error(what: str, error: Exception) -> OperatorError:
         )
     if is_refused(error) and credential_name() is not None:
         return OperatorError(
-            f"the credential {credential_name()!r} was refused by {what}: {detail}",
+            f"the {_refused_thing()} was refused by {what}: {detail}",
             "Check who is signed in, and the roles of this identity on the namespace (Azure Service Bus Data …).",
         )
     if is_refused(error):
@@ -298,9 +298,14 @@ def access_error(what: str, error: Exception) -> OperatorError:
     )
 
 
+def _refused_thing() -> str:
+    name = credential_name()
+    return "key" if name is None else f"credential {name!r}, or the key of a connection string,"
+
+
 @contextmanager
 def provisioning_explained() -> Iterator[None]:
-    """Turn the error of a pairing whose key the secondary refuses into one that says so."""
+    """Turn the error of a pairing whose key or credential the secondary refuses into one that says so."""
     from twinbus.backlog import CREDENTIAL_REFUSED  # noqa: PLC0415
     from twinbus.pairing import ProvisioningError  # noqa: PLC0415 - slow
 
@@ -310,8 +315,8 @@ def provisioning_explained() -> Iterator[None]:
         if any(cause.kind not in CREDENTIAL_REFUSED for cause in error.causes):
             raise
         raise OperatorError(
-            f"the key was refused by the secondary: {error.causes[0].detail}",
-            f"Check the key's name and the key. {error.hint}",
+            f"the {_refused_thing()} was refused by the secondary: {error.causes[0].detail}",
+            f"Check the key's name and the key, or the roles of the credential. {error.hint}",
         ) from error
 
 

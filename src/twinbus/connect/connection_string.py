@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Final, Self
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ from twinbus.errors import CallerError
 TLS_PORT: Final = 5671
 PLAIN_PORT: Final = 5672
 
+_HOST: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+", re.ASCII)  # a name, or an address
 _SCHEMES: Final = ("sb", "amqp", "amqps", "https", "http")
 
 
@@ -39,16 +41,21 @@ class ConnectionString:
 
     @classmethod
     def of_host(cls, text: str) -> Self:
-        """Return the endpoint `host` or `host:port`, without a key. Raises ConnectionStringError."""
+        """Return the endpoint `host` or `host:port`, without a key. Raises ConnectionStringError.
+
+        A name without a dot and a port is refused, because it may be a key. So the text of an error never has a key.
+        """
         try:
             parts = urlsplit(f"//{text.strip()}")
             host, port = parts.hostname, parts.port
         except ValueError:
             host, port = None, None
             parts = urlsplit("")
-        if not host or parts.path or parts.query or parts.fragment or "@" in parts.netloc or not text.isprintable():
+        is_name = host is not None and ("." in host or port is not None or host == "localhost" or ":" in host)
+        plain = parts.netloc == text.strip() and "@" not in text
+        if host is None or not is_name or not plain or not _HOST.fullmatch(host):
             raise ConnectionStringError(
-                f"{text!r} is neither a connection string nor a host such as contoso.servicebus.windows.net"
+                "it is neither a connection string nor a host such as contoso.servicebus.windows.net"
             )
         return cls(host, TLS_PORT if port is None else port, "", "")
 

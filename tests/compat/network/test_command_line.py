@@ -131,7 +131,8 @@ def test_a_proxy_means_a_websocket_for_the_sdk_too_whatever_the_transport_type()
         text = "Endpoint=sb://contoso.example;SharedAccessKeyName=a;SharedAccessKey=b"
         made.append(connection_settings(connections.aio_client(text)).uses_websocket)
 
-    ways = {"proxy": "http://127.0.0.1:1", "primary_endpoint": "sb://gateway.example", "secondary_endpoint": None}
+    endpoints = {"primary_endpoint": "sb://gateway.example", "secondary_endpoint": None}
+    ways = {"credential": None, "proxy": "http://127.0.0.1:1", **endpoints}
     verb(transport_type=Way.AMQP, ca=None, **ways)
     verb(transport_type=Way.AMQP, ca=None, **{**ways, "proxy": None})
     verb(transport_type=None, ca=None, **{**ways, "proxy": None})
