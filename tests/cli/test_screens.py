@@ -8,7 +8,6 @@ import re
 import sys
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,10 +17,11 @@ from rich.console import Console
 
 from tests.cli.running import invoke, run
 from tests.cli.test_whole import VERBS
-from twinbus.cli import ledger_spark, progress
+from twinbus.cli import progress
 from twinbus.cli.demo import finale, screen
 from twinbus.cli.demo.display import LiveDisplay
 from twinbus.cli.help_panels import show_whole_names
+from twinbus.cli.job_answers import JobAnswer, print_rows
 from twinbus.cli.tables import print_table
 from twinbus.namespace import configure_logging
 from twinbus.syphon import MessageCounts, Progress
@@ -65,27 +65,12 @@ LATENCY = {"destination": "contoso-production/orders", "day": date(2026, 11, 16)
 LATENCY |= dict.fromkeys(("mean", "least", "p50", "p75", "p90", "p99", "most"), 1_234.5) | {"unknown_clock": 0}
 
 
-class Rows:
-    """The parts of a DataFrame that the verbs print."""
-
-    def __init__(self, row: dict[str, Any]) -> None:
-        self.columns = list(row)
-        self._row = row
-
-    def collect(self) -> list[Any]:
-        return [self]
-
-    def asDict(self) -> dict[str, Any]:  # noqa: N802 - its name in pyspark
-        return self._row
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 def test_d3_incidents_and_latency_show_entity_and_times_whole(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    rows: Any = Rows(INCIDENT)
-    ledger_spark._print_rows(rows, False, ("began", "restored", "drained"))
+    print_rows("incidents", JobAnswer([INCIDENT]), False)
     shown = capsys.readouterr().out
     for text in (
         "contoso-production/orders",
@@ -95,8 +80,7 @@ def test_d3_incidents_and_latency_show_entity_and_times_whole(
         "connection_lost",
     ):
         assert text in shown
-    rows = Rows(LATENCY)
-    ledger_spark._print_rows(rows, False)
+    print_rows("latency", JobAnswer([LATENCY]), False)
     shown += capsys.readouterr().out
     assert shown.count("contoso-production/orders") == 2
     assert "2026-11-16" in shown

@@ -48,7 +48,7 @@ from twinbus.ledger import (
     encode_entry,
     read_ledger,
 )
-from twinbus.pipeline import latency, timeline
+from twinbus.pipeline import latency, timeline, timeline_buckets
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.ingested_segments import SEGMENTS
 from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, result_over_history, why_incomplete
@@ -275,7 +275,7 @@ def test_d4_the_timeline_agrees_with_duckdb_and_its_depth_includes_earlier_messa
     expected = oracle.rows(database, oracle.SERIES, width=width, first=first, last=last)
     assert sorted(map(tuple, found)) == expected
     assert any(row.bucket < first - first % width and row.came > row.left for row in found)
-    assert all(any(row[name] for row in found) for name in timeline.COUNTS)
+    assert all(any(row[name] for row in found) for name in timeline_buckets.COUNTS)
 
 
 def test_d4_the_latency_histogram_agrees_with_duckdb(books: Ingested) -> None:
@@ -299,8 +299,8 @@ def test_d4_the_latency_histogram_agrees_with_duckdb(books: Ingested) -> None:
     [(0, 0, 1000), (0, 239_999, 1000), (0, 240_000, 2000), (999, 240_000, 2000), (0, 30 * 24 * HOUR, 6 * HOUR)],
 )
 def test_d4_buckets_are_few_and_have_widths_that_people_count_time_in(first: int, last: int, width: int) -> None:
-    assert timeline.width_for(first, last, 240) == width
-    assert timeline.width_for(-(2**62), 2**62, 240) > 0, "any instant may stand in a ledger"
+    assert timeline_buckets.width_for(first, last, 240) == width
+    assert timeline_buckets.width_for(-(2**62), 2**62, 240) > 0, "any instant may stand in a ledger"
 
 
 # --- followed --------------------------------------------------------------------------------------------------------

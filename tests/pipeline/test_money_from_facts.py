@@ -17,7 +17,7 @@ from twinbus.backlog import TRANSFER_SEGMENT
 from twinbus.cli.main import app
 from twinbus.ledger import Metered, Stage, billable_units, read_ledger
 from twinbus.money import EMPTY_PRIMARY, UNEXPLAINED, CostResult, OutageKind, PingKind, Prices, SyphonRuns
-from twinbus.pipeline import ActualCost, Tables, ingest_ledger
+from twinbus.pipeline import ActualCost, Tables, compute_actual_cost, ingest_ledger
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 PRICES = Prices.default()
@@ -41,7 +41,7 @@ def tables(ledger: Path, spark: SparkSession) -> Tables:
 
 @pytest.fixture(scope="module")
 def cost(tables: Tables) -> ActualCost:
-    return ActualCost(tables)
+    return compute_actual_cost(tables)
 
 
 @pytest.fixture(scope="module")

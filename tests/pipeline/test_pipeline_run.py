@@ -21,7 +21,7 @@ from twinbus.ledger import Entry, Role, SegmentHeader, Stage, encode_entry
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.ingested_segments import SEGMENTS
 from twinbus.pipeline.jobs import JOBS, stored_rows
-from twinbus.pipeline.result_tables import AS_OF, CLOCKS, INCOMPLETE, RESULTS
+from twinbus.pipeline.result_tables import AS_OF, PARTS, RESULTS
 from twinbus.pipeline.run import CommittedBatch, PipelineRun
 from twinbus.pipeline.tables import SCHEMAS, Tables
 from twinbus.pipeline.writer_states import WriterStates
@@ -62,7 +62,7 @@ def test_d5_the_results_of_every_snapshot_are_those_of_its_tables(spark: SparkSe
         stated = read(root, AS_OF, versions[RESULTS + AS_OF])
         assert {(row["snapshot"], row["segments"]) for row in stated} == {(number, versions[SEGMENTS])}
     versions = versions_in(root, numbers[-1])
-    results = {RESULTS + name for name in (*JOBS, INCOMPLETE, CLOCKS, AS_OF)}
+    results = {RESULTS + part for parts in (*PARTS.values(), (AS_OF,)) for part in parts}
     assert {*versions} == {*SCHEMAS, SEGMENTS, *(job.table for job in JOBS.values()), *results}
     history_only = replace(tables.version(), tables={name: versions[name] for name in SCHEMAS})
     for name, job in JOBS.items():

@@ -13,8 +13,9 @@ from tests.report.conftest import EVIL, EVIL_CAUSE, EVIL_ID, Books
 from tests.report.documents import MOMENT, Document, made
 from twinbus.ledger import judge_ledger
 from twinbus.pipeline import ReportData, Timeline, TimeWindow, TopRows, read_history
-from twinbus.pipeline.report_queries import ENTITIES, IDS, INCIDENTS
-from twinbus.pipeline.timeline import BUCKETS, RATES, build_timeline
+from twinbus.pipeline.report_data import MOST_ENTITIES, MOST_IDS, MOST_INCIDENTS
+from twinbus.pipeline.timeline import build_timeline
+from twinbus.pipeline.timeline_buckets import BUCKETS, RATES
 
 DAY = datetime(2026, 9, 22, tzinfo=UTC)
 pytestmark = pytest.mark.timeout(600)  # Spark is slow on a busy machine
@@ -146,10 +147,10 @@ def test_d4_the_page_is_small_whatever_the_ledger_holds(troubled: ReportData) ->
     incident = {**troubled.incidents.rows[0], "destination": name, "cause": name}
     many = replace(
         troubled,
-        incidents=TopRows([{**incident, "destination": f"{n}{name}"} for n in range(INCIDENTS)], 10**9),
-        entities=TopRows([{**troubled.entities.rows[0], "destination": name}] * ENTITIES, 10**9),
+        incidents=TopRows([{**incident, "destination": f"{n}{name}"} for n in range(MOST_INCIDENTS)], 10**9),
+        entities=TopRows([{**troubled.entities.rows[0], "destination": name}] * MOST_ENTITIES, 10**9),
         listed={
-            kind: TopRows([{"destination": name, "id": name, "count": 1}] * IDS, 10**9) for kind in troubled.listed
+            kind: TopRows([{"destination": name, "id": name, "count": 1}] * MOST_IDS, 10**9) for kind in troubled.listed
         },
         timeline=Timeline(0, 1000, dict.fromkeys(RATES, [10**9] * BUCKETS), [10**9] * BUCKETS),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json as json_text
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,11 +17,26 @@ from twinbus.cli.cost_options import field_of, given, read, with_scenario
 from twinbus.cli.engine import Master
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import DeadAfter
-from twinbus.cli.ledger_spark import IngestFirst, Since, TablesFolder, Until, in_utc, tables_and_writers
+from twinbus.cli.ledger_spark import (
+    IngestFirst,
+    KeptTables,
+    LedgerOrTables,
+    Since,
+    Until,
+    in_utc,
+    kept_or_temporary,
+    ledger_and_tables,
+    new_results,
+    tables_and_writers,
+)
+from twinbus.cli.result_answers import AsIs, FoundResults, MaxAge, Request, find_results
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
 from twinbus.money import Forecast, Prices, PricesError, Scenario, ScenarioError, default_price_text
 from twinbus.money import forecast as foreseen
+
+if TYPE_CHECKING:
+    from twinbus.pipeline import ActualCost
 
 app = typer.Typer(help="What a pair will cost, what it did cost, and the price table.", no_args_is_help=True)
 
@@ -105,10 +120,13 @@ def forecast(
 @app.command()
 @with_scenario(from_ledger=True)
 def actual(
-    tables: TablesFolder,
+    source: LedgerOrTables,
     ledger: IngestFirst = None,
+    tables: KeptTables = None,
     since: Since = None,
     until: Until = None,
+    max_age: MaxAge = 60.0,
+    as_is: AsIs = False,
     dead_after: DeadAfter = 900.0,
     file: PricesFile = None,
     master: Master = None,
@@ -131,6 +149,7 @@ def actual(
     The window is extended to whole days.
 
     Examples:
+      twinbus cost actual ./ledger
       twinbus cost actual ./tables --ledger ./ledger
       twinbus cost actual ./tables --since 2026-11-01 --until 2026-12-01
       twinbus cost actual ./tables --rate 50 --outage 1h --json
@@ -139,17 +158,43 @@ def actual(
         values = given(asked)
         _scenario(values)
         table, notes = _prices_or_note(file)
-        place, writers = tables_and_writers(tables, ledger, master, timedelta(seconds=dead_after))
-        from twinbus.pipeline import ActualCost, TimeWindow  # noqa: PLC0415 - there only with the extra
-
-        with spinner("computing cost"):
-            window = TimeWindow(in_utc(since), in_utc(until))
-            cost = ActualCost(place, window, writers, long_poll=values.get("long_poll"))
-            found = cost.result(table, values, notes)
+        ledger, folder = ledger_and_tables(source, ledger, tables)
+        silence = timedelta(seconds=dead_after)
+        with kept_or_temporary(folder) as place:
+            wanted = Request(
+                place, ledger, in_utc(since), in_utc(until), max_age, as_is, silence, "--master" if master else None
+            )
+            cost, as_of = _actual_cost(wanted, master, values.get("long_poll"), is_kept=folder is not None)
+        found = cost.result(table, values, notes)
         if json:
-            typer.echo(json_text.dumps(cost_tables.result_as_json(found)))
+            more = {} if as_of is None else as_of.as_json()
+            typer.echo(json_text.dumps({**cost_tables.result_as_json(found), **more}))
         else:
             cost_tables.show_result(found, table)
+            if as_of is not None:
+                as_of.show(json=False)
+
+
+def _actual_cost(
+    wanted: Request, master: str | None, long_poll: timedelta | None, *, is_kept: bool
+) -> tuple[ActualCost, FoundResults | None]:
+    """Return the cost from result tables that are up to date, and these; or from Spark, and None.
+
+    If the tables are kept, what Spark finds over all time is written to the result tables.
+    """
+    found = find_results("bill", wanted)
+    if found is not None:
+        return found.results.actual_cost(found.window, long_poll), found
+    assert wanted.silence is not None, "the bill depends on which writers are dead"
+    place, writers = tables_and_writers(wanted.tables, wanted.ledger, master, wanted.silence)
+    from twinbus.answers import HourWindow  # noqa: PLC0415 - slow
+    from twinbus.pipeline import TimeWindow, compute_actual_cost  # noqa: PLC0415 - there only with the extra
+
+    with spinner("computing cost"):
+        window = TimeWindow(wanted.since, wanted.until)
+        if is_kept and window.is_unlimited and (results := new_results("bill", place, writers)) is not None:
+            return results.actual_cost(HourWindow(), long_poll), None
+        return compute_actual_cost(place, window, writers, long_poll=long_poll), None
 
 
 def _prices_or_note(file: Path | None) -> tuple[Prices | None, list[str]]:

@@ -6,12 +6,13 @@ import inspect
 import json as json_text
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import wraps
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -26,32 +27,28 @@ from twinbus.cli.engine import (
     spark_session,
 )
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
-from twinbus.cli.ledger import LISTED, SUMS, LedgerLocation, report, show
-from twinbus.cli.ledger_audit import AuditDeadAfter, audit_json, run_audit_on_spark, show_audit, spark_errors_explained
+from twinbus.cli.job_answers import JobAnswer, answer_from_results, answer_from_spark, print_balance, print_rows
+from twinbus.cli.ledger import LedgerLocation, has_segments
+from twinbus.cli.ledger_audit import AuditDeadAfter, run_audit_on_spark, spark_errors_explained
 from twinbus.cli.local_paths import path_or_url
 from twinbus.cli.network import network_options
+from twinbus.cli.result_answers import AsIs, MaxAge, Request, find_results
 from twinbus.cli.spinner import spinner
-from twinbus.cli.tables import Cell, print_table
 from twinbus.errors import OperatorError
 from twinbus.pipeline import TableStorage
 from twinbus.printable import printable
 from twinbus.storage_location import StorageLocation, refuse_url
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from twinbus.pipeline import Tables, TablesVersion, WriterStates
+    from twinbus.answers import Results
+    from twinbus.pipeline import Tables, TablesVersion, TimeWindow, WriterStates
     from twinbus.syphon import AuditSummary
 
 _POLL_SECONDS: Final = 1
-# Titles of columns in a printed table; JSON has the names.
-_TITLES: Final = {
-    "destination": "entity",
-    "began": "began, UTC",
-    "seconds_to_restore": "to restore, s",
-    "seconds_to_drain": "to drain, s",
-}
+# Stands for a folder that is made for one run.
+_TEMPORARY: Final = StorageLocation("/dev/null/temporary")
 
 
 class Format(StrEnum):
@@ -69,12 +66,31 @@ TablesFolder = Annotated[
         show_default=False,
     ),
 ]
+LedgerOrTables = Annotated[
+    StorageLocation,
+    typer.Argument(
+        parser=path_or_url,
+        metavar="LEDGER|TABLES",
+        help="Directory or URL of a ledger, or of the tables that it was ingested into.",
+        show_default=False,
+    ),
+]
+KeptTables = Annotated[
+    StorageLocation | None,
+    typer.Option(
+        "--tables",
+        parser=path_or_url,
+        help="With a ledger: directory or URL that keeps its tables and results. On a cluster: a directory that all "
+        "machines share.",
+        show_default="a temporary folder",
+    ),
+]
 IngestFirst = Annotated[
     StorageLocation | None,
     typer.Option(
         "--ledger",
         parser=path_or_url,
-        help="Directory of a ledger, or its URL. Its new entries are ingested first.",
+        help="With tables: directory of a ledger, or its URL. Its new entries are ingested first.",
     ),
 ]
 Since = Annotated[
@@ -126,8 +142,16 @@ class LedgerJobOptions:
     every: float
     jdbc: str | None
     jars: str | None
+    max_age: float = 60.0
+    as_is: bool = False
     silence: timedelta = timedelta(minutes=15)
     """A writer that no lock shows counts as dead after this time without an entry."""
+
+    @property
+    def on_spark(self) -> str | None:
+        """The option that makes Spark answer, if one was given."""
+        given = {"--follow": self.follow, "--jdbc": self.jdbc, "--master": self.master}
+        return next((name for name, value in given.items() if value), None)
 
 
 def ingest(
@@ -173,9 +197,11 @@ def job_verb(verb: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(verb)
     def run(*, debug: bool, **given: Any) -> None:
-        with errors_reported(debug=debug):
+        with errors_reported(debug=debug), ExitStack() as stack:
             further = {one.name: given.pop(one.name) for one in own}
-            verb(_job_options(**given), **further)
+            options = _job_options(**given)
+            folder = None if options.tables == _TEMPORARY else options.tables
+            verb(replace(options, tables=stack.enter_context(kept_or_temporary(folder))), **further)
 
     shared = [*inspect.signature(_job_options, eval_str=True).parameters.values(), *own]
     debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
@@ -185,10 +211,13 @@ def job_verb(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _job_options(
-    tables: TablesFolder,
+    source: LedgerOrTables,
     ledger: IngestFirst = None,
+    tables: KeptTables = None,
     since: Since = None,
     until: Until = None,
+    max_age: MaxAge = 60.0,
+    as_is: AsIs = False,
     form: DeprecatedFormat = Format.TABLE,
     json: Json = False,
     master: Master = None,
@@ -198,7 +227,34 @@ def _job_options(
     jars: Jars = None,
 ) -> LedgerJobOptions:
     """Return the values of the options that the verbs about one job share. The signature defines these options."""
-    return LedgerJobOptions(tables, ledger, since, until, _wants_json(json, form), master, follow, every, jdbc, jars)
+    ledger, folder = ledger_and_tables(source, ledger, tables)
+    json = _wants_json(json, form)
+    return LedgerJobOptions(
+        folder or _TEMPORARY, ledger, since, until, json, master, follow, every, jdbc, jars, max_age, as_is
+    )
+
+
+@contextmanager
+def kept_or_temporary(tables: StorageLocation | None) -> Iterator[StorageLocation]:
+    """Yield the place of the tables: the given one, or a temporary folder, which is removed at the end."""
+    with TemporaryDirectory(prefix="twinbus-tables-") if tables is None else nullcontext(tables) as folder:
+        yield StorageLocation.parse(folder)
+
+
+def ledger_and_tables(
+    source: StorageLocation, ledger: StorageLocation | None, tables: StorageLocation | None
+) -> tuple[StorageLocation | None, StorageLocation | None]:
+    """Return the ledger and the tables that a user gave. Either `source` is the tables, or it is the ledger.
+
+    The tables are None if the user gave a ledger only. Raise an error if one of both is given twice.
+    """
+    if holds_tables(source) or not has_segments(source):
+        if tables is not None and holds_tables(source):
+            raise OperatorError(f"{source} contains tables already", "Leave out --tables, or give the ledger.")
+        return ledger, source
+    if ledger is not None:
+        raise WrongUsageError(f"{source} is a ledger already", "Leave out --ledger, or give the tables first.")
+    return source, tables
 
 
 @network_options
@@ -209,16 +265,20 @@ def reconcile(
     secondary: OptionalSecondary = None,
     dead_after: AuditDeadAfter = None,
 ) -> None:
-    """Check on Spark that every message is accounted for.
+    """Check that every message is accounted for, in a ledger of any size.
 
     The sums are those of `twinbus ledger check`. With a window they count the messages accepted in it.
 
     The first line is the verdict: proven, proven with possible duplicates, not proven, or lost.
 
+    Results of the pipeline that are up to date are shown without starting Spark. The last line says as of when.
+
     Exit code: 0 if proven, also with possible duplicates; 3 if not proven; 1 if a message is lost or on an error.
 
     Examples:
       twinbus ledger reconcile ./tables --ledger ./ledger
+      twinbus ledger reconcile ./ledger
+      twinbus ledger reconcile ./tables --as-is
       twinbus ledger reconcile ./tables --since 2026-11-01 --until 2026-12-01 --json
       twinbus ledger reconcile ./tables --ledger ./ledger --audit
     """
@@ -226,8 +286,8 @@ def reconcile(
     options = options if silence is None else replace(options, silence=silence)
     audited = _audited(options, secondary, silence) if audit else None
     code = 0
-    for place, writers, rows in _results("reconcile", options):
-        code = _print_balance(place, writers, rows, options.json, audited)
+    for answer in _answers("reconcile", options, "--audit" if audit else None):
+        code = print_balance(answer, options.json, audited)
     if code:
         raise typer.Exit(code)
 
@@ -241,8 +301,8 @@ def cost(options: LedgerJobOptions) -> None:
       twinbus ledger cost ./tables --ledger ./ledger
       twinbus ledger cost ./tables --since 2026-11-01 --json
     """
-    for _, _, rows in _results("cost", options):
-        _print_rows(rows.orderBy("day", "stage", "namespace", "entity"), options.json)
+    for answer in _answers("cost", options):
+        print_rows("cost", answer, options.json)
 
 
 @job_verb
@@ -254,8 +314,8 @@ def incidents(options: LedgerJobOptions) -> None:
       twinbus ledger incidents ./tables --ledger ./ledger
       twinbus ledger incidents ./tables --ledger ./ledger --follow
     """
-    for _, _, rows in _results("incidents", options):
-        _print_rows(rows.orderBy("began", "destination"), options.json, instants=("began", "restored", "drained"))
+    for answer in _answers("incidents", options):
+        print_rows("incidents", answer, options.json)
 
 
 @job_verb
@@ -268,9 +328,8 @@ def latency(options: LedgerJobOptions) -> None:
       twinbus ledger latency ./tables --ledger ./ledger
       twinbus ledger latency ./tables --json
     """
-    for tables, _, rows in _results("latency", options):
-        _print_rows(rows.orderBy("day", "destination"), options.json)
-        _print_clocks(tables, rows, options)
+    for answer in _answers("latency", options):
+        print_rows("latency", answer, options.json)
 
 
 def _wants_json(json: bool, form: Format) -> bool:
@@ -294,7 +353,7 @@ def tables_and_writers(
     silence: timedelta = timedelta(minutes=15),
 ) -> tuple[Tables, WriterStates]:
     """Return the tables, as `ingested_tables` does, and what is known of the writers of the ledger."""
-    options = LedgerJobOptions(tables, ledger, None, None, False, master, False, 0.0, None, None, silence)
+    options = LedgerJobOptions(tables, ledger, None, None, False, master, False, 0.0, None, None, silence=silence)
     place, writers, query = _opened(options, ())
     for _ in _versions(place, query, options):
         pass
@@ -305,8 +364,6 @@ def _opened(
     options: LedgerJobOptions, jobs: Sequence[str], *, rebuild: bool = False
 ) -> tuple[Tables, WriterStates, StreamingQuery | None]:
     """Return the tables, the writers of the ledger, and the query that ingests it, or None if no ledger is given."""
-    if options.follow and options.ledger is None:
-        raise WrongUsageError("--follow needs a ledger", "Name its directory with --ledger.")
     if not rebuild:
         TableStorage(options.tables).refuse_old_format()
     tables = _tables(options)
@@ -323,6 +380,8 @@ def _opened(
 
 def _check_before_spark(options: LedgerJobOptions) -> None:
     """Raise an error for paths and options with which the job would fail after Spark has started."""
+    if options.follow and options.ledger is None:
+        raise WrongUsageError("--follow needs a ledger", "Name its directory with --ledger.")
     if options.since is not None and options.until is not None and options.since >= options.until:
         raise WrongUsageError("--since is not before --until: the window is empty", "Give an earlier --since.")
     refuse_missing_jars(options.jars)
@@ -371,31 +430,61 @@ def _versions(tables: Tables, query: StreamingQuery | None, options: LedgerJobOp
             yield version
 
 
-def _results(name: str, options: LedgerJobOptions) -> Iterator[tuple[Tables, WriterStates, DataFrame]]:
-    tables, writers, query = _opened(options, (name,))
-    from twinbus.pipeline import (  # noqa: PLC0415 - needs the extra `spark`
-        JOBS,
-        TimeWindow,
-        WriterStates,
-        current_result,
-        write_results,
-        write_to_database,
-    )
+def _answers(name: str, options: LedgerJobOptions, on_spark: str | None = None) -> Iterator[JobAnswer]:
+    """Yield the answer of a job: from result tables that are up to date, or from Spark. With --follow: one per batch.
 
-    job, window = JOBS[name], TimeWindow(in_utc(options.since), in_utc(options.until))
+    `on_spark` is a further option that makes Spark answer.
+    """
+    _check_before_spark(options)
+    since, until = in_utc(options.since), in_utc(options.until)
+    silence = options.silence if name == "reconcile" else None
+    wanted = Request(
+        options.tables, options.ledger, since, until, options.max_age, options.as_is, silence,
+        on_spark or options.on_spark,
+    )  # fmt: skip
+    found = find_results(name, wanted)
+    if found is not None:
+        yield answer_from_results(name, found.results, found.window, found)
+        return
+    tables, writers, query = _opened(options, (name,))
+    from twinbus.pipeline import TimeWindow, WriterStates  # noqa: PLC0415 - needs the extra `spark`
+
+    window = TimeWindow(since, until)
     for _ in _versions(tables, query, options):
-        with ExitStack() as stack:
-            with spinner(f"computing {name}"):
-                rows = current_result(tables, job, window, writers).persist()
-                stack.callback(rows.unpersist)
-                if window.is_unlimited:
-                    write_results(tables, writers, (name,))
-            if options.jdbc is not None:
-                write_to_database(job, rows, options.jdbc)
-            yield tables, writers, rows
+        yield _computed(name, tables, window, writers, options)
         if options.ledger is not None:
             # For the next result of --follow: all entries of these dead writers are ingested before that result.
             writers = WriterStates.in_ledger(options.ledger, options.silence)
+
+
+def _computed(
+    name: str, tables: Tables, window: TimeWindow, writers: WriterStates, options: LedgerJobOptions
+) -> JobAnswer:
+    """Compute a job on Spark. Write a result over all time to the result tables; any result to a database, if given."""
+    from twinbus.answers import HourWindow  # noqa: PLC0415 - slow
+    from twinbus.pipeline import JOBS, current_result, write_to_database  # noqa: PLC0415 - needs the extra `spark`
+
+    with spinner(f"computing {name}"):
+        if options.jdbc is not None:
+            write_to_database(JOBS[name], current_result(tables, JOBS[name], window, writers), options.jdbc)
+        if window.is_unlimited and (results := new_results(name, tables, writers)) is not None:
+            return answer_from_results(name, results, HourWindow(), None)
+        return answer_from_spark(name, tables, current_result(tables, JOBS[name], window, writers), window, writers)
+
+
+def new_results(name: str, tables: Tables, writers: WriterStates) -> Results | None:
+    """Compute results over all time on Spark, write them to the result tables, and return these.
+
+    Return None if another process writes the tables: then that process writes the results, too.
+    """
+    from twinbus.answers import Results  # noqa: PLC0415 - slow
+    from twinbus.pipeline import TablesBusyError, write_results  # noqa: PLC0415 - needs the extra `spark`
+
+    try:
+        write_results(tables, writers, (name,))
+    except TablesBusyError:
+        return None
+    return Results(tables.storage)
 
 
 def in_utc(instant: datetime | None) -> datetime | None:
@@ -434,77 +523,3 @@ def _audited(options: LedgerJobOptions, secondary: str | None, silence: timedelt
     if options.follow:
         raise WrongUsageError("--audit cannot be combined with --follow", "Leave out one of them.")
     return run_audit_on_spark(refuse_url(options.ledger), secondary, _tables(options), silence=silence)
-
-
-def _print_balance(
-    tables: Tables, writers: WriterStates, rows: DataFrame, json: bool, audited: AuditSummary | None = None
-) -> int:
-    """Print the balance, and what an audit saw. Return the exit code of the balance's verdict."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - its usual name
-
-    from twinbus.ledger import judge_ledger  # noqa: PLC0415
-    from twinbus.pipeline import why_incomplete  # noqa: PLC0415
-
-    names = (*SUMS, "in_flight")
-    found = rows.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names)).first()
-    assert found is not None, "an aggregate without keys has a row"
-    sums = found.asDict()
-    named = rows.where("id is not null").orderBy("destination", "id").collect()
-    listed = {name: [((row.destination, row.id), row[name]) for row in named if row[name]] for name in LISTED}
-    missing = why_incomplete(tables, writers)
-    if json:
-        more = {} if audited is None else {"audit": audit_json(audited)}
-        typer.echo(json_text.dumps({**report(sums, listed, missing), **more}))
-    else:
-        show(sums, listed, missing)
-        if audited is not None:
-            show_audit(audited)
-        if sums["in_flight"]:
-            typer.echo(f"\nin flight: {sums['in_flight']:,} of the unknown and unconfirmed may still get an outcome")
-    return judge_ledger(sums, missing).exit_code
-
-
-def _print_rows(rows: DataFrame, json: bool, instants: Sequence[str] = ()) -> None:
-    found = [_plain(row.asDict(), instants) for row in rows.collect()]
-    if json:
-        typer.echo(json_text.dumps(found))
-        return
-    columns = [_TITLES.get(name, name.replace("_", " ")) for name in rows.columns]
-    print_table(columns, [_cells(row, instants) for row in found], wrapped={"cause"}, optional={"unknown clock"})
-
-
-def _print_clocks(tables: Tables, rows: DataFrame, options: LedgerJobOptions) -> None:
-    """Print which writers' clocks differ from the broker's (L5): to stderr if stdout has JSON."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - its usual name
-
-    from twinbus.pipeline import TimeWindow, off_clocks  # noqa: PLC0415 - needs the extra `spark`
-    from twinbus.report import clock_text, unknown_clock_text  # noqa: PLC0415
-
-    found = rows.agg(F.coalesce(F.sum("unknown_clock"), F.lit(0))).first()
-    assert found is not None, "an aggregate without keys has a row"
-    if found[0]:
-        typer.echo(unknown_clock_text(found[0]), err=options.json)
-    for clock in off_clocks(tables, TimeWindow(in_utc(options.since), in_utc(options.until))):
-        typer.echo(printable(clock_text(clock)), err=options.json)
-
-
-def _plain(row: Mapping[str, Any], instants: Sequence[str]) -> dict[str, Any]:
-    def plain(name: str, value: Any) -> Any:
-        if name in instants and value is not None:
-            return datetime.fromtimestamp(value / 1000, UTC).isoformat(timespec="milliseconds")
-        return value.isoformat() if isinstance(value, date) else value
-
-    return {name: plain(name, value) for name, value in row.items()}
-
-
-def _cells(row: Mapping[str, Any], instants: Sequence[str]) -> list[Cell]:
-    """Return the cells of a row. Instants are in UTC, to the second; one on the day of the first has no date."""
-    days = [row[name][:10] for name in instants if row[name] is not None]
-
-    def cell(name: str, value: Any) -> Cell:
-        if name in instants and value is not None:
-            day, time = value[:10], value[11:19]
-            return time if name != instants[0] and day == days[0] else f"{day} {time}"
-        return None if name == "unknown_clock" and not value else value
-
-    return [cell(name, value) for name, value in row.items()]

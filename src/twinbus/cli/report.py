@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json as json_text
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,39 +12,38 @@ import typer
 from twinbus.cli.cost import PricesFile
 from twinbus.cli.engine import Master, holds_tables
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
-from twinbus.cli.ledger import DeadAfter, has_segments, show_judgement
-from twinbus.cli.ledger_spark import Since, Until, in_utc, tables_and_writers
-from twinbus.cli.local_paths import path_or_url
+from twinbus.cli.ledger import DeadAfter, show_judgement
+from twinbus.cli.ledger_spark import (
+    IngestFirst,
+    KeptTables,
+    LedgerOrTables,
+    Since,
+    Until,
+    in_utc,
+    kept_or_temporary,
+    ledger_and_tables,
+    new_results,
+    tables_and_writers,
+)
+from twinbus.cli.result_answers import AsIs, FoundResults, MaxAge, Request, find_results
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
 from twinbus.money import Prices, PricesError, Scenario
 from twinbus.storage_location import StorageLocation
 
 if TYPE_CHECKING:
-    from twinbus.pipeline import Tables, WriterStates
+    from twinbus.pipeline import ReportData
 
 
 def report(
-    ledger: Annotated[
-        StorageLocation,
-        typer.Argument(
-            parser=path_or_url,
-            help="Directory or URL of a ledger, or of the tables that it was ingested into.",
-            show_default=False,
-        ),
-    ],
+    source: LedgerOrTables,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
-    tables: Annotated[
-        StorageLocation | None,
-        typer.Option(
-            parser=path_or_url,
-            help="Directory or URL that keeps the tables, so that the next report reads only new entries. On a "
-            "cluster: a directory that all machines share.",
-            show_default="a temporary folder",
-        ),
-    ] = None,
+    tables: KeptTables = None,
+    ledger: IngestFirst = None,
     since: Since = None,
     until: Until = None,
+    max_age: MaxAge = 60.0,
+    as_is: AsIs = False,
     dead_after: DeadAfter = 900.0,
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Twinbus report",
     prices: PricesFile = None,
@@ -81,51 +77,62 @@ def report(
         except PricesError as error:
             raise WrongUsageError(error.text, error.hint) from error
         check_writable(output)
-        silence = timedelta(seconds=dead_after)
-        with _open_tables(ledger, tables, master, silence) as (place, writers), spinner("computing the report"):
-            from twinbus.pipeline import TimeWindow, collect_report_data  # noqa: PLC0415 - needs the extra `spark`
-            from twinbus.report import ReportInfo, judge_report, render_page  # noqa: PLC0415
+        given, folder = ledger_and_tables(source, ledger, tables)
+        _refuse_neither(source, given, folder)
+        with kept_or_temporary(folder) as place:
+            wanted = Request(
+                place, given, in_utc(since), in_utc(until), max_age, as_is, timedelta(seconds=dead_after),
+                "--master" if master else None,
+            )  # fmt: skip
+            data, as_of = _report_data(wanted, master, billed, scenario, is_kept=folder is not None)
+        from twinbus.report import ReportInfo, judge_report, render_page  # noqa: PLC0415 - other verbs start without
 
-            window = TimeWindow(in_utc(since), in_utc(until))
-            found = collect_report_data(place, billed, scenario, window, writers)
-            about = ReportInfo(
-                title,
-                ledger.absolute().name,
-                datetime.now(UTC),
-                billed,
-                scenario,
-                _window_text(since, until),
-            )
-            write_page(output, render_page(found, about))
-            judged = judge_report(found)
+        texts = (_window_text(since, until), "" if as_of is None else as_of.text())
+        asked = " · ".join(filter(None, texts))
+        about = ReportInfo(title, source.absolute().name, datetime.now(UTC), billed, scenario, asked)
+        write_page(output, render_page(data, about))
+        judged = judge_report(data)
         if json:
             told = {"page": str(output.absolute()), "verdict": judged.verdict, "sentence": judged.sentence}
-            typer.echo(json_text.dumps({**told, **found.sums}))
+            typer.echo(json_text.dumps({**told, **data.sums, **({} if as_of is None else as_of.as_json())}))
         else:
             show_judgement(judged)
             typer.echo(f"report: {output}")
+            if as_of is not None:
+                as_of.show(json=False)
 
 
-@contextmanager
-def _open_tables(
-    ledger: StorageLocation, tables: StorageLocation | None, master: str | None, silence: timedelta
-) -> Iterator[tuple[Tables, WriterStates]]:
-    """Yield the given tables, or tables made from the given ledger: in `tables`, or in a temporary folder.
-
-    Also yields what is known of the writers of the ledger.
-    """
-    if holds_tables(ledger):
-        if tables is not None:
-            raise OperatorError(f"{ledger} contains tables already", "Leave out --tables, or give the ledger.")
-        yield tables_and_writers(ledger, None, master, silence)
-        return
-    if not has_segments(ledger):
+def _refuse_neither(source: StorageLocation, ledger: StorageLocation | None, tables: StorageLocation | None) -> None:
+    """Raise OperatorError if the user gave neither a ledger nor tables."""
+    if ledger is None and (tables is None or not holds_tables(tables)):
         raise OperatorError(
-            f"{ledger} contains neither a ledger nor tables",
+            f"{source} contains neither a ledger nor tables",
             "Give the directory that the option `ledger` names, or the tables of `twinbus ledger ingest`.",
         )
-    with TemporaryDirectory(prefix="twinbus-report-") if tables is None else nullcontext(tables) as folder:
-        yield tables_and_writers(StorageLocation.parse(folder), ledger, master, silence)
+
+
+def _report_data(
+    wanted: Request, master: str | None, prices: Prices, scenario: Scenario, *, is_kept: bool
+) -> tuple[ReportData, FoundResults | None]:
+    """Return the data from result tables that are up to date, and these; or from Spark, and None.
+
+    If a ledger is given and its tables are kept, what Spark finds over all time is written to the result tables.
+    """
+    from twinbus.answers import HourWindow, report_data  # noqa: PLC0415 - slow, and needs the extra `tables`
+
+    found = find_results("report", wanted)
+    if found is not None:
+        return report_data(found.results, prices, scenario, found.window), found
+    assert wanted.silence is not None, "the verdict depends on which writers are dead"
+    place, writers = tables_and_writers(wanted.tables, wanted.ledger, master, wanted.silence)
+    with spinner("computing the report"):
+        from twinbus.pipeline import TimeWindow, collect_report_data  # noqa: PLC0415 - needs the extra `spark`
+
+        window = TimeWindow(wanted.since, wanted.until)
+        is_written = is_kept and wanted.ledger is not None and window.is_unlimited
+        if is_written and (results := new_results("report", place, writers)) is not None:
+            return report_data(results, prices, scenario, HourWindow()), None
+        return collect_report_data(place, prices, scenario, window, writers), None
 
 
 def _window_text(since: datetime | None, until: datetime | None) -> str:

@@ -13,6 +13,7 @@ from twinbus.extras import missing_extra
 if TYPE_CHECKING:
     from twinbus.pipeline.actual_cost import ActualCost
     from twinbus.pipeline.audit import SparkAudit
+    from twinbus.pipeline.cost_facts import compute_actual_cost
     from twinbus.pipeline.ingest import ingest_ledger
     from twinbus.pipeline.ingested_segments import SEGMENTS
     from twinbus.pipeline.jobs import (
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from twinbus.pipeline.snapshots import TablesVersion
     from twinbus.pipeline.submitted import separate_stderr
     from twinbus.pipeline.table_storage import TableStorage
-    from twinbus.pipeline.tables import OPERATIONS, PROBLEMS, SCHEMAS, Tables
+    from twinbus.pipeline.tables import OPERATIONS, PROBLEMS, SCHEMAS, Tables, TablesBusyError
     from twinbus.pipeline.time_window import TimeWindow
     from twinbus.pipeline.writer_states import WriterStates
 
@@ -63,6 +64,7 @@ __all__ = [
     "SparkAudit",
     "TableStorage",
     "Tables",
+    "TablesBusyError",
     "TablesVersion",
     "TimeWindow",
     "Timeline",
@@ -70,6 +72,7 @@ __all__ = [
     "WriterClock",
     "WriterStates",
     "collect_report_data",
+    "compute_actual_cost",
     "current_result",
     "follow_jobs",
     "ingest_ledger",
@@ -85,6 +88,7 @@ __all__ = [
 _MODULES = {
     "actual_cost": ("ActualCost",),
     "audit": ("SparkAudit",),
+    "cost_facts": ("compute_actual_cost",),
     "ingest": ("ingest_ledger",),
     "ingested_segments": ("SEGMENTS",),
     "jobs": (
@@ -99,7 +103,7 @@ _MODULES = {
     "snapshots": ("TablesVersion",),
     "submitted": ("separate_stderr",),
     "table_storage": ("TableStorage",),
-    "tables": ("OPERATIONS", "PROBLEMS", "SCHEMAS", "Tables"),
+    "tables": ("OPERATIONS", "PROBLEMS", "SCHEMAS", "Tables", "TablesBusyError"),
     "time_window": ("TimeWindow",),
     "writer_states": ("WriterStates",),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """The actual cost of the operations in a ledger (L4, M4): its bill, and the facts for a forecast and a comparison.
 
-`cost_facts` counts in the tables. This module gives the counts to `twinbus.money`, which computes the costs.
+`bill_facts` has the counts. This module gives them to `twinbus.money`, which computes the costs. Needs no Spark:
+`cost_facts.compute_actual_cost` makes an ActualCost on Spark, and `twinbus.answers` from the result tables.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
-
-from pyspark.sql import Row
 
 from twinbus.ledger import Stage
 from twinbus.money import (
@@ -29,12 +28,7 @@ from twinbus.money import (
     actual_bill,
     cost_result,
 )
-from twinbus.pipeline import cost_facts
-from twinbus.pipeline.cost_facts import SUBSCRIPTIONS, metered_stage, sum_of
-from twinbus.pipeline.jobs import JOBS, UNKNOWN_STATES, current_result, read_history, why_incomplete
-from twinbus.pipeline.tables import Tables
-from twinbus.pipeline.time_window import TimeWindow
-from twinbus.pipeline.writer_states import WriterStates
+from twinbus.pipeline.bill_facts import SUBSCRIPTIONS, BillFacts, FactRow, metered_stage, sum_of
 
 _RECEIVERS: Final = ("receive", "receive_deferred")
 _SETTLES: Final = frozenset({"abandon", "defer", "release", "dead_letter"})
@@ -43,43 +37,27 @@ _MANY_REASONS: Final = 3
 
 
 class ActualCost:
-    """The actual cost of a ledger: of all its days, or of each whole day (UTC) that overlaps a time window.
+    """The actual cost of the days of some facts.
 
-    Making one runs all queries. `writers` are the writers of the ledger that are known to be dead or alive. `long_poll`
-    replaces the length that the syphons recorded.
+    `incidents` are those of the same days. `incomplete` has the reasons why the ledger does not have everything.
+    `long_poll` replaces the length that the syphons recorded.
     """
 
     def __init__(
         self,
-        tables: Tables,
-        window: TimeWindow | None = None,
-        writers: WriterStates = UNKNOWN_STATES,
+        facts: BillFacts,
+        incidents: Sequence[FactRow],
+        incomplete: Sequence[str],
         *,
         long_poll: timedelta | None = None,
     ) -> None:
-        window = window or TimeWindow()
-        version = tables.version()
-        operations, entries = read_history(tables, version, window.days())
-        # Programs that started before the window recorded their roles and options then.
-        _, earlier = read_history(tables, version, TimeWindow(until=window.until).days())
-        with tables.parallel_queries() as pool:
-            options = pool.submit(cost_facts.stated_options, earlier)
-            stages = pool.submit(cost_facts.by_stage, operations, earlier)
-            runs = pool.submit(cost_facts.syphon_runs, operations)
-            copies = pool.submit(cost_facts.copies, operations, entries)
-            destinations = pool.submit(cost_facts.by_destination, operations)
-            receivers = pool.submit(cost_facts.receivers, operations)
-            meters = pool.submit(cost_facts.meters, entries)
-            incidents = pool.submit(_incidents, tables, window)
-            incomplete = pool.submit(why_incomplete, tables, writers)
-            self._options = options.result()
-            poll = long_poll or self._recorded_options()["long_poll"]
-            overview = pool.submit(cost_facts.overview, operations, poll.total_seconds())
-            self._stages, self._runs, self._incidents = stages.result(), runs.result(), incidents.result()
-            self._copies, self._dead_lettered = copies.result()
-            self._destinations, self._receivers = destinations.result(), receivers.result()
-            self._meters, self._incomplete = meters.result(), incomplete.result()
-            self._overview = overview.result()
+        self._options = facts.options()
+        poll = long_poll or self._recorded_options()["long_poll"]
+        self._stages, self._runs, self._incidents = facts.stages(), facts.syphon_runs(), incidents
+        self._copies, self._dead_lettered = facts.copies()
+        self._destinations, self._receivers = facts.destinations(), facts.receivers()
+        self._meters, self._incomplete = facts.meters(), incomplete
+        self._overview = facts.overview(poll.total_seconds())
         self._months = _by_month(self._stages, self._meters)
         received = {path: count for path, count in self._received().items() if SUBSCRIPTIONS in path}
         self._topics = Counter(path.partition(SUBSCRIPTIONS)[0] for path in received)
@@ -186,7 +164,7 @@ class ActualCost:
                 metered[row.entity] += row["count"]
         return metered | Counter(self._receivers)
 
-    def _subscriptions(self, row: Row) -> int:
+    def _subscriptions(self, row: FactRow) -> int:
         """Returns how many queues or subscriptions get a message that is sent to the destination of `row`.
 
         The rules of a subscription are not in the ledger. So the number of subscriptions that get a message follows
@@ -310,7 +288,7 @@ class ActualCost:
         Messages that were diverted outside of every failover are an outage of their own, without failovers.
         """
         newest = self._overview.ended or 0
-        groups: list[list[Row]] = []
+        groups: list[list[FactRow]] = []
         until = 0
         for row in sorted((row for row in self._incidents if row.began is not None), key=lambda row: row.began):
             if groups and row.began <= until:
@@ -330,12 +308,7 @@ def _drains(options: Mapping[str, str]) -> bool:
     return options.get("drain", "").lower() == "true"
 
 
-def _incidents(tables: Tables, window: TimeWindow) -> list[Row]:
-    rows = current_result(tables, JOBS["incidents"], window.whole_days())
-    return rows.select("began", "restored", "drained", "processes", "diverted").collect()
-
-
-def _outage(incidents: Sequence[Row], newest: int) -> ObservedOutage:
+def _outage(incidents: Sequence[FactRow], newest: int) -> ObservedOutage:
     began, ended = min(row.began for row in incidents), max(row.restored or newest for row in incidents)
     drained = max((row.drained or ended for row in incidents), default=ended)
     return ObservedOutage(
@@ -353,7 +326,7 @@ def _outage(incidents: Sequence[Row], newest: int) -> ObservedOutage:
     )
 
 
-def _by_month(stages: Sequence[Row], meters: Sequence[Row]) -> dict[str, list[StageSpending]]:
+def _by_month(stages: Sequence[FactRow], meters: Sequence[FactRow]) -> dict[str, list[StageSpending]]:
     """Returns the use of each stage by month, without requests that were not sent.
 
     The meter of a namespace counts the operations of all receivers, the ledger only those of a pair. So for the stages

@@ -25,7 +25,7 @@ from twinbus.errors import OperatorError
 from twinbus.ledger import Intent, Operation, Outcome
 from twinbus.object_store import read_text
 from twinbus.pipeline.checkpoints import checkpoints_of, refuse_no_file_system
-from twinbus.pipeline.ingested_segments import LedgerLook, batch_look
+from twinbus.pipeline.ingested_segments import IngestedLedger, ingested_by_batch
 from twinbus.pipeline.line_parsing import ENTRY_COLUMNS
 from twinbus.pipeline.message_steps import add_steps
 from twinbus.pipeline.segment_source import LedgerDataSource
@@ -167,8 +167,8 @@ def _ingest_batch(
         # A stream that starts from the beginning again has a new id, so its batches are not taken for earlier ones.
         transaction = AppTransaction(f"ingest-{_stream_id(checkpoint)}", batch)
         if not tables.snapshots.is_committed(transaction):
-            look = batch_look(str(ledger), checkpoint, batch)
-            commit_batch(tables, lines, ledger, transaction, extend, look, committed)
+            ingested = ingested_by_batch(str(ledger), checkpoint, batch, is_first=not tables.has_segments())
+            commit_batch(tables, lines, ledger, transaction, extend, ingested, committed)
 
 
 def _stream_id(checkpoint: StorageLocation) -> str:
@@ -182,17 +182,17 @@ def commit_batch(
     ledger: StorageLocation,
     transaction: AppTransaction,
     extend: Extend | None = None,
-    look: LedgerLook | None = None,
+    ingested: IngestedLedger | None = None,
     committed: Committed | None = None,
 ) -> TablesVersion:
     """Ingests one batch of parsed lines with one snapshot. Returns the snapshot. The tables must be locked.
 
-    `look` is the part of the ledger that the batch has.
+    `ingested` is the part of the ledger that the batch has.
     """
     with _cached(lines) as rows:
         batch = _measure(rows)
         change = tables.change()
-        change.look = look
+        change.ingested = ingested
         tables.set_partitions(change.before, PENDING, rows=batch.count)
         _write_batch(change, batch, ledger)
         if extend is not None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError
 
+from twinbus.ledger import Segment
 from twinbus.object_store import read_text
 from twinbus.pipeline.table_log import TABLE_CONFIGURATION, TableLog
 from twinbus.pipeline.table_storage import TableStorage
@@ -26,12 +28,13 @@ LOOKED_AT: Final = "looked_at"
 _SCHEMA: Final = pa.schema(
     [("ledger", pa.string()), ("segment", pa.string()), ("bytes", pa.int64()), (LOOKED_AT, pa.int64())]
 )
+_CHUNK: Final = 1 << 16
 # Each batch adds a file. This number of files is replaced by one file.
 _MOST_FILES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerLook:
+class IngestedLedger:
     """What was ingested of one ledger."""
 
     ledger: str
@@ -49,11 +52,14 @@ class IngestedSegments:
         self.storage = storage
         self._log = TableLog(storage, SEGMENTS)
 
-    def looks(self, version: int | None = None) -> list[LedgerLook]:
-        """Returns what was ingested of each ledger, at a version of the table (default: the latest)."""
+    def looks(self, version: int | None = None) -> list[IngestedLedger]:
+        """Returns what was ingested of each ledger, at a version of the table (default: the latest).
+
+        Returns nothing if there is no such version any more.
+        """
         try:
             rows = self._log.query("select * from rows", version).to_pylist()
-        except TableNotFoundError:
+        except DeltaError:
             return []
         times: dict[str, int] = {}
         segments: dict[str, dict[str, int]] = {}
@@ -61,7 +67,7 @@ class IngestedSegments:
             ledger, known = row["ledger"], segments.setdefault(row["ledger"], {})
             times[ledger] = max(times.get(ledger, 0), row[LOOKED_AT])
             known[row["segment"]] = max(known.get(row["segment"], 0), row["bytes"])
-        return [LedgerLook(ledger, times[ledger], found) for ledger, found in sorted(segments.items())]
+        return [IngestedLedger(ledger, times[ledger], found) for ledger, found in sorted(segments.items())]
 
     def create(self) -> int:
         """Makes an empty table if there is none. Returns the latest version."""
@@ -78,15 +84,15 @@ class IngestedSegments:
             return 0
         return version
 
-    def add(self, look: LedgerLook | None) -> int:
+    def add(self, ingested: IngestedLedger | None) -> int:
         """Adds what a batch ingested. Returns the new version."""
         version = self.create()
-        if look is None or not look.segments:
+        if ingested is None or not ingested.segments:
             return version
         is_rewritten = len(self._log.files()) >= _MOST_FILES
         write_deltalake(
             self.storage.uri(SEGMENTS),
-            _rows([*self.looks(), look] if is_rewritten else [look]),
+            _rows([*self.looks(), ingested] if is_rewritten else [ingested]),
             mode="overwrite" if is_rewritten else "append",
             storage_options=self.storage.options,
         )
@@ -95,20 +101,44 @@ class IngestedSegments:
         return self._log.open().version()
 
 
-def _rows(looks: Iterable[LedgerLook]) -> pa.Table:
+def _rows(ledgers: Iterable[IngestedLedger]) -> pa.Table:
     rows = [
         {"ledger": one.ledger, "segment": segment, "bytes": size, LOOKED_AT: one.looked_at}
-        for one in looks
+        for one in ledgers
         for segment, size in one.segments.items()
     ]
     return pa.Table.from_pylist(rows, _SCHEMA)
 
 
-def batch_look(ledger: str, checkpoint: StorageLocation, batch: int) -> LedgerLook:
-    """Returns what a batch of a stream ingests of a ledger, from the offsets that Spark keeps in the checkpoint."""
-    end, start = _offset(checkpoint, batch), _offset(checkpoint, batch - 1)
+def has_unread_lines(segment: Segment, ingested: Mapping[str, int]) -> bool:
+    """Returns whether a segment has whole lines after the bytes that were ingested of it."""
+    read = ingested.get(segment.sealed_path.name, 0)
+    try:
+        return segment.path.stat().st_size > read and _has_line(segment.path, read)
+    except FileNotFoundError:
+        # Sealed since the listing, or removed for the disk budget.
+        return segment.sealed_path.exists() and _has_line(segment.sealed_path, read)
+
+
+def _has_line(path: Path, start: int) -> bool:
+    with path.open("rb") as file:
+        file.seek(start)
+        while data := file.read(_CHUNK):
+            if b"\n" in data:
+                return True
+    return False
+
+
+def ingested_by_batch(
+    ledger: str, checkpoint: StorageLocation, batch: int, *, is_first: bool = False
+) -> IngestedLedger:
+    """Returns what a batch of a stream ingests of a ledger, from the offsets that Spark keeps in the checkpoint.
+
+    With `is_first`, also what earlier batches have ingested: the tables do not know it yet.
+    """
+    end, start = _offset(checkpoint, batch), {} if is_first else _offset(checkpoint, batch - 1)
     looked_at = end.pop(LOOKED_AT, 0)
-    return LedgerLook(ledger, looked_at, {name: size for name, size in end.items() if size != start.get(name)})
+    return IngestedLedger(ledger, looked_at, {name: size for name, size in end.items() if size != start.get(name)})
 
 
 def _offset(checkpoint: StorageLocation, batch: int) -> dict[str, int]:

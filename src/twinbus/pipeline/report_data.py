@@ -26,6 +26,15 @@ LATENCY_EDGES: Final = (
 )
 """Upper edges of the latency histogram in seconds."""
 
+MOST_INCIDENTS: Final = 200
+MOST_ENTITIES: Final = 25
+MOST_IDS: Final = 100
+MOST_REASONS: Final = 25
+MOST_DAYS: Final = 50
+"""How many rows of each kind a page shows."""
+WORST: Final = ("lost", "unknown", "duplicated", "dead_lettered", "in_backlog", "accepted")
+"""The entities with most of these come first."""
+
 RowValues = Mapping[str, Any]
 """One row of a result, by column name."""
 

@@ -7,7 +7,6 @@ all rows.
 from __future__ import annotations
 
 from functools import reduce
-from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import Window as Over
@@ -15,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.money import Prices, Scenario
 from twinbus.pipeline import clocks, latency
-from twinbus.pipeline.actual_cost import ActualCost
+from twinbus.pipeline.cost_facts import compute_actual_cost
 from twinbus.pipeline.jobs import (
     JOBS,
     UNKNOWN_STATES,
@@ -26,20 +25,24 @@ from twinbus.pipeline.jobs import (
     why_incomplete,
 )
 from twinbus.pipeline.reconcile import JUDGED, LISTED
-from twinbus.pipeline.report_data import ReportData, RowValues, Timeline, TopRows, WriterClock
+from twinbus.pipeline.report_data import (
+    MOST_DAYS,
+    MOST_ENTITIES,
+    MOST_IDS,
+    MOST_INCIDENTS,
+    MOST_REASONS,
+    WORST,
+    ReportData,
+    RowValues,
+    Timeline,
+    TopRows,
+    WriterClock,
+)
 from twinbus.pipeline.snapshots import TablesVersion
 from twinbus.pipeline.tables import ENTRIES, Tables
 from twinbus.pipeline.time_window import TimeWindow
 from twinbus.pipeline.timeline import build_timeline
 from twinbus.pipeline.writer_states import WriterStates
-
-INCIDENTS: Final = 200
-ENTITIES: Final = 25
-IDS: Final = 100
-REASONS: Final = 25
-DAYS: Final = 50
-
-_WORST: Final = ("lost", "unknown", "duplicated", "dead_lettered", "in_backlog", "accepted")
 
 
 def collect_report_data(
@@ -55,15 +58,15 @@ def collect_report_data(
     """
     window, version = window or TimeWindow(), tables.version()
     open_first = F.desc(F.col("began").isNotNull() & F.col("restored").isNull())
-    cost = ActualCost(tables, window, writers)
+    cost = compute_actual_cost(tables, window, writers)
     with tables.parallel_queries() as pool:
         balance = pool.submit(_balance, tables, window, writers)
         over_time = pool.submit(_over_time, tables, version, window)
         incidents = pool.submit(
-            _job_rows, tables, "incidents", window, INCIDENTS, open_first, F.desc("diverted"), F.col("began")
+            _job_rows, tables, "incidents", window, MOST_INCIDENTS, open_first, F.desc("diverted"), F.col("began")
         )
         spread = pool.submit(_spread, tables, version, window)
-        days = pool.submit(_job_rows, tables, "latency", window, DAYS, F.desc("diverted"), F.col("day"))
+        days = pool.submit(_job_rows, tables, "latency", window, MOST_DAYS, F.desc("diverted"), F.col("day"))
         reasons = pool.submit(_reasons, tables, writers)
         sums, listed, entities = balance.result()
         timeline, off = over_time.result()
@@ -87,7 +90,7 @@ def _job_rows(tables: Tables, job: str, window: TimeWindow, most: int, *order: C
 
 def _reasons(tables: Tables, writers: WriterStates) -> TopRows:
     reasons = sorted(why_incomplete(tables, writers))
-    return TopRows([{"reason": reason} for reason in reasons[:REASONS]], len(reasons))
+    return TopRows([{"reason": reason} for reason in reasons[:MOST_REASONS]], len(reasons))
 
 
 def _spread(tables: Tables, version: TablesVersion, window: TimeWindow) -> RowValues:
@@ -99,15 +102,25 @@ def _spread(tables: Tables, version: TablesVersion, window: TimeWindow) -> RowVa
 
 def _over_time(tables: Tables, version: TablesVersion, window: TimeWindow) -> tuple[Timeline | None, list[WriterClock]]:
     """Returns the timeline, by the broker's clock, and the writers whose clocks differ from it (L5)."""
-    # Reads from the beginning of the ledger, because the depth of the backlog at the window's start depends on all of
-    # it.
+    operations, entries, found = history_by_broker(tables, version, window)
+    return build_timeline(operations, entries, window), found
+
+
+def history_by_broker(
+    tables: Tables, version: TablesVersion, window: TimeWindow
+) -> tuple[DataFrame, DataFrame, list[WriterClock]]:
+    """Returns operations and entries with times by the broker's clock, and the writers whose clocks differ from it.
+
+    They begin at the beginning of the ledger, because the depth of the backlog at the window's start depends on all of
+    it.
+    """
     operations, entries = read_history(tables, version, TimeWindow(until=window.until).days())
     found = clocks.named(clocks.off_clocks(latency.tally(operations, entries)), entries)
     if found:
         off = clocks.as_rows(tables.spark, found)
         operations = clocks.corrected(operations, off, "at", "ended", writer=clocks.writer_of())
         entries = clocks.corrected(entries, off, "at", writer=clocks.writer_of())
-    return build_timeline(operations, entries, window), found
+    return operations, entries, found
 
 
 def off_clocks(
@@ -127,7 +140,8 @@ def _top_rows(rows: DataFrame, most: int, *order: Column) -> TopRows:
     everything = Over.partitionBy(F.lit(0))
     counted = rows.withColumn("total", F.count(F.lit(1)).over(everything))
     kept = [row.asDict() for row in counted.orderBy(*order, "destination").limit(most).collect()]
-    return TopRows(kept, kept[0]["total"] if kept else 0)
+    totals = [row.pop("total") for row in kept]
+    return TopRows(kept, totals[0] if totals else 0)
 
 
 def _balance(
@@ -136,7 +150,7 @@ def _balance(
     rows = current_result(tables, JOBS["reconcile"], window, writers).persist()
     try:
         by_entity = rows.groupBy("destination").agg(*(F.sum(name).alias(name) for name in JUDGED))
-        return *_judged(rows), _top_rows(by_entity, ENTITIES, *map(F.desc, _WORST))
+        return *_judged(rows), _top_rows(by_entity, MOST_ENTITIES, *map(F.desc, WORST))
     finally:
         rows.unpersist()
 
@@ -151,7 +165,7 @@ def _judged(rows: DataFrame) -> tuple[dict[str, int], dict[str, TopRows]]:
     wanted = [
         rows.where(named[name])
         .orderBy("destination", "id")
-        .limit(IDS)
+        .limit(MOST_IDS)
         .select(F.lit(name).alias("word"), "destination", "id", F.col(name).alias("count"))
         for name in LISTED
         if total[name]

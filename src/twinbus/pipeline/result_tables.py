@@ -12,6 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
+from twinbus.pipeline.bill_facts import FACTS
 from twinbus.pipeline.snapshots import TablesVersion
 from twinbus.pipeline.table_log import TableLog
 from twinbus.pipeline.table_storage import TableStorage
@@ -19,14 +20,17 @@ from twinbus.pipeline.table_storage import TableStorage
 RESULTS_FOLDER: Final = "results"
 RESULTS: Final = f"{RESULTS_FOLDER}/"
 """Prefix of the tables that hold what a job found last."""
-INCOMPLETE, CLOCKS, AS_OF = "incomplete", "clocks", "as_of"
+INCOMPLETE, CLOCKS, TIMELINE, AS_OF = "incomplete", "clocks", "timeline", "as_of"
+_BILL: Final = (*FACTS, "incidents", INCOMPLETE)
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "reconcile": ("reconcile", INCOMPLETE),
     "cost": ("cost",),
     "incidents": ("incidents",),
     "latency": ("latency", CLOCKS),
+    "bill": _BILL,
+    "report": (*_BILL, "reconcile", "latency", CLOCKS, TIMELINE),
 }
-"""The tables, below `results`, that each result needs."""
+"""The tables, below `results`, that each answer needs: of verbs, of the bill of `cost actual`, and of the report."""
 SMALL_SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     INCOMPLETE: pa.schema([("reason", pa.string())]),
     CLOCKS: pa.schema([("writer", pa.string()), ("least", pa.float64()), ("most", pa.float64())]),
@@ -61,7 +65,7 @@ class AsOf:
     silence: float
     """A writer that no lock shows counts as dead after these seconds without an entry."""
     dead: tuple[str, ...] = ()
-    """Names of the writers that were dead, by their locks and their last lines."""
+    """Names of the writers that the result takes for dead."""
     undecided: tuple[str, ...] = ()
     """Names of the writers of which only the time since their last entry shows whether they are dead."""
 
@@ -94,6 +98,13 @@ def read_result(
         found = TableLog(storage, RESULTS + name).query(sql, number)
     except DeltaError:  # somebody removed the table, or this version of it
         return None
-    # A query gives texts as views, which Arrow cannot sort or group.
-    kinds = [pa.string() if field.type == pa.string_view() else field.type for field in found.schema]
-    return found.cast(pa.schema([pa.field(name, kind) for name, kind in zip(found.column_names, kinds, strict=True)]))
+    return found.cast(pa.schema([field.with_type(_without_views(field.type)) for field in found.schema]))
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    """Returns the type with plain texts: a query gives texts as views, which Arrow can neither sort nor filter."""
+    if kind == pa.string_view():
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+    return kind

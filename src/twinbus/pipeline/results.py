@@ -19,10 +19,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import write_deltalake
+from pyspark.sql import DataFrame
 
+from twinbus.pipeline import timeline
+from twinbus.pipeline.bill_facts import FACTS
+from twinbus.pipeline.cost_facts import fact_rows
 from twinbus.pipeline.ingested_segments import SEGMENTS
 from twinbus.pipeline.jobs import JOBS, UNKNOWN_STATES, stored_rows, why_incomplete
-from twinbus.pipeline.report_queries import off_clocks
+from twinbus.pipeline.report_queries import history_by_broker, off_clocks
 from twinbus.pipeline.result_tables import (
     AS_OF,
     CLOCKS,
@@ -30,15 +34,19 @@ from twinbus.pipeline.result_tables import (
     PARTS,
     RESULTS,
     SMALL_SCHEMAS,
+    TIMELINE,
     AsOf,
     read_as_of,
 )
 from twinbus.pipeline.snapshots import TablesVersion
 from twinbus.pipeline.table_log import TABLE_CONFIGURATION, DataFile
 from twinbus.pipeline.tables import Tables, TablesChange
-from twinbus.pipeline.writer_states import WriterStates, undecided_writers
+from twinbus.pipeline.time_window import TimeWindow
+from twinbus.pipeline.writer_states import WriterStates, dead_in_tables, undecided_writers
 
 RESULT_NAMES: Final = tuple(PARTS)
+_SCHEMAS: Final = {**{name: job.stored for name, job in JOBS.items()}, TIMELINE: timeline.STORED}
+"""Schemas of the tables that Spark writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,7 @@ def compute_results(
     files: dict[str, list[DataFile]] = {}
     small: dict[str, pa.Table] = {}
     undecided = pool.submit(undecided_writers, tables, version, writers)
+    dead = pool.submit(dead_in_tables, tables, version, writers)
     found = {name: pool.submit(_MAKERS[name], tables, version, writers) for name in wanted}
     for name, future in found.items():
         made = future.result()
@@ -97,7 +106,7 @@ def compute_results(
         computed_at=now,
         newest=version.newest,
         silence=writers.silence.total_seconds(),
-        dead=tuple(sorted(writers.dead)),
+        dead=tuple(sorted(dead.result())),
         undecided=tuple(sorted(undecided.result())),
     )
     return ComputedResults(as_of, files, small)
@@ -114,7 +123,7 @@ def add_results(change: TablesChange, computed: ComputedResults) -> bool:
     for name in mine:
         table = RESULTS + name
         if name in files:
-            change.schemas[table] = JOBS[name].stored
+            change.schemas[table] = _SCHEMAS[name]
             change.removed[table] = tables.latest_files(table)
             change.added[table] = files[name]
         else:
@@ -150,14 +159,26 @@ def _overwrite(tables: Tables, table: str, rows: pa.Table, versions: Mapping[str
 
 def _of_job(name: str, tables: Tables, version: TablesVersion, writers: WriterStates) -> list[DataFile]:
     """Writes the rows of a job to new files of its table, and returns the files."""
+    return _written(name, tables, version, stored_rows(tables, version, JOBS[name], writers))
+
+
+def _timeline(tables: Tables, version: TablesVersion, writers: WriterStates) -> list[DataFile]:
+    operations, entries, _ = history_by_broker(tables, version, TimeWindow())
+    return _written(TIMELINE, tables, version, timeline.stored(operations, entries))
+
+
+def _written(name: str, tables: Tables, version: TablesVersion, rows: DataFrame) -> list[DataFile]:
     table = RESULTS + name
     if table not in version.tables and tables.log(table).version() is not None:
         tables.storage.remove(table)  # an earlier version wrote it, with other columns
-    rows = stored_rows(tables, version, JOBS[name], writers)
     return tables.write(table, rows.coalesce(1) if name in _FEW else rows)
 
 
 _FEW: Final = frozenset({"incidents"})
+
+
+def _facts(name: str, tables: Tables, version: TablesVersion, writers: WriterStates) -> pa.Table:
+    return fact_rows(name, tables, version, TimeWindow())
 
 
 def _incomplete(tables: Tables, version: TablesVersion, writers: WriterStates) -> pa.Table:
@@ -176,6 +197,8 @@ def _table(name: str, rows: Sequence[dict[str, Any]]) -> pa.Table:
 
 _MAKERS: Final[dict[str, Callable[[Tables, TablesVersion, WriterStates], list[DataFile] | pa.Table]]] = {
     **{name: partial(_of_job, name) for name in JOBS},
+    **{name: partial(_facts, name) for name in FACTS},
+    TIMELINE: _timeline,
     INCOMPLETE: _incomplete,
     CLOCKS: _clocks,
 }

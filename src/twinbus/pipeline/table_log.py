@@ -103,7 +103,9 @@ class TableLog:
         The methods of DeltaTable that return Arrow data are not used: for them, threads of Arrow call Python. If such a
         thread still closes a file while the process ends, the process is aborted.
         """
-        return pa.table(QueryBuilder().register("rows", self.open(version)).execute(sql).read_all())
+        found = QueryBuilder().register("rows", self.open(version)).execute(sql)
+        # Not `pa.table`: it loads pandas, if that is installed.
+        return pa.RecordBatchReader.from_stream(found).read_all()
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 
 from twinbus.errors import OperatorError
 from twinbus.pipeline.checkpoints import CHECKPOINTS_FOLDER, remove_checkpoints
-from twinbus.pipeline.ingested_segments import SEGMENTS, IngestedSegments, LedgerLook
+from twinbus.pipeline.ingested_segments import SEGMENTS, IngestedLedger, IngestedSegments
 from twinbus.pipeline.result_tables import RESULTS, RESULTS_FOLDER
 from twinbus.pipeline.snapshots import Snapshots, TablesVersion
 from twinbus.pipeline.stored_files import read_files, write_files
@@ -74,6 +74,10 @@ _LOCK_SECONDS: Final = 3.0
 _LOCK_PAUSE: Final = 0.05
 
 
+class TablesBusyError(OperatorError):
+    """Another process has the lock of the tables."""
+
+
 class TablesChange:
     """The files that one commit adds and removes. Make it with `Tables.change`."""
 
@@ -86,7 +90,7 @@ class TablesChange:
         """The new files of each table. A table of tallies is in the next snapshot only if it is named here."""
         self.removed: dict[str, Sequence[DataFile]] = {}
         self.schemas: dict[str, str] = dict(SCHEMAS)
-        self.look: LedgerLook | None = None
+        self.ingested: IngestedLedger | None = None
         """What a batch has of its ledger."""
         self.commits: dict[str, Callable[[Mapping[str, int]], int]] = {}
         """For further tables: a function that commits the change of the table, and returns its new version.
@@ -179,6 +183,10 @@ class Tables:
     def version(self) -> TablesVersion:
         """Returns the last snapshot. Raises OperatorError if the tables have the format of an earlier version."""
         return self.snapshots.last()
+
+    def has_segments(self) -> bool:
+        """Returns whether the tables know what was ingested of a ledger. Those of an earlier version do not."""
+        return bool(self.version().tables.get(SEGMENTS))
 
     def files(self, table: str, version: TablesVersion, days: tuple[int, int] | None = None) -> tuple[DataFile, ...]:
         """Returns the files that a table has in a snapshot; with `days`, only those of the first to the last day.
@@ -284,7 +292,7 @@ class Tables:
     def locked(self) -> Iterator[None]:
         """Locks the tables for changes by this process, and undoes what a process left that died between two commits.
 
-        Waits a few seconds for another process that has the lock; then raises OperatorError.
+        Waits a few seconds for another process that has the lock; then raises TablesBusyError.
         """
         with self._lock():
             self.storage.discard_staged()
@@ -306,7 +314,7 @@ class Tables:
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        raise OperatorError(
+                        raise TablesBusyError(
                             f"another process is writing the tables in {self.storage.location}",
                             "Wait for it, or end it.",
                         ) from None
@@ -364,7 +372,7 @@ class Tables:
         number = change.before.number + 1
         versions = change.kept()
         versions |= {table: self._commit_table(table, change, transaction) for table in {**SCHEMAS, **change.added}}
-        versions[SEGMENTS] = self.segments.add(change.look)
+        versions[SEGMENTS] = self.segments.add(change.ingested)
         for table, commit in change.commits.items():
             versions[table] = commit(versions)
         if number % VACUUM_COMMITS == 0:

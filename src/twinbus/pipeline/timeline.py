@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -12,15 +11,18 @@ from twinbus.ledger import OK, Stage, State
 from twinbus.pipeline import latency
 from twinbus.pipeline.incidents import ENGAGED, RESTORED
 from twinbus.pipeline.reconcile import concerned
-from twinbus.pipeline.report_data import BUCKET_WIDTHS, Timeline
-from twinbus.pipeline.time_window import TimeWindow
+from twinbus.pipeline.report_data import Timeline
+from twinbus.pipeline.time_window import TimeWindow, hour_of
+from twinbus.pipeline.timeline_buckets import BUCKETS, COUNTS, timeline_of, width_for
 
 _DIRECT: Final = (str(Stage.SEND_PRIMARY), str(Stage.SCHEDULE_PRIMARY))
 _SENT: Final = (*_DIRECT, str(Stage.SEND_BACKLOG), str(Stage.RETURN_PRIMARY))
-BUCKETS: Final = 240
-RATES: Final = ("direct", "diverted", "returned", "failed")
-COUNTS: Final = ("direct", "diverted", "returned", "failed", "came", "left")
 RESULT: Final = "destination string, bucket long, " + ", ".join(f"{name} long" for name in COUNTS)
+STORED: Final = "bucket long, first long, last long, " + ", ".join(f"{name} long" for name in COUNTS)
+# A stored bucket must lie within one bucket of any width that a window with its hour can have. So its width divides
+# that of the hour alone, and all larger ones. An hour alone has at most the last width.
+STORED_WIDTHS: Final = {1000: 1000, 2000: 1000, 5000: 5000, 10_000: 5000, 15_000: 15_000}
+_INSTANT: Final = "instant"
 
 
 def build_timeline(operations: DataFrame, entries: DataFrame, window: TimeWindow) -> Timeline | None:
@@ -35,34 +37,42 @@ def build_timeline(operations: DataFrame, entries: DataFrame, window: TimeWindow
     width = width_for(first, last, BUCKETS)
     found = count_buckets(operations, entries, width, first, last)
     sums = [F.sum(name).alias(name) for name in COUNTS]
-    by_bucket = {row.bucket: row for row in found.groupBy("bucket").agg(*sums).collect()}
-    start = first - first % width
-    buckets = range(start, last + 1, width)
-    counts = {name: [by_bucket[bucket][name] if bucket in by_bucket else 0 for bucket in buckets] for name in COUNTS}
-    before = by_bucket.get(start - width)
-    waiting = accumulate(
-        (came - left for came, left in zip(counts["came"], counts["left"], strict=True)),
-        initial=before.came - before.left if before else 0,
-    )
-    return Timeline(start, width, {name: counts[name] for name in RATES}, list(waiting)[1:])
+    by_bucket = {row.bucket: row.asDict() for row in found.groupBy("bucket").agg(*sums).collect()}
+    return timeline_of(by_bucket, first, last, width)
 
 
 def extent(operations: DataFrame, entries: DataFrame, window: TimeWindow) -> DataFrame:
     """Returns one row: the `first` and `last` time in the window of a send, a failover or a restore."""
-    events = entries.where((F.col("kind") == State.kind) & F.col("event").isin(ENGAGED, RESTORED)).select("at")
-    sends = operations.where(F.col("stage").isin(*_SENT)).select(_ended().alias("at"))
-    instants = events.unionAll(sends).where(window.contains(F.col("at")))
+    instants = _instants(operations, entries).where(window.contains(F.col("at")))
     return instants.agg(F.min("at").alias("first"), F.max("at").alias("last"))
 
 
-def width_for(first: int, last: int, most: int) -> int:
-    """Returns the smallest bucket width with which at most `most` buckets cover both times."""
-    return next(width for width in _widths() if last // width - first // width < most)
+def _instants(operations: DataFrame, entries: DataFrame) -> DataFrame:
+    """Returns the times of sends, failovers and restores."""
+    events = entries.where((F.col("kind") == State.kind) & F.col("event").isin(ENGAGED, RESTORED)).select("at")
+    return events.unionAll(operations.where(F.col("stage").isin(*_SENT)).select(_ended().alias("at")))
 
 
-def _widths() -> tuple[int, ...]:
-    longest = BUCKET_WIDTHS[-1]
-    return (*BUCKET_WIDTHS, *(longest * 10**power for power in range(1, 12)))
+def stored(operations: DataFrame, entries: DataFrame) -> DataFrame:
+    """Returns counts by bucket for all time, from which `twinbus.answers` makes the timeline of any whole hours.
+
+    The columns of counts are those of `count_buckets`. `first` and `last` are those of `extent`, in the bucket; null if
+    the bucket has only changes of the depth. The buckets of an hour are as narrow as a timeline of this hour needs.
+    """
+    instants = _instants(operations, entries).withColumn("name", F.lit(_INSTANT))
+    counted = _sends(operations).unionAll(_depth(operations, entries)).select("at", "name")
+    rows = instants.unionAll(counted).withColumn("hour", hour_of("at"))
+    spans = rows.where(F.col("name") == _INSTANT).groupBy("hour").agg(F.min("at").alias("low"), F.max("at").alias("up"))
+    fits = [f"when up div {width} - low div {width} < {BUCKETS} then {base}L" for width, base in STORED_WIDTHS.items()]
+    width = F.expr(f"case {' '.join(fits)} end").alias("width")
+    joined = rows.join(F.broadcast(spans.select("hour", width)), "hour", "left").withColumn(
+        "width", F.coalesce("width", F.lit(max(STORED_WIDTHS)))
+    )
+    at = F.when(F.col("name") == _INSTANT, F.col("at"))
+    counts = [F.count(F.when(F.col("name") == name, 1)).alias(name) for name in COUNTS]
+    return joined.groupBy(F.expr("at - pmod(at, width)").alias("bucket")).agg(
+        F.min(at).alias("first"), F.max(at).alias("last"), *counts
+    )
 
 
 def count_buckets(operations: DataFrame, entries: DataFrame, width: int, first: int, last: int) -> DataFrame:

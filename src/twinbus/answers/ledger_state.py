@@ -1,0 +1,74 @@
+"""Looks at a ledger: does it have lines that were not ingested, and which writers are dead?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from twinbus.answers.freshness import LedgerState
+from twinbus.ledger import ShippedLedger, dead_writers, list_segments
+from twinbus.object_store import StorageError
+from twinbus.pipeline.ingested_segments import IngestedLedger, has_unread_lines
+from twinbus.storage_location import StorageLocation
+
+
+def ledger_states(
+    ledgers: Iterable[IngestedLedger], given: StorageLocation | None, dead: Sequence[str], silence: timedelta
+) -> list[LedgerState]:
+    """Returns the state of each ledger that went into the tables, and of the ledger that the user gave.
+
+    `dead` has the writers that the results take for dead. A ledger that cannot be read here is not at hand.
+    """
+    known = {ingested.ledger: ingested for ingested in ledgers}
+    wanted = str(given.absolute()) if given is not None else None
+    states = [_state(StorageLocation.parse(path), ingested, dead, silence) for path, ingested in known.items()]
+    return states if wanted is None or wanted in known else [*states, LedgerState(wanted, None)]
+
+
+class _Segments(NamedTuple):
+    """The segments of a ledger."""
+
+    names: set[str]
+    """The names that the files have when they are sealed."""
+    writers: set[str]
+    unread: dict[bool, str]
+    """The name of a segment with lines that were not ingested: of an open one (True), and of a sealed one (False)."""
+
+
+def _state(location: StorageLocation, ingested: IngestedLedger, dead: Sequence[str], silence: timedelta) -> LedgerState:
+    state = LedgerState(str(location), ingested.looked_at)
+    try:
+        # Before the segments are read: a writer that ends in between has then written everything that is read.
+        dead_now = dead_writers(location, silence=silence)
+        found = _shipped(location, ingested.segments) if location.is_url else _local(Path(location), ingested.segments)
+    except (OSError, StorageError):
+        return state
+    if not found.unread and found.names.isdisjoint(ingested.segments):
+        return state  # an empty folder, as of a volume that is not mounted
+    return replace(
+        state,
+        at_hand=True,
+        unread_sealed=found.unread.get(False),
+        unread_open=found.unread.get(True),
+        same_writers=dead_now & found.writers == found.writers.intersection(dead),
+    )
+
+
+def _local(directory: Path, ingested: Mapping[str, int]) -> _Segments:
+    segments = list(list_segments(directory))
+    return _Segments(
+        {one.sealed_path.name for one in segments},
+        {one.writer for one in segments},
+        {one.is_open: one.path.name for one in segments if has_unread_lines(one, ingested)},
+    )
+
+
+def _shipped(location: StorageLocation, ingested: Mapping[str, int]) -> _Segments:
+    """Returns the segments in an object store: all of them are sealed."""
+    segments = ShippedLedger(location).segments()
+    unread = [one.name for one in segments if one.stored.size > ingested.get(one.name, 0)]
+    names, writers = {one.name for one in segments}, {one.writer for one in segments}
+    return _Segments(names, writers, {False: unread[0]} if unread else {})

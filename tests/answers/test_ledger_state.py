@@ -1,0 +1,92 @@
+"""What a verb sees in the folder of a ledger: lines that were not ingested, and writers that died (D7)."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from twinbus.answers import LedgerState, ledger_states
+from twinbus.ledger import Ledger, Role, Stage, list_segments
+from twinbus.pipeline.ingested_segments import IngestedLedger, IngestedSegments, ingested_by_batch
+from twinbus.pipeline.table_storage import TableStorage
+from twinbus.storage_location import StorageLocation
+
+SILENCE = timedelta(minutes=15)
+NAME = "client-elsewhere-7-00000000000000aa"
+
+
+def seen(folder: Path, segments: dict[str, int], dead: tuple[str, ...] = ()) -> LedgerState:
+    (state,) = ledger_states([IngestedLedger(str(folder), 5, segments)], StorageLocation.parse(folder), dead, SILENCE)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "ingested", "sealed", "opened"),
+    [
+        ("-0.jsonl", "one\ntwo\n", 8, False, False),
+        ("-0.jsonl", "one\ntwo\n", 4, True, False),
+        ("-0.jsonl", "one\ntwo\n", None, True, False),
+        ("-0.jsonl", "one\ncut", 4, False, False),
+        ("-0.jsonl.open", "one\ntwo\n", 8, False, False),
+        ("-0.jsonl.open", "one\ntwo\n", 4, False, True),
+        ("-0.jsonl.open", "one\ncut", 4, False, False),
+        ("-0.jsonl.open", "one\n" + "x" * 100_000 + "\n", 4, False, True),
+        ("-0.jsonl.open", "", 0, False, False),
+    ],
+)
+def test_d7_only_whole_lines_that_were_not_ingested_make_results_incomplete(
+    tmp_path: Path, file: str, text: str, ingested: int | None, sealed: bool, opened: bool
+) -> None:
+    (tmp_path / f"{NAME}{file}").write_text(text)
+    state = seen(tmp_path, {} if ingested is None else {f"{NAME}-0.jsonl": ingested})
+    assert (state.at_hand, state.looked_at) == (True, 5)
+    assert (state.unread_sealed is not None, state.unread_open is not None) == (sealed, opened)
+
+
+def test_d7_a_ledger_that_cannot_be_read_here_is_not_at_hand(tmp_path: Path) -> None:
+    assert seen(tmp_path / "away", {"a": 1}) == LedgerState(str(tmp_path / "away"), 5)
+    assert seen(tmp_path, {"a": 1}) == LedgerState(str(tmp_path), 5), "perhaps its volume is not mounted"
+
+
+def test_d7_a_ledger_that_was_never_ingested_is_not_in_the_results(tmp_path: Path) -> None:
+    states = ledger_states([IngestedLedger("/elsewhere", 5, {})], StorageLocation.parse(tmp_path), (), SILENCE)
+    assert states == [LedgerState("/elsewhere", 5), LedgerState(str(tmp_path), None)]
+
+
+def test_d7_l1_a_writer_that_ended_since_is_noticed(tmp_path: Path) -> None:
+    with Ledger(tmp_path, Role.CLIENT) as ledger:
+        ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", ["a"], 1).end()
+        ledger.flush()
+        (segment,) = list_segments(tmp_path)
+        sizes = {segment.sealed_path.name: segment.path.stat().st_size}
+        alive = seen(tmp_path, sizes)
+        assert (alive.unread_open, alive.same_writers) == (None, True)
+        assert not seen(tmp_path, sizes, (segment.writer,)).same_writers, "the results take it for dead"
+    ended = seen(tmp_path, sizes)
+    assert not ended.same_writers
+    assert ended.unread_sealed is not None, "its last line"
+
+
+@pytest.mark.thorough
+def test_d7_many_batches_stay_few_files_and_keep_what_was_ingested(tmp_path: Path) -> None:
+    segments = IngestedSegments(TableStorage(tmp_path))
+    for number in range(70):
+        segments.add(IngestedLedger("one", number, {f"{number // 2}": number + 1}))
+    assert segments.looks() == [IngestedLedger("one", 69, {f"{one}": 2 * one + 2 for one in range(35)})]
+    assert len(DeltaTable(tmp_path / "segments").file_uris()) < 10
+
+
+def test_d7_a_batch_ingests_what_its_offset_has_more_than_the_one_before(tmp_path: Path) -> None:
+    place = StorageLocation.parse(tmp_path)
+    (tmp_path / "offsets").mkdir()
+    for batch, offset in enumerate(({"a": 1, "b": 2, "looked_at": 5}, {"a": 1, "b": 3, "c": 4, "looked_at": 9})):
+        (tmp_path / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(offset)}")
+    assert ingested_by_batch("one", place, 0) == IngestedLedger("one", 5, {"a": 1, "b": 2})
+    assert ingested_by_batch("one", place, 1) == IngestedLedger("one", 9, {"b": 3, "c": 4})
+    # Tables of an earlier version have no segments of the batches before.
+    assert ingested_by_batch("one", place, 1, is_first=True) == IngestedLedger("one", 9, {"a": 1, "b": 3, "c": 4})
+    assert ingested_by_batch("one", place, 2) == IngestedLedger("one", 0, {}), "Spark has removed the offset"
