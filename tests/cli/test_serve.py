@@ -14,6 +14,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from tests.entra import SENDER, IssuedTokens, Issuer
 from twinbus import pair_connection_strings
 from twinbus.namespace import FaultClient
 
@@ -284,3 +285,34 @@ def test_x4_sigusr1_reads_the_keys_again_and_ends_the_links_of_those_that_are_go
         server.signal(signal.SIGTERM)
         code, stderr = server.end()
     assert (code, "the-second-key" in stderr) == (0, False)
+
+
+@pytest.mark.thorough
+def test_x4_n6_sigusr1_reads_the_key_set_again_and_ends_the_links_of_keys_that_are_gone(tmp_path: Path) -> None:
+    first, second, file = Issuer("first"), Issuer("second"), tmp_path / "jwks.json"
+    file.write_text(json.dumps(first.key_set))
+    with serving("--json", "--memory", "--namespace", "one=0", "--queue", "orders", "--jwks", str(file)) as server:
+
+        def after_signal() -> str:
+            server.signal(signal.SIGUSR1)
+            assert server.process.stderr is not None
+            return server.process.stderr.readline().decode()
+
+        def client(issuer: Issuer) -> ServiceBusClient:
+            host = f"localhost:{server.namespaces['one']['port']}"
+            return ServiceBusClient(host, IssuedTokens(issuer, SENDER), use_tls=False, retry_total=0)
+
+        with client(first) as old, client(second) as new:
+            sender = old.get_queue_sender("orders")
+            sender.send_messages(ServiceBusMessage("1"))
+            file.write_text("{")
+            assert f"keys not changed: --jwks: {file} cannot be used" in after_signal()
+            sender.send_messages(ServiceBusMessage("2"))
+            file.write_text(json.dumps(second.key_set))
+            assert "keys read again namespace=one" in after_signal()
+            with pytest.raises(ServiceBusError):
+                sender.send_messages(ServiceBusMessage("3"))
+            new.get_queue_sender("orders").send_messages(ServiceBusMessage("4"))
+        server.signal(signal.SIGTERM)
+        code, stderr = server.end()
+    assert (code, "Traceback" in stderr) == (0, False)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.entra import Issuer
 from twinbus.errors import OperatorError
 from twinbus.namespace.engine.descriptions import QueueDescription
 from twinbus.namespace.serve_plan import DEFAULT_DATA, ServePlan, make_serve_plan
@@ -34,6 +35,49 @@ def plan(
         queues=queues,
         topics=topics,
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "said"),
+    [
+        (None, {"audiences": ["https://a.example"]}, "--audience and --issuer need --jwks"),
+        (None, {"issuers": ["https://a.example"]}, "--audience and --issuer need --jwks"),
+        ("", {}, "cannot be used: it is not JSON"),
+        ('{"keys": [{"kty": "oct", "k": "c2VjcmV0"}]}', {}, "cannot be used: key 1 is a shared key"),
+        (b"\xff", {}, "cannot be read"),
+    ],
+)
+def test_n6_a_key_set_that_cannot_be_used_is_named(
+    tmp_path: Path, content: str | bytes | None, options: dict[str, list[str]], said: str
+) -> None:
+    file = tmp_path / "jwks.json"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    jwks = None if content is None else file
+    with pytest.raises(OperatorError, match=said) as refused:
+        make_serve_plan(
+            data=None,
+            memory=True,
+            namespaces=(),
+            host="127.0.0.1",
+            config=None,
+            jwks=jwks,
+            **options,  # type: ignore[arg-type]  # by name
+        )
+    assert "c2VjcmV0" not in str(refused.value)
+
+
+def test_n6_the_audience_is_that_of_service_bus_unless_another_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "jwks.json"
+    file.write_text(json.dumps(Issuer().key_set))
+    own = {"data": None, "memory": True, "namespaces": (), "host": "127.0.0.1", "config": None, "jwks": file}
+    for given, audiences in (
+        ((), ("https://servicebus.azure.net",)),
+        (("https://a", "https://b"), ("https://a", "https://b")),
+    ):
+        planned = make_serve_plan(**own, audiences=given)  # type: ignore[arg-type]  # by name
+        assert planned.identity is not None
+        assert planned.identity.audiences == audiences
 
 
 def entities(planned: ServePlan) -> dict[str, list[str]]:
