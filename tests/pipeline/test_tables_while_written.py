@@ -97,9 +97,20 @@ def by_duckdb(root: Path, table: str, version: int | None) -> int:
 Count = Callable[[Path, str, int | None], int]
 
 
+def rows_of(root: Path | StorageLocation, table: str, version: int | None) -> list[dict[str, Any]]:
+    """Return the rows of a table at a version.
+
+    Not with Polars if the table is at a URL: in Azure, it would not use the account key of the environment.
+    """
+    if isinstance(root, Path):
+        return polars.read_delta(str(root / table), version=version).to_dicts()
+    found: list[dict[str, Any]] = DeltaTable(str(root / table), version=version).to_pyarrow_table().to_pylist()
+    return found
+
+
 def snapshot(root: Path | StorageLocation) -> tuple[int, dict[str, int]]:
     """Return the number and the versions of the last snapshot."""
-    rows = polars.read_delta(str(root / "snapshots"))
+    rows = polars.DataFrame(rows_of(root, "snapshots", None))
     last = rows.filter(polars.col("snapshot") == polars.col("snapshot").max())
     return last["snapshot"][0], dict(last.select("table_name", "version").iter_rows())
 
@@ -209,7 +220,7 @@ def read_snapshot(root: Path | StorageLocation) -> dict[str, list[dict[str, Any]
         _, versions = snapshot(root)
     except TableNotFoundError:
         return {table: [] for table in TABLES}
-    return {table: polars.read_delta(str(root / table), version=versions[table]).to_dicts() for table in versions}
+    return {table: rows_of(root, table, version) for table, version in versions.items()}
 
 
 def check(root: Path | StorageLocation, said: list[dict[str, Any]]) -> None:
