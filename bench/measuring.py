@@ -159,6 +159,22 @@ class Figure:
         return "" if self.met is None else "[green]met[/]" if self.met else "[red]missed[/]"
 
 
+def compared(
+    what: str, ours: Samples, theirs: Samples, peer: str, *, most: float | None = None, pattern: str = "{:.2f}"
+) -> Figure:
+    """Return the figure of seconds beside those of a peer. `most` is the highest ratio that is aimed at."""
+    ratio = ratios(ours, theirs)
+    return Figure(
+        what,
+        f"{ours.told(pattern)} s",
+        f"{peer} {theirs.told(pattern)} s",
+        ratio.told("{:.2f}"),
+        "" if most is None else f"≤ {most:g}",
+        None if most is None else ratio.median <= most,
+        {"ours": ours.values, peer: theirs.values},
+    )
+
+
 def show(title: str, figures: Sequence[Figure], notes: Sequence[str]) -> None:
     """Print the table."""
     table = Table(title=title, title_justify="left", caption="\n".join(notes), caption_justify="left")

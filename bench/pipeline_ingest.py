@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import duckdb
 from pyspark.sql import SparkSession
 
-from bench.measuring import Figure, PeakMeter, ProcessMeter, ProcessTree, Samples, ratios
+from bench.measuring import Figure, PeakMeter, ProcessMeter, ProcessTree, Samples, compared
 from bench.pipeline_ledgers import make_ledger
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, Tables
@@ -168,16 +168,7 @@ def figures(spark: SparkSession, folder: Path, sizes: list[int], rounds: int) ->
         yield Figure(f"Ingest of {lines:,} lines ({size / 2**20:,.0f} MiB):")
         aimed = lines >= _AIMED_FROM
         for what, one, other in (("seconds", ours.seconds, theirs.seconds), ("processor time", ours.cpu, theirs.cpu)):
-            ratio = ratios(one, other)
-            yield Figure(
-                what,
-                f"{one.told('{:.1f}')} s",
-                f"DuckDB {other.told('{:.1f}')} s",
-                ratio.told("{:.2f}"),
-                f"≤ {AIM:g}" if aimed else "",
-                ratio.median <= AIM if aimed else None,
-                {"ours": one.values, "duckdb": other.values},
-            )
+            yield compared(what, one, other, "DuckDB", most=AIM if aimed else None, pattern="{:.1f}")
         jvm, python = ours.jvm_cpu.median, ours.cpu.median - ours.jvm_cpu.median
         yield Figure("  of it JVM; Python", f"{jvm:.1f} s; {python:.1f} s", values={"jvm": ours.jvm_cpu.values})
         memory = f"JVM {ours.peak.median:,.0f}, Python {ours.python_peak.median:,.0f} MiB"

@@ -16,7 +16,7 @@ from typing import Any, Final
 import duckdb
 from pyspark.sql import SparkSession
 
-from bench.measuring import Figure, ProcessMeter, Samples, ratios
+from bench.measuring import Figure, ProcessMeter, Samples, compared
 from tests.pipeline import oracle
 from twinbus.pipeline import JOBS, JUDGED, OPERATIONS, Tables, result_over_history
 
@@ -115,16 +115,7 @@ def figures_of(
     growth = (mine.cpu.median / seconds) / (entries / size)
     aimed = name == "reconcile" and entries >= _AIMED_FROM
     for what, ours, theirs in ((name, mine.seconds, other.seconds), ("  processor time", mine.cpu, other.cpu)):
-        ratio = ratios(ours, theirs)
-        yield Figure(
-            what,
-            f"{ours.told('{:.2f}')} s",
-            f"DuckDB {theirs.told('{:.2f}')} s",
-            ratio.told("{:.2f}"),
-            f"≤ {AIM:g}" if aimed else "",
-            ratio.median <= AIM if aimed else None,
-            {"ours": ours.values, "duckdb": theirs.values},
-        )
+        yield compared(what, ours, theirs, "DuckDB", most=AIM if aimed else None)
     yield Figure("  its growth beside the entries'", f"{growth:.2f}", values={"growth": growth})
 
 
