@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from tests.object_stores import s3_server
 from twinbus.answers import LedgerState, ledger_states
 from twinbus.ledger import Ledger, Role, Stage, list_segments
+from twinbus.object_store import ObjectFolder
 from twinbus.pipeline.ingested_segments import IngestedLedger, IngestedSegments, ingested_by_batch
 from twinbus.pipeline.table_storage import TableStorage
 from twinbus.storage_location import StorageLocation
@@ -90,3 +92,20 @@ def test_d7_a_batch_ingests_what_its_offset_has_more_than_the_one_before(tmp_pat
     # Tables of an earlier version have no segments of the batches before.
     assert ingested_by_batch("one", place, 1, is_first=True) == IngestedLedger("one", 9, {"a": 1, "b": 3, "c": 4})
     assert ingested_by_batch("one", place, 2) == IngestedLedger("one", 0, {}), "Spark has removed the offset"
+
+
+@pytest.mark.thorough
+def test_d6_d7_a_ledger_in_an_object_store_is_looked_at_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        place, file = StorageLocation.parse(server.url()), f"{NAME}-0.jsonl"
+        ingested = IngestedLedger(str(place), 5, {file: 8})
+        assert ledger_states([ingested], place, (), SILENCE) == [LedgerState(str(place), 5)], "nothing is there"
+        ObjectFolder(place).put_new(file, b"one\ntwo\n", {})
+        (state,) = ledger_states([ingested], None, (), SILENCE)
+        assert (state.at_hand, state.unread_sealed, state.unread_open) == (True, None, None)
+        ObjectFolder(place).put_new(f"{NAME}-1.jsonl", b"three\n", {})
+        (state,) = ledger_states([ingested], None, (), SILENCE)
+        assert state.unread_sealed == f"{NAME}-1.jsonl"
+    assert ledger_states([ingested], place, (), SILENCE) == [LedgerState(str(place), 5)], "the store does not answer"

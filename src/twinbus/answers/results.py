@@ -15,6 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from twinbus.answers.window import HourWindow
+from twinbus.errors import OperatorError
 from twinbus.ledger import BALANCE_SUMS
 from twinbus.pipeline.actual_cost import ActualCost
 from twinbus.pipeline.bill_facts import FACTS, BillFacts, FactRow
@@ -73,7 +74,10 @@ class Results:
         """
         found = read_result(self.storage, self.version, name, sql)
         if found is None:
-            raise LookupError(f"the tables in {self.storage.root} have no results/{name}")
+            raise OperatorError(
+                f"the table results/{name} in {self.storage.location} is gone",
+                f"Compute the results again: twinbus pipeline run LEDGER {self.storage.location}",
+            )
         return found
 
     def _rows(self, name: str, columns: str, inside: str, rest: str = "") -> list[Row]:
