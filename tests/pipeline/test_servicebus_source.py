@@ -669,7 +669,10 @@ def test_d1_a_column_that_cannot_be_sent_is_refused_by_name(
         ({"credential": "default"}, "give one of connectionString, connectionStringEnv and fullyQualifiedNamespace"),
         ({"fullyQualifiedNamespace": "contoso.example"}, "fullyQualifiedNamespace and credential need each other"),
         ({"connectionStringEnv": "X", "credential": "cli"}, "fullyQualifiedNamespace and credential need each other"),
-        ({"fullyQualifiedNamespace": "sb://contoso", "credential": "cli"}, "option fullyQualifiedNamespace 'sb://"),
+        (
+            {"fullyQualifiedNamespace": "sb://contoso", "credential": "cli"},
+            "option fullyQualifiedNamespace is not a host",
+        ),
         ({"fullyQualifiedNamespace": "contoso.example", "credential": "me"}, "option credential 'me' is not a cred"),
     ],
 )

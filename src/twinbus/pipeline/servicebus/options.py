@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 from twinbus.connect import (
     AzureTokenSource,
     ConnectionString,
+    ConnectionStringError,
     HttpProxy,
     NetworkOptions,
     TokenSource,
@@ -212,7 +213,10 @@ def _text(text: str) -> str:
 
 
 def _host(text: str) -> str:
-    ConnectionString.of_host(_text(text))  # raises ValueError
+    try:
+        ConnectionString.of_host(_text(text))
+    except ConnectionStringError:  # its text is for an option that also takes a connection string
+        raise ValueError("is not a host such as contoso.servicebus.windows.net") from None
     return _text(text)
 
 
