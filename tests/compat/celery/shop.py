@@ -5,6 +5,7 @@ A line of the record has the task, its number, what happened (`begun` or `done`)
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from celery import Celery
 import twinbus.kombu  # noqa: F401 - for the scheme twinbus://
 
 RECORD = Path(os.environ["SHOP_RECORD"])
+WORK = float(os.environ.get("SHOP_WORK", "0"))
+"""Seconds that a task takes: a worker that is killed is then at a task."""
 
 app = Celery("shop", broker=os.environ["SHOP_BROKER"])
 app.conf.update(
@@ -41,6 +44,7 @@ def record(task: Any, number: int, event: str) -> None:
 def brew(self: Any, number: int) -> None:
     """Brew, and let another task serve: the worker itself publishes."""
     record(self, number, "begun")
+    time.sleep(WORK)
     serve.delay(number)
     record(self, number, "done")
 
@@ -48,6 +52,7 @@ def brew(self: Any, number: int) -> None:
 @app.task(bind=True)
 def serve(self: Any, number: int) -> None:
     record(self, number, "begun")
+    time.sleep(WORK)
     record(self, number, "done")
 
 

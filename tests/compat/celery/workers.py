@@ -123,7 +123,7 @@ class Shop:
             late = "too late" if time.monotonic() > end else ""
             assert not ended, f"{ended} ended\n{self.log.read_text()[-4000:]}"
             assert not late, f"{late}: {len(self.done())} tasks are done\n{self.log.read_text()[-4000:]}"
-            time.sleep(0.05)
+            time.sleep(0.01)
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
