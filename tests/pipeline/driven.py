@@ -174,12 +174,16 @@ def stuck(folder: Path) -> type[SyphonSource]:
     return Stuck
 
 
+def executor_of_worker() -> int:
+    """Return the JVM of this Python worker. Between the two is the daemon, which forks the workers."""
+    return int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def killing_executors(folder: Path) -> type[SyphonSource]:
     """After two executors have moved messages, kill the JVM of the executor that reaches a step, once at each step."""
 
     def watch(step: MoveStep, held: Sequence[HeldMessage]) -> None:
-        daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
-        executor = int(daemon.rpartition(")")[2].split()[1])
+        executor = executor_of_worker()
         if step is MoveStep.COMPLETED:
             (folder / f"executor-{executor}").touch()
         both = len(list(folder.glob("executor-*"))) > 1

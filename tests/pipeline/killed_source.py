@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from tests.pipeline.driven import QUICK, sink
+from tests.pipeline.driven import QUICK, executor_of_worker, sink
 from twinbus.message import Message
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.servicebus.broker import Broker
@@ -73,14 +73,9 @@ def _reach(folder: Path, options: SourceOptions, step: str) -> None:
             reached(folder, queue).touch()
             time.sleep(_FOR_EVER)
         if who == EXECUTOR:
-            os.kill(_executor(), signal.SIGKILL)
+            os.kill(executor_of_worker(), signal.SIGKILL)
         # A worker would go on for a moment without its executor.
         os.kill(os.getpid() if who in {ITSELF, EXECUTOR} else int(who), signal.SIGKILL)
-
-
-def _executor() -> int:
-    """Return the JVM of this worker. Between the two is the daemon, which forks the workers."""
-    return int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(") ")[2].split()[1])
 
 
 class KilledSource(ServiceBusDataSource):
