@@ -24,9 +24,9 @@ from twinbus.pipeline.snapshots import Snapshots
 from twinbus.pipeline.table_log import TableLog
 from twinbus.pipeline.table_storage import TableStorage
 
-STEPS = 4 + 3 + 5 + 1 + 12 + 2
-"""Before the commits of operations, pending, entries and steps; of three tables of tallies; of five results; of
-segments; of 12 results that Spark does not write; before and after the commit of snapshots."""
+STEPS = 4 + 3 + 4 + 1 + 3 + 2
+"""Before the commits of operations, pending, entries and steps; of three tables of tallies; of four results; of
+segments; of three results that Spark does not write; before and after the commit of snapshots."""
 
 
 def mark(marks: Path, root: str) -> Path:

@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -22,6 +23,7 @@ from twinbus.cli.interrupts import end_interrupted
 from twinbus.cli.ledger import DeadAfter, LedgerLocation
 from twinbus.cli.ledger_audit import spark_errors_explained
 from twinbus.cli.ledger_spark import Every, TablesFolder
+from twinbus.cli.spinner import shown_meanwhile
 from twinbus.cli.terminal import console, still_protected
 from twinbus.pipeline import TableStorage
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Tables and results of a ledger, on Spark.", no_args_is_help=True)
 _POLL_SECONDS: Final = 1
 _REDRAW_SECONDS: Final = 0.25
+# How Spark's message about a stream begins while there is nothing to do.
+_WAITING: Final = "Waiting"
 _LAST_MILLISECOND: Final = 253_402_300_799_000
 
 
@@ -73,7 +77,8 @@ def run(
         found: SimpleQueue[CommittedBatch] = SimpleQueue()
         silence = timedelta(seconds=dead_after)
         made = PipelineRun(spark, ledger, tables, silence=silence, report=found.put)
-        with _shown(made, found, json=json):
+        idle = "waiting for new entries" if follow else "looking for new entries"
+        with _shown(made, found, idle, json=json):
             _run(made, every if follow else None)
 
 
@@ -94,15 +99,17 @@ def _run(made: PipelineRun, every: float | None) -> None:
 def follow_ledger(made: PipelineRun, every: float, stopping: threading.Event, *, to_the_end: bool = False) -> None:
     """Run the pipeline until `stopping` is set. With `to_the_end`, first ingest all entries that are there by then."""
     with spark_errors_explained():
-        query, looked = made.start(every=every), time.monotonic()
+        query, looked, has_begun = made.start(every=every), time.monotonic(), False
         while not query.awaitTermination(_POLL_SECONDS):
             if stopping.is_set():
                 if to_the_end:
                     query.processAllAvailable()
-                    made.update()
+                    made.update(to_the_end=True)
                 query.stop()
                 return
-            if time.monotonic() - looked >= every:
+            # Until then, the first batch is being prepared.
+            has_begun = has_begun or str(query.status["message"]).startswith(_WAITING) or bool(query.lastProgress)
+            if has_begun and time.monotonic() - looked >= every:
                 made.update()
                 looked = time.monotonic()
 
@@ -110,28 +117,23 @@ def follow_ledger(made: PipelineRun, every: float, stopping: threading.Event, *,
 # --- progress -------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _shown(made: PipelineRun, found: SimpleQueue[CommittedBatch], *, json: bool) -> Iterator[None]:
-    """Print a line for each batch inside the block. On a terminal, show below what the run does now."""
-    over = threading.Event()
-    target = _show_status if sys.stdout.isatty() and not json else _print_lines
-    shown = threading.Thread(target=target, args=(made, found, over, json), name="twinbus-batches", daemon=True)
-    shown.start()
-    try:
-        yield
-    finally:
-        over.set()
-        shown.join()
+def _shown(
+    made: PipelineRun, found: SimpleQueue[CommittedBatch], idle: str, *, json: bool
+) -> AbstractContextManager[None]:
+    """Print a line for each batch inside the block. On a terminal, show below what the run does now, or `idle`."""
+    if sys.stdout.isatty() and not json:
+        return shown_meanwhile(partial(_show_status, made, found, idle))
+    return shown_meanwhile(partial(_print_lines, found, json))
 
 
-def _print_lines(made: PipelineRun, found: SimpleQueue[CommittedBatch], over: threading.Event, json: bool) -> None:
+def _print_lines(found: SimpleQueue[CommittedBatch], json: bool, over: threading.Event) -> None:
     while not over.wait(_REDRAW_SECONDS) or not found.empty():
         for batch in _taken(found):
             typer.echo(json_text.dumps(_as_json(batch)) if json else batch_text(batch))
             sys.stdout.flush()
 
 
-def _show_status(made: PipelineRun, found: SimpleQueue[CommittedBatch], over: threading.Event, json: bool) -> None:
+def _show_status(made: PipelineRun, found: SimpleQueue[CommittedBatch], idle: str, over: threading.Event) -> None:
     from rich.text import Text  # noqa: PLC0415 - slow, and needed on a terminal only
 
     screen = console()
@@ -142,7 +144,7 @@ def _show_status(made: PipelineRun, found: SimpleQueue[CommittedBatch], over: th
                 screen.print(Text(batch_text(batch)), soft_wrap=True)
             if made.phase != phase:
                 began, phase = time.monotonic(), made.phase
-            status.update(Text(f"{phase or 'waiting for new entries'} … {time.monotonic() - began:.0f} s"))
+            status.update(Text(f"{phase or idle} … {time.monotonic() - began:.0f} s"))
 
 
 def _taken(found: SimpleQueue[CommittedBatch]) -> Iterator[CommittedBatch]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from twinbus.cli.terminal import console, still_protected
@@ -20,8 +21,15 @@ def spinner(what: str) -> Iterator[None]:
 
     If stderr is not a terminal, print one line instead.
     """
+    with shown_meanwhile(partial(_show, what)):
+        yield
+
+
+@contextmanager
+def shown_meanwhile(show: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Run `show` in a thread beside the `with` block. The end of the block sets its argument, and waits for its end."""
     over = threading.Event()
-    shown = threading.Thread(target=_show, args=(what, over), name="twinbus-spinner", daemon=True)
+    shown = threading.Thread(target=show, args=(over,), name="twinbus-shown", daemon=True)
     shown.start()
     try:
         yield

@@ -72,6 +72,8 @@ class LedgerJob:
     for a followed job its stored tallies."""
     judges_intents: bool = False
     """Whether the result depends on which operations without an outcome are those of dead writers."""
+    counts_intents: bool = True
+    """Whether operations without an outcome have tallies."""
     stored_by: str = ""
     """Another job, if the stored tallies of that job contain those of this one. `part` selects them."""
     part: Callable[[DataFrame], DataFrame] = lambda tallies: tallies
@@ -117,6 +119,7 @@ JOBS: Final[Mapping[str, LedgerJob]] = {
             incidents.summarize,
             incidents.STORED,
             incidents.stored,
+            counts_intents=False,
         ),
         LedgerJob(
             "latency",
@@ -127,6 +130,7 @@ JOBS: Final[Mapping[str, LedgerJob]] = {
             latency.summarize,
             latency.STORED,
             latency.stored,
+            counts_intents=False,
             stored_by="incidents",
             part=incidents.of_messages,
         ),
@@ -270,6 +274,8 @@ def followed_sums(tables: Tables, version: TablesVersion, job: LedgerJob, writer
     """Returns the merged tallies of a followed job, for all time."""
     tables.set_partitions(version, job.table, PENDING)
     kept = stored_tallies(tables, version, job)
+    if not job.counts_intents:
+        return job.resolve(job.merge(kept), kept)
     nothing = tables.read_files(ENTRIES, (), SCHEMAS[ENTRIES])
     undone = _in_flight(tables, version, writers if job.judges_intents else None)
     in_flight = job.tally(undone, nothing).select(*columns(job.tallies))

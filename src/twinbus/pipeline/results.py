@@ -11,7 +11,7 @@ reader knows what a result contains, and how old it is.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +25,7 @@ from twinbus.pipeline import timeline
 from twinbus.pipeline.bill_facts import FACTS
 from twinbus.pipeline.cost_facts import fact_rows
 from twinbus.pipeline.ingested_segments import SEGMENTS
-from twinbus.pipeline.jobs import JOBS, UNKNOWN_STATES, stored_rows, why_incomplete
+from twinbus.pipeline.jobs import JOBS, UNKNOWN_STATES, is_followed, stored_rows, why_incomplete
 from twinbus.pipeline.report_queries import history_by_broker, off_clocks
 from twinbus.pipeline.result_tables import (
     AS_OF,
@@ -47,6 +47,8 @@ from twinbus.pipeline.writer_states import WriterStates, dead_in_tables, undecid
 RESULT_NAMES: Final = tuple(PARTS)
 _SCHEMAS: Final = {**{name: job.stored for name, job in JOBS.items()}, TIMELINE: timeline.STORED}
 """Schemas of the tables that Spark writes."""
+# The tables that depend only on the tallies of the incidents.
+_OF_DIVERSIONS: Final = ("incidents", "latency", CLOCKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +74,32 @@ def write_results(
     if not version.number:
         return version
     with tables.parallel_queries() as pool:
-        computed = compute_results(tables, version, pool, writers, names)
+        computed = compute_results(tables, version, pool, parts_of(names), writers)
     with tables.locked():
         change = tables.change()
         change.has_batch = False
         return tables.commit(change) if add_results(change, computed) else change.before
 
 
+def parts_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the tables that these results need, each once."""
+    return tuple(dict.fromkeys(part for name in names for part in PARTS[name]))
+
+
 def compute_results(
     tables: Tables,
     version: TablesVersion,
     pool: ThreadPoolExecutor,
+    parts: Iterable[str],
     writers: WriterStates = UNKNOWN_STATES,
-    names: Sequence[str] = RESULT_NAMES,
 ) -> ComputedResults:
-    """Computes these results from a version of the tables, which may be uncommitted (`TablesChange.after`)."""
+    """Computes these tables from a version of the tables, which may be uncommitted (`TablesChange.after`)."""
     now = int(time.time() * 1000)
-    wanted = list(dict.fromkeys(part for name in names for part in PARTS[name]))
     files: dict[str, list[DataFile]] = {}
     small: dict[str, pa.Table] = {}
     undecided = pool.submit(undecided_writers, tables, version, writers)
     dead = pool.submit(dead_in_tables, tables, version, writers)
-    found = {name: pool.submit(_MAKERS[name], tables, version, writers) for name in wanted}
+    found = {name: pool.submit(_MAKERS[name], tables, version, writers) for name in parts}
     for name, future in found.items():
         made = future.result()
         if isinstance(made, pa.Table):
@@ -112,16 +118,34 @@ def compute_results(
     return ComputedResults(as_of, files, small)
 
 
-def add_results(change: TablesChange, computed: ComputedResults) -> bool:
+def unchanged_results(change: TablesChange) -> tuple[str, ...]:
+    """Returns the result tables whose rows a change does not alter: as a rule, nobody diverts messages.
+
+    Without a batch, these are all but those that depend on which writers are dead. The tallies of the change must be
+    written.
+    """
+    job, before = JOBS["incidents"], change.before
+    if change.added.get(job.table) or not is_followed(job, before):
+        return ()
+    known, segments = read_as_of(change.tables.storage, before), before.tables.get(SEGMENTS)
+    names = _OF_DIVERSIONS if change.has_batch else (*_OF_DIVERSIONS, *FACTS, TIMELINE)
+    return tuple(name for name in names if name in known and known[name].segments == segments)
+
+
+def add_results(change: TablesChange, computed: ComputedResults, unchanged: Collection[str] = ()) -> bool:
     """Adds results to a change of the tables. Returns whether there is anything to commit.
 
-    Leaves out results for which the tables have a result of a later snapshot.
+    Leaves out results for which the tables have a result of a later snapshot. `unchanged` are result tables that have
+    the right rows already.
     """
     tables, as_of, files, small = change.tables, computed.as_of, computed.files, computed.small
     known = read_as_of(tables.storage, change.before)
-    mine = [name for name in (*files, *small) if name not in known or known[name].snapshot <= as_of.snapshot]
+    found = (*files, *small, *unchanged)
+    mine = [name for name in found if name not in known or known[name].snapshot <= as_of.snapshot]
     for name in mine:
         table = RESULTS + name
+        if name in unchanged:
+            continue
         if name in files:
             change.schemas[table] = _SCHEMAS[name]
             change.removed[table] = tables.latest_files(table)

@@ -8,6 +8,10 @@ entries in its tables, also after kill -9 at any instant.
 A result depends on more than entries: an operation without an outcome is unknown if its writer is dead, and no entry
 says that a writer was killed. So `PipelineRun.update` looks for writers that died, and commits the results again
 without a batch. It also makes the results of tables that have none.
+
+The facts of the bill, and the timeline of the report, are counted from the whole history, not from tallies. With each
+batch, that would take longer. So `PipelineRun.update` makes them: at the end of a run, and from time to time while the
+run follows a ledger. They have snapshots of their own, and `results/as_of` says which entries they contain.
 """
 
 from __future__ import annotations
@@ -30,13 +34,21 @@ from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.ingested_segments import SEGMENTS
 from twinbus.pipeline.jobs import JOBS, advance
 from twinbus.pipeline.result_tables import PARTS, read_as_of
-from twinbus.pipeline.results import add_results, compute_results
+from twinbus.pipeline.results import add_results, compute_results, parts_of, unchanged_results
 from twinbus.pipeline.segment_source import available_bytes
 from twinbus.pipeline.snapshots import TablesVersion
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, Tables, TablesChange
-from twinbus.pipeline.writer_states import WriterStates, dead_in_tables
+from twinbus.pipeline.writer_states import WriterStates
 from twinbus.storage_location import StorageLocation
 
+# The result tables that each batch makes, from tallies; and those that need the whole history.
+_OF_BATCH: Final = parts_of(JOBS)
+_SLOW: Final = tuple(part for part in parts_of(PARTS) if part not in _OF_BATCH)
+# The latter are computed after a pause of at least so many seconds, and of so many times their own time.
+_SLOW_PAUSE: Final = 60.0
+_SLOW_RATIO: Final = 10
+# The result that depends on which writers are dead.
+_JUDGING: Final = "reconcile"
 _STORING: Final = tuple(job for job in JOBS.values() if not job.stored_by)
 
 
@@ -58,7 +70,7 @@ class PipelineRun:
     """Ingests a ledger into the tables at `root`, with the results of all jobs.
 
     `silence` is the time without an entry after which a writer counts as dead, if no lock shows its state. `report` is
-    called after each commit, in the thread that committed.
+    called after each batch, and after new results because of a dead writer, in the thread that committed them.
     """
 
     def __init__(
@@ -84,10 +96,10 @@ class PipelineRun:
         self._turn = threading.Lock()
         """Held by the thread that changes the tables: the thread of the batches, or the one that calls `update`."""
         self._writers = WriterStates(silence=silence)
-        self._judged: frozenset[str] = frozenset()
-        """The writers that are dead in the last results."""
         self._follows = False
         self._began = 0.0
+        self._slow_at = 0.0
+        """When results that need the whole history may be computed again."""
 
     def start(self, *, every: float | None = None, most_bytes: int | None = None) -> StreamingQuery:
         """Starts to ingest, and returns the running query. The arguments are those of `ingest_ledger`."""
@@ -101,33 +113,60 @@ class PipelineRun:
             every=every,
             most_bytes=most_bytes,
             extend=self._extend,
-            committed=self._committed,
+            committed=self._batch_committed,
             turn=self._batch_turn,
         )
 
-    def update(self) -> None:
-        """Commits the results without a batch, if a job has no result, or if a writer has died since the last results.
+    def update(self, *, to_the_end: bool = False) -> None:
+        """Commits results without a batch: those that are missing, and those that a batch does not make.
 
-        Does nothing while a batch is ingested, and nothing about a writer whose last entries are not ingested yet:
-        their batch will have these results.
+        Also commits the results again if a writer has died since, and all its entries are ingested. The tables of the
+        bill and of the timeline need the whole history; while the run follows a ledger, they are computed only for a
+        small part of the time, or with `to_the_end`.
         """
-        if not self._turn.acquire(blocking=False):
-            return
-        try:
-            states = WriterStates.in_ledger(self._ledger, self._silence)
-            died = states.dead - self._judged
-            if died and self._has_entries_of(died):
-                self._writers = states
-            elif self._has_results():
-                return
-            self._began = time.monotonic()
-            with self.tables.locked():
-                change = self.tables.change()
-                change.has_batch = False
-                self._extend(change)
-                self._committed(change, self.tables.commit(change))
-        finally:
-            self._turn.release()
+        if self._turn.acquire(blocking=False):  # otherwise a batch is being ingested, with results of its own
+            try:
+                if self._has_died() or self._stale(_OF_BATCH):
+                    self._report(self._commit(self._extend))
+            finally:
+                self._turn.release()
+        if self._stale(_SLOW) and (to_the_end or not self._follows or time.monotonic() >= self._slow_at):
+            self._commit_slow_results()
+
+    def _has_died(self) -> bool:
+        """Returns whether a writer has died since the last results, and all its entries are ingested."""
+        states = WriterStates.in_ledger(self._ledger, self._silence)
+        known = read_as_of(self.tables.storage, self.tables.version()).get(_JUDGING)
+        died = states.dead - frozenset(known.dead if known else ())
+        if not died or not self._has_entries_of(died):
+            return False
+        self._writers = states
+        return True
+
+    def _stale(self, parts: Iterable[str]) -> bool:
+        """Returns whether one of these result tables lacks entries of the last snapshot."""
+        version = self.tables.version()
+        known, segments = read_as_of(self.tables.storage, version), version.tables.get(SEGMENTS)
+        return any(part not in known or known[part].segments != segments for part in parts)
+
+    def _commit_slow_results(self) -> None:
+        """Commits the results that need the whole history. Batches go on while they are computed."""
+        began, version, self.phase = time.monotonic(), self.tables.version(), "counting the facts of bill and report"
+        with self.tables.parallel_queries() as pool:
+            computed = compute_results(self.tables, version, pool, _SLOW, self._writers)
+        with self._turn:
+            self._commit(lambda change: add_results(change, computed))
+        now = time.monotonic()
+        self._slow_at = now + max(_SLOW_PAUSE, _SLOW_RATIO * (now - began))
+
+    def _commit(self, extend: Callable[[TablesChange], object]) -> CommittedBatch:
+        """Commits a change without a batch."""
+        self._began = time.monotonic()
+        with self.tables.locked():
+            change = self.tables.change()
+            change.has_batch = False
+            extend(change)
+            return self._committed(change, self.tables.commit(change))
 
     # --- a batch -----------------------------------------------------------------------------------------------------
 
@@ -147,18 +186,21 @@ class PipelineRun:
             for advanced in [pool.submit(advance, change, job) for job in _STORING]:
                 advanced.result()
             after, self.phase = change.after(), "computing results"
-            judged = pool.submit(dead_in_tables, change.tables, after, self._writers)
-            add_results(change, compute_results(change.tables, after, pool, self._writers))
-            self._judged, self.phase = judged.result(), "committing"
+            unchanged = unchanged_results(change)
+            parts = [part for part in _OF_BATCH if part not in unchanged]
+            add_results(change, compute_results(change.tables, after, pool, parts, self._writers), unchanged)
+            self.phase = "committing"
 
-    def _committed(self, change: TablesChange, version: TablesVersion) -> None:
+    def _batch_committed(self, change: TablesChange, version: TablesVersion) -> None:
         if self._follows:
             # For the next batch, whose segments are looked at after this.
             self._writers = WriterStates.in_ledger(self._ledger, self._silence)
+        self._report(self._committed(change, version))
+
+    def _committed(self, change: TablesChange, version: TablesVersion) -> CommittedBatch:
         operations, entries = (sum(file.rows for file in change.added.get(name, ())) for name in (OPERATIONS, ENTRIES))
-        seconds = time.monotonic() - self._began
         self.phase = ""
-        self._report(CommittedBatch(version.number, operations, entries, version.newest, seconds))
+        return CommittedBatch(version.number, operations, entries, version.newest, time.monotonic() - self._began)
 
     def _has_entries_of(self, writers: Iterable[str]) -> bool:
         """Returns whether the tables have all entries of these dead writers."""
@@ -166,10 +208,3 @@ class PipelineRun:
         known, wanted = next(looks, {}), frozenset(writers)
         there = available_bytes(self._ledger, {})
         return all(size <= known.get(name, 0) for name, size in there.items() if name.rpartition("-")[0] in wanted)
-
-    def _has_results(self) -> bool:
-        """Returns whether the last snapshot has all results, and they are those of its tables."""
-        version = self.tables.version()
-        known = read_as_of(self.tables.storage, version)
-        segments = version.tables.get(SEGMENTS)
-        return all(part in known and known[part].segments == segments for parts in PARTS.values() for part in parts)
