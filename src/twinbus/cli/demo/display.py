@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from textwrap import wrap
@@ -13,6 +15,7 @@ from rich.markup import escape
 
 from twinbus.cli.demo.screen import draw_screen
 from twinbus.cli.demo.snapshot import SecondCounts, Snapshot
+from twinbus.cli.spinner import shown_meanwhile
 from twinbus.cli.terminal import still_protected
 
 _LINE_SECONDS: Final = 2.0
@@ -52,9 +55,21 @@ class TextDisplay:
     def live(self, ports: Mapping[str, int]) -> Iterator[None]:
         yield
 
+    def pipeline(self, text: str) -> None:
+        """Show the text about a batch of the pipeline."""
+        self.event(f"pipeline: {text}")
+
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
-        yield
+        """Show what the demo does inside the block, and for how long: again every few seconds."""
+        began = time.monotonic()
+
+        def show(over: threading.Event) -> None:
+            while not over.wait(_LINE_SECONDS):
+                self.event(f"{what} … {time.monotonic() - began:.0f} s")
+
+        with shown_meanwhile(show):
+            yield
 
     def _print(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, highlight=False)
@@ -90,6 +105,7 @@ class LiveDisplay(TextDisplay):
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
+        # The spinner turns while the event loop waits for a process.
         with self.console.status(escape(what)), still_protected():
             yield
 

@@ -22,9 +22,14 @@ from twinbus.cli.demo.application import BACKLOG_QUEUES, QUEUES, REGION, SUBSCRI
 from twinbus.errors import OperatorError
 from twinbus.namespace import find_free_ports
 
-# Lines that `spark_runner` prints: when Spark is ready, and before the exit code of a command that has ended.
+# Lines that `spark_runner` prints: when Spark is ready, before the text about a batch of the pipeline, and before the
+# exit code of a command that has ended.
 READY: Final = "\x1eready"
+BATCH: Final = "\x1ebatch "
 ENDED: Final = "\x1eended "
+# The command that ends the pipeline.
+FINISH: Final = "finish"
+FOLLOW_SECONDS: Final = 2.0
 LEDGER: Final = "ledger"
 TABLES: Final = "tables"
 NAMES: Final = ("primary", "secondary")
@@ -36,7 +41,8 @@ _ERROR_CHARACTERS: Final = 2000
 # The most bytes of an output line. With --json, a command prints every message id in one line.
 _LONGEST_LINE: Final = 2**26
 # The jobs are small: these options halve the CPU time that the JVM spends on optimisation.
-_QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Without the last one, the machine code would not fit, and the JVM would stop compiling after a minute.
+_QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=160m"
 # Duplicate detection drops second copies. Locks are short, so that messages that were locked when the primary was
 # killed are received again after 5 seconds.
 _ENTITY: Final = {"requires_duplicate_detection": True}
@@ -71,7 +77,10 @@ class DemoProcesses:
         self._show = show
         self._wait = wait
         self._processes: list[Process] = []
-        self._batch: asyncio.Task[Process] | None = None
+        self._spark_process: asyncio.Task[Process] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        """What commands print in the process with Spark; None at the end of the process."""
 
     async def __aenter__(self) -> Self:
         self._scratch.mkdir(parents=True)
@@ -82,9 +91,10 @@ class DemoProcesses:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._batch is not None:
-            self._batch.cancel()
-            await asyncio.wait([self._batch])
+        if tasks := [task for task in (self._spark_process, self._reader) if task is not None]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
         # After an error or a signal, do not wait for a clean end.
         await asyncio.gather(*(one.stop(patient=kind is None) for one in self._processes))
 
@@ -117,44 +127,78 @@ class DemoProcesses:
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
-    def begin_spark(self) -> None:
-        """Start a process with Spark in the background. After this call, `run` sends all commands to this process."""
-        self._batch = asyncio.create_task(self._spark())
+    def begin_pipeline(self, on_batch: Callable[[str], object]) -> None:
+        """Start a process with Spark in the background. It follows the ledger, and `on_batch` gets a line for a batch.
 
-    async def _spark(self) -> Process:
+        After this call, `run` sends commands for Spark to this process.
+        """
+        self._show(
+            shlex.join(["twinbus", "pipeline", "run", LEDGER, TABLES, "--follow", "--every", f"{FOLLOW_SECONDS:g}"])
+        )
+        self._spark_process = asyncio.create_task(self._spark(on_batch))
+
+    async def _spark(self, on_batch: Callable[[str], object]) -> Process:
         process = await self._start("spark", "-m", "twinbus.cli.demo.spark_runner")
         with _ready_in_time("Spark", _SPARK_SECONDS, process):
             async with asyncio.timeout(_SPARK_SECONDS):
                 while await process.line() != READY:
                     pass
+        self._reader = asyncio.create_task(self._read(process, on_batch))
         return process
 
-    async def run(self, *arguments: str, hidden: int = 0, on_line: Callable[[str], object]) -> tuple[int, Process]:
-        """Run a command; return its exit code and its process. The last `hidden` arguments are not shown."""
+    async def _read(self, process: Process, on_batch: Callable[[str], object]) -> None:
+        """Read what the process with Spark prints: lines of the pipeline, and lines of commands."""
+        with contextlib.suppress(EOFError):
+            while True:
+                line = await process.line()
+                if line.startswith(BATCH):
+                    on_batch(line.removeprefix(BATCH))
+                else:
+                    self._lines.put_nowait(line)
+        self._lines.put_nowait(None)
+
+    async def finish_pipeline(self) -> None:
+        """Wait until the pipeline has ingested all entries of the ledger, and end it."""
+        code, process = await self._run_in_spark(FINISH, lambda _: None)
+        if code:
+            raise OperatorError("the pipeline failed", process.error_text())
+
+    async def run(
+        self, *arguments: str, hidden: int = 0, on_line: Callable[[str], object], on_spark: bool = False
+    ) -> tuple[int, Process]:
+        """Run a command; return its exit code and its process. The last `hidden` arguments are not shown.
+
+        With `on_spark`, the command runs in the process with Spark, if there is one.
+        """
         self._show(shlex.join(["twinbus", *arguments[: len(arguments) - hidden]]))
-        if self._batch is None:
-            process = await self._start(arguments[0], "-m", "twinbus", *arguments)
-            with contextlib.suppress(EOFError):
-                while True:
-                    on_line(await process.line())
-            code = await process.ended()
-            await process.stop()
-            return code, process
-        if not self._batch.done():
+        if on_spark and self._spark_process is not None:
+            return await self._run_in_spark(arguments, on_line)
+        process = await self._start(arguments[0], "-m", "twinbus", *arguments)
+        with contextlib.suppress(EOFError):
+            while True:
+                on_line(await process.line())
+        code = await process.ended()
+        await process.stop()
+        return code, process
+
+    async def _run_in_spark(
+        self, command: Sequence[str] | str, on_line: Callable[[str], object]
+    ) -> tuple[int, Process]:
+        assert self._spark_process is not None
+        if not self._spark_process.done():
             self._wait("Spark is still starting")
-        process = await self._batch
-        process.write_line(json.dumps(arguments))
-        try:
-            while not (line := await process.line()).startswith(ENDED):
-                on_line(line)
-        except EOFError:
-            raise OperatorError("the process with Spark has died", process.error_text()) from None
+        process = await self._spark_process
+        process.write_line(json.dumps(command))
+        while (line := await self._lines.get()) is not None and not line.startswith(ENDED):
+            on_line(line)
+        if line is None:
+            raise OperatorError("the process with Spark has died", process.error_text())
         return int(line.removeprefix(ENDED)), process
 
-    async def ask(self, *arguments: str, good: Sequence[int] = (0,), hidden: int = 0) -> Any:
+    async def ask(self, *arguments: str, good: Sequence[int] = (0,), hidden: int = 0, on_spark: bool = False) -> Any:
         """Run a command and return the JSON of the last line that it prints."""
         lines: list[str] = []
-        code, process = await self.run(*arguments, hidden=hidden, on_line=lines.append)
+        code, process = await self.run(*arguments, hidden=hidden, on_line=lines.append, on_spark=on_spark)
         if code not in good or not lines:
             raise OperatorError(f"`twinbus {' '.join(arguments[:2])}` ended with {code}", process.error_text())
         return json.loads(lines[-1])

@@ -71,7 +71,7 @@ async def run_demo(options: DemoOptions, world: DemoProcesses, show: TextDisplay
     primary, secondary = await asyncio.gather(world.serve("primary"), world.serve("secondary"))
     world.connect()
     if options.engine is Engine.SPARK:
-        world.begin_spark()
+        world.begin_pipeline(show.pipeline)
     clock.lap("start")
     kept, primary = await _outage(options, world, show, clock, primary)
     show.chapter("5  The ledger")
@@ -151,7 +151,7 @@ async def _drain_backlog(options: DemoOptions, world: DemoProcesses, show: TextD
 
     show.chapter(f"4  The syphon brings the backlog home, on {options.engine.value}")
     verb = ["syphon", "--engine", options.engine.value, "--drain", "--ledger", LEDGER]
-    code, process = await world.run(*verb, "--json", "--every", "0.5", hidden=3, on_line=on_output)
+    code, process = await world.run(*verb, "--json", "--every", "0.5", hidden=3, on_line=on_output, on_spark=True)
     # The verdict reports messages that were left behind, and those that the audit after the drain calls lost.
     if code not in (0, ATTENTION) and not has_ended:
         raise OperatorError(f"the syphon ended with {code}", process.error_text())
@@ -190,10 +190,15 @@ async def _run_reports(
             sums = await world.ask("ledger", "check", LEDGER, "--json", good=_JUDGED, hidden=1)
         clock.lap("ledger")
         return DemoResult(kept, sums, None, None, None, clock.laps)
-    with show.busy("reconciling, on Spark"):
-        sums = await world.ask("ledger", "reconcile", TABLES, "--ledger", LEDGER, "--json", good=_JUDGED, hidden=1)
-        incidents = await world.ask("ledger", "incidents", TABLES, "--json", hidden=1)
-        cost = await world.ask("cost", "actual", TABLES, "--json", hidden=1)
+    with show.busy("the pipeline reads the last entries"):
+        await world.finish_pipeline()
+        clock.lap("pipeline")
+    with show.busy("reading the results"):
+        sums, incidents, cost = await asyncio.gather(
+            world.ask("ledger", "reconcile", TABLES, "--json", good=_JUDGED, hidden=1),
+            world.ask("ledger", "incidents", TABLES, "--json", hidden=1),
+            world.ask("cost", "actual", TABLES, "--json", hidden=1),
+        )
         clock.lap("ledger")
         code, process = await world.run(
             "report", TABLES, "-o", _PAGE, "--title", "Twinbus demo", on_line=lambda _: None
