@@ -22,15 +22,9 @@ from twinbus.connect import ConnectionString, HttpProxy, NetworkOptions
 from twinbus.errors import OperatorError
 from twinbus.namespace import AuthorizationRule, Claim
 from twinbus.pairing import administration as administration_module
-from twinbus.pairing.administration import (
-    Administration,
-    AioAdministration,
-    LocalAuthority,
-    fetch_authority,
-    is_loopback,
-    request_keywords,
-    split_namespace,
-)
+from twinbus.pairing import local_authority
+from twinbus.pairing.administration import Administration, AioAdministration, request_keywords
+from twinbus.pairing.local_authority import LocalAuthority, fetch_authority, is_loopback, split_namespace
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.provisioning import Provisioned, ProvisioningError, provisioning_steps
 from twinbus.pairing.threaded_administration import LoopCredential
@@ -187,13 +181,13 @@ def test_y1_a_namespace_that_offered_no_certificate_while_it_started_is_asked_ag
     secondary: LocalEndpoint, paths: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, aio: bool
 ) -> None:
     """A syphon that starts while the secondary starts must not take this for a certificate that nobody trusts."""
-    fetch, fetched = administration_module.fetch_authority, list[int]()
+    fetch, fetched = fetch_authority, list[int]()
 
     def not_yet(host: str, port: int, seconds: float) -> str | None:
         fetched.append(port)
         return None if len(fetched) == 1 else fetch(host, port, seconds)
 
-    monkeypatch.setattr(administration_module, "fetch_authority", not_yet)
+    monkeypatch.setattr(local_authority, "fetch_authority", not_yet)
 
     async def ask() -> list[str]:
         async with AioAdministration.from_connection_string(secondary.connection_string) as administration:
@@ -294,7 +288,7 @@ def test_the_port_of_a_namespace_is_told_apart_from_an_address() -> None:
 def test_a_certificate_of_a_stranger_is_still_refused(
     secondary: LocalEndpoint, paths: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.pairing.administration.is_loopback", lambda _: False)
+    monkeypatch.setattr(local_authority, "is_loopback", lambda _: False)
     with Administration.from_connection_string(secondary.connection_string) as administration:
         done = administration.provision_again(paths)
     assert {cause.kind for cause in done.failed} == {FailureKind.CERTIFICATE}

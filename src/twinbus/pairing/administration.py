@@ -1,23 +1,14 @@
 """Manage the secondary with the SDK's administration clients, sync and asyncio: provisioning and its errors.
 
 `provisioning` decides which requests are made. Every request ends within `seconds` and is recorded.
-
-A local namespace (on this machine) has a certificate that no public authority signed. The namespace offers the
-certificate of its own authority on its plain AMQP port. `LocalAuthority` fetches that certificate, and only the
-administration client of this namespace trusts it. No remote host is asked for such a certificate, and certificates are
-always verified.
+Certificates are always verified; `local_authority` fetches the CA of a local namespace.
 """
 
 from __future__ import annotations
 
 import asyncio
 import html
-import http.client
-import ipaddress
 import re
-import ssl
-import tempfile
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +24,7 @@ from twinbus.backlog import FailureKind, evidence_of
 from twinbus.errors import OperatorError
 from twinbus.extras import is_installed
 from twinbus.pairing.errors import QueueCause
+from twinbus.pairing.local_authority import LocalAuthority, is_loopback, split_namespace
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.provisioning import (
     PROPERTIES,
@@ -559,96 +551,3 @@ def _kind_of(error: BaseException) -> FailureKind:
             return kind
     names = evidence_of(error).names
     return next((kind for name, kind in _NAMES if name in names), FailureKind.UNKNOWN)
-
-
-AUTHORITY_PATH: Final = "/$ca"
-_HTTPS_PORT: Final = 443
-_MOST_BYTES: Final = 64 * 1024
-
-
-class LocalAuthority:
-    """The certificate file of a local namespace for `connection_verify=`. Fetched at first use, removed by `close`."""
-
-    def __init__(self, namespace: str, seconds: float) -> None:
-        self._host, self._port = split_namespace(namespace)
-        self._seconds = seconds
-        self._lock = threading.Lock()
-        self._fetches = 0
-        self._file: tempfile._TemporaryFileWrapper[bytes] | None = None
-        # Other requests may still read these files, so they stay until `close`.
-        self._outdated: list[tempfile._TemporaryFileWrapper[bytes]] = []
-
-    @property
-    def is_for(self) -> bool:
-        """Whether the namespace is on this machine."""
-        return is_loopback(self._host)
-
-    def file(self) -> str | None:
-        """Return the path of the file, or None if the namespace offers no certificate. Blocks."""
-        before = self._fetches
-        with self._lock:
-            # A caller that waited while another caller fetched uses the result of that fetch: requests for ten queues
-            # fetch only once.
-            if self._file is None and self.is_for and self._fetches == before:
-                self._fetches += 1
-                offered = fetch_authority(self._host, self._port, self._seconds)
-                if offered is not None:
-                    # The file stays open, because closing removes the file.
-                    self._file = tempfile.NamedTemporaryFile(prefix="twinbus-ca-", suffix=".pem")  # noqa: SIM115
-                    self._file.write(offered.encode("ascii"))
-                    self._file.flush()
-            return None if self._file is None else self._file.name
-
-    def instead_of(self, used: str | None) -> str | None:
-        """Return a newer file than `used`, with the certificate that the namespace offers now. Blocks."""
-        with self._lock:
-            if self._file is not None and self._file.name == used:
-                self._outdated.append(self._file)
-                self._file = None
-        return self.file()
-
-    def close(self) -> None:
-        with self._lock:
-            for file in (*self._outdated, *([] if self._file is None else [self._file])):
-                file.close()
-            self._outdated, self._file = [], None
-
-
-def split_namespace(namespace: str) -> tuple[str, int]:
-    """Return host and port of a `fully_qualified_namespace`."""
-    host, colon, port = namespace.rpartition(":")
-    if colon and port.isdigit() and not host.endswith(":") and (":" not in host or host.startswith("[")):
-        return host.strip("[]"), int(port)
-    return namespace.strip("[]"), _HTTPS_PORT
-
-
-def is_loopback(host: str) -> bool:
-    plain = host.rstrip(".").lower()
-    if plain == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(plain.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
-
-
-def fetch_authority(host: str, port: int, seconds: float) -> str | None:
-    """Return the PEM text that a local namespace offers, or None."""
-    connection = http.client.HTTPConnection(host, port, timeout=seconds)
-    try:
-        connection.connect()
-        # Whatever address the name resolves to: the certificate must come from this machine.
-        if not is_loopback(str(connection.sock.getpeername()[0])):
-            return None
-        connection.request("GET", AUTHORITY_PATH)
-        response = connection.getresponse()
-        if response.status != http.HTTPStatus.OK:
-            return None
-        text = response.read(_MOST_BYTES).decode("ascii")
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
-        return text
-    except (OSError, http.client.HTTPException, ValueError):
-        # ssl.SSLError is an OSError: a text that is no certificate is not trusted.
-        return None
-    finally:
-        connection.close()
