@@ -33,10 +33,28 @@ if TYPE_CHECKING:
         LedgerFolderFacts,
         PrimaryFacts,
         SecondaryFacts,
+        StateFacts,
     )
 
 _CODES: Final = {"broken": BROKEN, "attention": ATTENTION, None: 0}
 _COLOURS: Final = {"broken": "bold red", "attention": "bold yellow", "note": "dim"}
+
+_Entities = Annotated[
+    list[str] | None,
+    typer.Option("--entity", help="An entity that applications send to: test it on the primary; may be repeated."),
+]
+_Ping = Annotated[bool, typer.Option(help="Test in a scratch queue of the primary whether it hides pings.")]
+_PingEntity = Annotated[
+    str | None, typer.Option(help="Test in this queue of the primary instead, if no queue may be created.")
+]
+_Ledger = Annotated[Path | None, typer.Option(help="Directory of a ledger: look at it, too.", show_default="none")]
+_Wait = Annotated[float, typer.Option(min=0, help="Seconds between two looks at messages that wait.")]
+_Conformance = Annotated[
+    bool, typer.Option("--conformance", help="Compare the primary with what Twinbus assumes, in scratch entities.")
+]
+_Clean = Annotated[bool, typer.Option("--clean", help="Remove empty extra queues, after a confirmation.")]
+_Yes = Annotated[bool, typer.Option("--yes", help="With --clean: do not ask for confirmation.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @network_options
@@ -45,26 +63,17 @@ def doctor(
     secondary: OptionalSecondary = None,
     count: Count = 10,
     primary_name: PrimaryName = None,
-    entity: Annotated[
-        list[str] | None,
-        typer.Option(help="An entity that applications send to: test it on the primary; may be repeated."),
-    ] = None,
-    ping: Annotated[bool, typer.Option(help="Test in a scratch queue of the primary whether it hides pings.")] = True,
-    ping_entity: Annotated[
-        str | None, typer.Option(help="Test in this queue of the primary instead, if no queue may be created.")
-    ] = None,
-    ledger: Annotated[
-        Path | None, typer.Option(help="Directory of a ledger: look at it, too.", show_default="none")
-    ] = None,
+    entity: _Entities = None,
+    ping: _Ping = True,
+    ping_entity: _PingEntity = None,
+    ledger: _Ledger = None,
     state: State = None,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds between two looks at messages that wait.")] = 5.0,
-    conformance: Annotated[
-        bool, typer.Option("--conformance", help="Compare the primary with what Twinbus assumes, in scratch entities.")
-    ] = False,
-    clean: Annotated[bool, typer.Option("--clean", help="Remove empty extra queues, after a confirmation.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --clean: do not ask for confirmation.")] = False,
+    wait: _Wait = 5.0,
+    conformance: _Conformance = False,
+    clean: _Clean = False,
+    yes: _Yes = False,
     seconds: Seconds = 10.0,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: _Json = False,
     debug: Debug = False,
 ) -> None:
     """Check a pair: namespaces, rights, queues, messages.
@@ -111,8 +120,7 @@ def doctor(
                 shared = None if state is None else asyncio.run(state_facts(state, name, secondary, seconds))
             found = findings_of(ours, theirs, book, shared)
             worst = overall(found)
-            report = _report(name, ours, theirs, book, found)
-            report["held"] = None if shared is None else list(shared.held)
+            report = _report(name, ours, theirs, book, shared, found)
             if not json:
                 _print(name, ours, theirs, found)
             listed = theirs.inspection if theirs.management is None else None
@@ -170,6 +178,7 @@ def _report(
     primary: PrimaryFacts,
     secondary: SecondaryFacts,
     ledger: LedgerFolderFacts | None,
+    state: StateFacts | None,
     findings: tuple[Finding, ...],
 ) -> dict[str, Any]:
     from twinbus.pairing import Severity, overall  # noqa: PLC0415 - slow
@@ -191,6 +200,7 @@ def _report(
         if pings is None
         else {"visibility": str(pings.visibility), "detail": pings.detail, "advice": pings.advice},
         "problems": [f"{one.what} {one.next_step}" for one in findings if one.severity is not Severity.NOTE],
+        "held": None if state is None else list(state.held),
     }
 
 

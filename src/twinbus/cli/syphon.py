@@ -156,13 +156,8 @@ def syphon(
             ended, has_drained = _on_spark(work, options, ledger, shown, master, lanes)
         else:
             ended, has_drained = _on_loop(work.run(options, ledger, shown))
-        if ended.audit is not None and ended.audit["lost"]:
-            if not json:
-                show_lost(ended.audit)
-            raise typer.Exit(FAILED)
-        is_moved = has_drained and not (ended.left or ended.total.dead_lettered or ended.total.kept or ended.aside)
-        if drain and not is_moved:
-            raise typer.Exit(ATTENTION)
+        if code := _exit_code(ended, drain=drain, has_drained=has_drained, json=json):
+            raise typer.Exit(code)
 
 
 def _refuse(engine: Engine, ledger: Path | None, master: str | None, lanes: int | None, *, dry_run: bool) -> None:
@@ -173,6 +168,16 @@ def _refuse(engine: Engine, ledger: Path | None, master: str | None, lanes: int 
         raise WrongUsageError("--master and --lanes need --engine spark", "Add it, or leave them out.")
     if ledger is not None:
         refuse_unwritable(ledger)
+
+
+def _exit_code(ended: Progress, *, drain: bool, has_drained: bool, json: bool) -> int:
+    """Return the exit code of a run. Without `json`, prints what the audit found to be lost."""
+    if ended.audit is not None and ended.audit["lost"]:
+        if not json:
+            show_lost(ended.audit)
+        return FAILED
+    is_moved = has_drained and not (ended.left or ended.total.dead_lettered or ended.total.kept or ended.aside)
+    return ATTENTION if drain and not is_moved else 0
 
 
 def _on_loop(work: Coroutine[Any, Any, T]) -> T:
