@@ -75,7 +75,8 @@ _TEMPORARY: Final = (
     ServiceBusServerBusyError,
     RetryError,
 )
-# A local namespace that refuses connections does not offer its certificate either.
+# Failures at which a queue is declared later. A local namespace that refuses connections does not offer its
+# certificate either.
 _PUTS_OFF: Final = COUNTING_FAILURES | {FailureKind.CERTIFICATE}
 
 TRANSPORT_ALIASES[_SCHEME] = "twinbus.kombu:KombuTransport"
@@ -160,8 +161,8 @@ def _read_url(url: str | None) -> dict[str, str]:
 # --- the pair of a process -------------------------------------------------------------------------------------------
 
 
-class _SharedPair:
-    """A pair with its clients, for all transports of one process that have these settings."""
+class _ProcessPair:
+    """A pair with its clients. All transports of one process with these settings use it."""
 
     def __init__(self, settings: BrokerSettings) -> None:
         self.settings = settings
@@ -211,7 +212,7 @@ class _PrimaryQueues:
         return self._administration.request(getattr(self._administration.client, method), queue_name, **properties)
 
 
-_shared: Final[list[_SharedPair]] = []
+_shared: Final[list[_ProcessPair]] = []
 _sharing = threading.Lock()
 
 
@@ -224,20 +225,20 @@ def _forget_after_fork() -> None:
 os.register_at_fork(after_in_child=_forget_after_fork)
 
 
-def _take(settings: BrokerSettings) -> _SharedPair:
-    """Return the pair of this process with these settings, or pair now. Others that need it wait meanwhile."""
+def _take(settings: BrokerSettings) -> _ProcessPair:
+    """Return the pair of this process with these settings; pair if there is none. Other threads wait meanwhile."""
     with _sharing:
         for shared in _shared:
             if shared.settings == settings and shared.process == os.getpid():
                 break
         else:
-            shared = _SharedPair(settings)
+            shared = _ProcessPair(settings)
             _shared.append(shared)
         shared.users += 1
         return shared
 
 
-def _give_back(shared: _SharedPair) -> None:
+def _give_back(shared: _ProcessPair) -> None:
     """Close the pair if no other transport uses it."""
     with _sharing:
         shared.users -= 1
@@ -269,9 +270,9 @@ class KombuChannel(azureservicebus.Channel):
         return self.connection.shared.queues
 
     def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> queue_declare_ok_t:
-        """Create a queue on the primary. While the primary cannot be reached, this is put off and succeeds.
+        """Create a queue on the primary. While the primary cannot be reached, succeed and create the queue later.
 
-        A worker creates the queue before it receives, a publisher when the primary says that there is none.
+        A worker creates it before it receives, a publisher when the primary says that there is none.
         """
         name = queue or f"amq.gen-{uuid()}"
         self.connection.shared  # noqa: B018 - pairs first: an error of pairing is not one of the primary
@@ -350,7 +351,7 @@ class KombuTransport(azureservicebus.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.undeclared: set[str] = set()
-        self._shared: _SharedPair | None = None
+        self._shared: _ProcessPair | None = None
 
     @cached_property
     def settings(self) -> BrokerSettings:
@@ -361,7 +362,7 @@ class KombuTransport(azureservicebus.Transport):
         return _read_settings(self.client.hostname, self.client.transport_options)
 
     @property
-    def shared(self) -> _SharedPair:
+    def shared(self) -> _ProcessPair:
         """The pair of this process, made at the first use.
 
         Example: `connection.transport.shared.pair.entities()`.

@@ -10,7 +10,7 @@ from jwt.algorithms import RSAAlgorithm
 
 from tests.entra import Issuer
 from twinbus.namespace import KeySetError, parse_key_set
-from twinbus.namespace.identity import same_audience
+from twinbus.namespace.identity import has_audience
 
 RSA = Issuer("rsa")
 CURVE = Issuer("curve", curve=ec.SECP384R1())
@@ -88,4 +88,4 @@ def test_n6_a_key_set_that_cannot_be_used_is_refused_with_the_reason_and_without
     ],
 )
 def test_n6_the_audience_is_a_text_or_a_list(found: object, is_same: bool) -> None:
-    assert same_audience(found, ["https://servicebus.azure.net"]) is is_same
+    assert has_audience(found, ["https://servicebus.azure.net"]) is is_same

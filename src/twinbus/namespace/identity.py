@@ -48,7 +48,7 @@ def parse_key_set(text: str) -> tuple[TokenKey, ...]:
     """Return the keys of a key set that can verify tokens. Raises KeySetError.
 
     Keys for encryption and of unknown types are left out. A key set with a private key or a shared key is refused:
-    whoever reads the file could sign tokens.
+    a reader of the file could sign tokens.
     """
     try:
         value = json.loads(text)
@@ -99,7 +99,7 @@ def _algorithm(key: dict[str, Any]) -> str | None:
     return None
 
 
-def same_audience(found: object, wanted: Sequence[str]) -> bool:
+def has_audience(found: object, wanted: Sequence[str]) -> bool:
     """Return whether `aud` of a token, a text or a list, has a wanted audience. A slash at the end does not matter."""
     given = found if isinstance(found, list) else [found]
     known = {one.rstrip("/") for one in wanted}

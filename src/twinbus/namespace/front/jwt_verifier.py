@@ -19,7 +19,7 @@ from jwt.exceptions import InvalidSignatureError, PyJWTError
 
 from twinbus.namespace.engine.descriptions import Claim
 from twinbus.namespace.front.sas_verifier import TokenProblem, TokenRefusedError, implied_claims, rule_covers
-from twinbus.namespace.identity import IdentityOptions, TokenKey, same_audience
+from twinbus.namespace.identity import IdentityOptions, TokenKey, has_audience
 from twinbus.namespace.own_names import shortened
 
 MAX_TOKEN: Final = 16 * 1024
@@ -34,7 +34,7 @@ _ROLES: Final = {
 }
 
 
-class Role(NamedTuple):
+class TokenRole(NamedTuple):
     """A role of a token: the claim that it grants, and the path of its entity in lower case; '' for the namespace."""
 
     claim: Claim
@@ -49,7 +49,7 @@ class TokenRoles:
     """
 
     key: TokenKey
-    roles: frozenset[Role]
+    roles: frozenset[TokenRole]
     expires_at: int
 
     def claims(self, path: str) -> frozenset[Claim]:
@@ -121,7 +121,7 @@ class JwtVerifier:
         if not_before is not None and not_before > now + _CLOCK_DIFFERENCE:
             raise TokenRefusedError(TokenProblem.EXPIRED, f"the token is not valid before {not_before}")
         audiences, issuers = self._options.audiences, self._options.issuers
-        if not same_audience(fields.get("aud"), audiences):
+        if not has_audience(fields.get("aud"), audiences):
             raise TokenRefusedError(
                 TokenProblem.FOREIGN_AUDIENCE,
                 f"the token's audience is {_shown(fields.get('aud'))}, not {' or '.join(audiences)}",
@@ -144,7 +144,7 @@ def _instant(fields: Mapping[str, Any], name: str) -> int | None:
     return int(value)
 
 
-def _roles(fields: Mapping[str, Any]) -> list[Role]:
+def _roles(fields: Mapping[str, Any]) -> list[TokenRole]:
     given = fields.get("roles")
     found = []
     for text in given if isinstance(given, list) else ():
@@ -152,10 +152,10 @@ def _roles(fields: Mapping[str, Any]) -> list[Role]:
         claim = _ROLES.get("".join(name.split()).lower())
         path = entity.strip().strip("/").lower()
         if claim is not None and bool(colon) == bool(path):  # a role for an entity without a name is for nothing
-            found.append(Role(claim, path))
+            found.append(TokenRole(claim, path))
     return found
 
 
 def _shown(value: object) -> str:
-    """Return a field of a token for a text: quoted and short. Whoever sent the token chose it."""
+    """Return a field of a token for a text: quoted and short. The sender of the token chose it."""
     return shortened(value if isinstance(value, str) else json.dumps(value))

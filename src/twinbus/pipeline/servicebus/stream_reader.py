@@ -8,7 +8,7 @@ committed. It works as follows:
   committed, and only then calls `latestOffset` again, with the end offset of this batch as `start`. If a batch has its
   end offset in the checkpoint but is not committed, Spark repeats the batch after a restart, with the same offsets.
 - So `latestOffset` completes the messages of the batch that ends at `start` while it plans the next batch, and returns
-  when both is done. Spark also calls `commit`, but later: when the next batch is planned. It never calls `commit` for
+  when both are done. Spark also calls `commit`, but later: when the next batch is planned. It never calls `commit` for
   the last batch of a query, and never repeats a call.
 - `latestOffset` peeks at the queue and puts the sequence number of each active message of the batch into the offset.
   This set of numbers is the batch: `read` peeks at exactly these numbers, also when the batch is repeated, and `commit`

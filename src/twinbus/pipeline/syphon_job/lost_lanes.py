@@ -201,8 +201,8 @@ _Key = tuple[str, str]
 """The path of a destination, and the id of a message."""
 
 
-class _Effect(Enum):
-    """What an entry of a lane says about a message."""
+class _Recorded(Enum):
+    """What a lane recorded about a message."""
 
     DELIVERED = "delivered"
     MAYBE_DELIVERED = "maybe delivered"
@@ -210,7 +210,7 @@ class _Effect(Enum):
     LOCK_LOST = "lock lost"
 
 
-def _effects(entries: Iterable[Entry], primary: str) -> Iterator[tuple[_Key, _Effect, int]]:
+def _recorded(entries: Iterable[Entry], primary: str) -> Iterator[tuple[_Key, _Recorded, int]]:
     """Yields what the entries of one lane say about each message, and how often. The lane must have ended."""
     begun: dict[str, Intent] = {}
     for entry in entries:
@@ -218,39 +218,39 @@ def _effects(entries: Iterable[Entry], primary: str) -> Iterator[tuple[_Key, _Ef
             case Intent(stage=Stage.RETURN_PRIMARY):
                 begun[entry.id] = entry
             case Outcome() if entry.id in begun:
-                yield from _effects_of_send(begun.pop(entry.id), entry)
+                yield from _recorded_send(begun.pop(entry.id), entry)
             case Operation(stage=Stage.RETURN_PRIMARY):
-                yield from _effects_of_send(entry, entry)
+                yield from _recorded_send(entry, entry)
             case Operation(stage=Stage.COMPLETE_BACKLOG):
                 for name, count in _arrived_and_failed(entry, entry)[0].items():
-                    yield (_path(entry, primary), name), _Effect.COMPLETED, count
+                    yield (_path(entry, primary), name), _Recorded.COMPLETED, count
             case Movement(move=Move.POSSIBLE_DUPLICATE):
                 for name in entry.ids:
-                    yield (_path(entry, primary), name), _Effect.LOCK_LOST, 1
+                    yield (_path(entry, primary), name), _Recorded.LOCK_LOST, 1
             case _:
                 pass
     for intent in begun.values():
         for name in intent.ids:
-            yield (intent.entity, name), _Effect.MAYBE_DELIVERED, 1
+            yield (intent.entity, name), _Recorded.MAYBE_DELIVERED, 1
 
 
-def _effects_of_send(intent: Intent | Operation, outcome: Outcome | Operation) -> Iterator[tuple[_Key, _Effect, int]]:
+def _recorded_send(intent: Intent | Operation, outcome: Outcome | Operation) -> Iterator[tuple[_Key, _Recorded, int]]:
     arrived, failed = _arrived_and_failed(intent, outcome)
     for name, count in arrived.items():
-        yield (intent.entity, name), _Effect.DELIVERED, count
+        yield (intent.entity, name), _Recorded.DELIVERED, count
     if outcome.result == UNKNOWN:
         for name, count in failed.items():
-            yield (intent.entity, name), _Effect.MAYBE_DELIVERED, count
+            yield (intent.entity, name), _Recorded.MAYBE_DELIVERED, count
 
 
 def doubted_messages(entries: Iterable[Entry], primary: str) -> set[_Key]:
     """Returns the messages of one lane that another lane has possibly delivered too, or will deliver. Pure."""
     doubted: set[_Key] = set()
     uncompleted: Counter[_Key] = Counter()
-    for key, effect, count in _effects(entries, primary):
-        if effect is _Effect.DELIVERED:
+    for key, recorded, count in _recorded(entries, primary):
+        if recorded is _Recorded.DELIVERED:
             uncompleted[key] += count
-        elif effect is _Effect.COMPLETED:
+        elif recorded is _Recorded.COMPLETED:
             uncompleted[key] -= count
             if not uncompleted[key]:
                 del uncompleted[key]
@@ -266,14 +266,14 @@ def count_duplicates(lanes: Iterable[Iterable[Entry]], doubted: Container[_Key],
     or possibly accepted n times has n - 1 duplicates. It has at least one if it was delivered and its completion is not
     certain.
     """
-    sums: defaultdict[_Key, Counter[_Effect]] = defaultdict(Counter)
+    sums: defaultdict[_Key, Counter[_Recorded]] = defaultdict(Counter)
     for entries in lanes:
-        for key, effect, count in _effects(entries, primary):
+        for key, recorded, count in _recorded(entries, primary):
             if key in doubted:
-                sums[key][effect] += count
+                sums[key][recorded] += count
     found: Counter[str] = Counter()
-    for (path, _), effects in sums.items():
-        delivered = effects[_Effect.DELIVERED]
-        is_uncertain = delivered > 0 and (effects[_Effect.LOCK_LOST] > 0 or not effects[_Effect.COMPLETED])
-        found[path] += max(delivered + effects[_Effect.MAYBE_DELIVERED] - 1, int(is_uncertain))
+    for (path, _), counts in sums.items():
+        delivered = counts[_Recorded.DELIVERED]
+        is_uncertain = delivered > 0 and (counts[_Recorded.LOCK_LOST] > 0 or not counts[_Recorded.COMPLETED])
+        found[path] += max(delivered + counts[_Recorded.MAYBE_DELIVERED] - 1, int(is_uncertain))
     return found
