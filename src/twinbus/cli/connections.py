@@ -281,24 +281,20 @@ def access_error(what: str, error: Exception) -> OperatorError:
     if kind is FailureKind.CERTIFICATE:
         return OperatorError(
             f"the certificate of {what} is not trusted: {detail}",
-            "Give the certificate of its authority with --ca.",
-        )
-    if is_refused(error) and credential_name() is not None:
-        return OperatorError(
-            f"the {_refused_thing()} was refused by {what}: {detail}",
-            "Check who is signed in, and the roles of this identity on the namespace (Azure Service Bus Data …).",
+            "Give the certificate of its CA with --ca.",
         )
     if is_refused(error):
-        return OperatorError(
-            f"the key was refused by {what}: {detail}",
-            "Check the key's name, the key, its rights on this namespace, and this machine's clock.",
-        )
+        hint = "Check the key's name, the key, its rights on this namespace, and this machine's clock."
+        if credential_name() is not None:
+            hint = "Check who is signed in, and the roles of this identity on the namespace (Azure Service Bus Data …)."
+        return OperatorError(f"the {_what_was_refused()} was refused by {what}: {detail}", hint)
     return OperatorError(
         f"{what} cannot be reached: {detail}", "Check the host name, and that the namespace is running."
     )
 
 
-def _refused_thing() -> str:
+def _what_was_refused() -> str:
+    """Return what signs in to a namespace: the key, or with --credential one of the two."""
     name = credential_name()
     return "key" if name is None else f"credential {name!r}, or the key of a connection string,"
 
@@ -315,7 +311,7 @@ def provisioning_explained() -> Iterator[None]:
         if any(cause.kind not in CREDENTIAL_REFUSED for cause in error.causes):
             raise
         raise OperatorError(
-            f"the {_refused_thing()} was refused by the secondary: {error.causes[0].detail}",
+            f"the {_what_was_refused()} was refused by the secondary: {error.causes[0].detail}",
             f"Check the key's name and the key, or the roles of the credential. {error.hint}",
         ) from error
 

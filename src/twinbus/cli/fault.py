@@ -35,7 +35,7 @@ Connection = Annotated[
     ),
 ]
 Authority = Annotated[
-    Path | None, typer.Option("--ca", envvar="TWINBUS_CA", help="Certificate authority to trust for TLS.")
+    Path | None, typer.Option("--ca", envvar="TWINBUS_CA", help="File with the certificates to trust.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

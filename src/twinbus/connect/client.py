@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from twinbus.amqp import MIB
 from twinbus.clock import Clock, SystemClock
-from twinbus.connect.connection_string import ConnectionString, ConnectionStringError
+from twinbus.connect.connection_string import ConnectionString
 from twinbus.connect.errors import ServiceBusArgumentError
 from twinbus.connect.management import Management
 from twinbus.connect.network import NetworkOptions
@@ -56,8 +56,7 @@ def connect(
     endpoint = (
         connection_string if isinstance(connection_string, ConnectionString) else ConnectionString.of(connection_string)
     )
-    if credential is None and not endpoint.has_key:
-        raise ConnectionStringError(f"{endpoint.host} is a host name, which has no key: give a credential")
+    endpoint.require_credential(credential)
     return ServiceBusConnection(
         endpoint,
         tls=tls,

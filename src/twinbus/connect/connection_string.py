@@ -43,17 +43,18 @@ class ConnectionString:
     def of_host(cls, text: str) -> Self:
         """Return the endpoint `host` or `host:port`, without a key. Raises ConnectionStringError.
 
-        A name without a dot and a port is refused, because it may be a key. So the text of an error never has a key.
+        A name with neither a dot nor a port is refused, because it may be a key. So the text of an error never has a
+        key.
         """
+        given = text.strip()
         try:
-            parts = urlsplit(f"//{text.strip()}")
-            host, port = parts.hostname, parts.port
+            parts = urlsplit(f"//{given}")
+            host, port = parts.hostname or "", parts.port
         except ValueError:
-            host, port = None, None
-            parts = urlsplit("")
-        is_name = host is not None and ("." in host or port is not None or host == "localhost" or ":" in host)
-        plain = parts.netloc == text.strip() and "@" not in text
-        if host is None or not is_name or not plain or not _HOST.fullmatch(host):
+            parts, host, port = urlsplit(""), "", None
+        is_name = port is not None or host == "localhost" or "." in host or ":" in host
+        is_plain = parts.netloc == given and "@" not in given
+        if not is_name or not is_plain or not _HOST.fullmatch(host):
             raise ConnectionStringError(
                 "it is neither a connection string nor a host such as contoso.servicebus.windows.net"
             )
@@ -90,6 +91,11 @@ class ConnectionString:
     def has_key(self) -> bool:
         """Whether the endpoint has a key. Without a key, a credential is needed."""
         return bool(self.key)
+
+    def require_credential(self, credential: object) -> None:
+        """Raise ConnectionStringError if the endpoint has no key and the credential is None."""
+        if not self.has_key and credential is None:
+            raise ConnectionStringError(f"{self.host} is a host name, which has no key: give a credential")
 
     @property
     def namespace(self) -> str:

@@ -145,12 +145,12 @@ class ServiceBusCredentialError(ServiceBusAuthenticationError):
 
 
 class ServiceBusAuthorizationError(ServiceBusError, OperatorError):
-    default_hint = "Give the key's rule the claim it lacks."
+    default_hint = "Give the key's rule the claim it lacks, or the credential's identity the role."
 
 
 class ServiceBusCertificateError(ServiceBusError, OperatorError):
     default_hint = (
-        "Trust the authority that signed it: load its certificate into the SSLContext for `connect(tls=…)`, or give "
+        "Trust the CA that signed it: load its certificate into the SSLContext for `connect(tls=…)`, or give "
         "its file as connection_verify."
     )
 

@@ -57,7 +57,7 @@ def named_credential(name: str) -> Any:
 
 
 def _authority_options() -> dict[str, Any]:
-    """Return options for the authority that AZURE_AUTHORITY_HOST names.
+    """Return options for the authority that AZURE_AUTHORITY_HOST names: the host that issues tokens.
 
     azure-identity asks Microsoft's public cloud about an authority that it does not know, and refuses it. An authority
     in a network of its own, such as Azure Stack, is trusted because the operator has named it.

@@ -19,7 +19,6 @@ from twinbus.clock import Clock, SystemClock
 from twinbus.connect import (
     SCOPE,
     ConnectionString,
-    ConnectionStringError,
     credential_failure,
     make_sas_token,
     named_credential,
@@ -54,8 +53,7 @@ class NamespaceHttpClient:
     ) -> None:
         """`connection_string` may be a host. Then `credential` names the credential to use (`named_credential`)."""
         self._at = ConnectionString.of(connection_string)
-        if not self._at.has_key and credential is None:
-            raise ConnectionStringError(f"{self._at.host} is a host name, which has no key: give a credential")
+        self._at.require_credential(credential)
         self._credential = credential
         self._ca = ca
         self._timeout = timeout

@@ -288,8 +288,8 @@ def _in_plain_words(side: str, host: str, kind: FailureKind) -> tuple[str, str]:
         case FailureKind.CERTIFICATE:
             return (
                 f"The certificate of the {side}, {host}, is not trusted.",
-                "Check that it is the right host. If the namespace has an authority of its own, give the authority's "
-                "certificate with --ca.",
+                "Check that it is the right host. If the namespace has a CA of its own, give the CA's certificate with "
+                "--ca.",
             )
         case FailureKind.TLS | FailureKind.PROTOCOL:
             return (

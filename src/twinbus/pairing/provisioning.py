@@ -235,5 +235,5 @@ def _hint(causes: Sequence[QueueCause]) -> str:
             'with provision="assume".'
         )
     if FailureKind.CERTIFICATE in kinds:
-        return "Trust the secondary's certificate authority: an admin client with connection_verify=, or a CA bundle."
+        return "Trust the secondary's CA: an admin client with connection_verify=, or a CA bundle."
     return 'Mend the secondary; on_secondary_down="background" lets an application start without it.'
