@@ -105,7 +105,8 @@ def test_y2_a_key_that_may_not_list_finds_the_queues_one_by_one(backlog: Backlog
     ("change", "says", "hint"),
     [
         ({"TWINBUS_PRIMARY_NAME": "nobody"}, "no backlog queue of 'nobody'", "--primary-name"),
-        ({"TWINBUS_SECONDARY_CONNECTION_STRING": "not one"}, "--secondary: part 1", "connection strings"),
+        ({"TWINBUS_SECONDARY_CONNECTION_STRING": "not one;a=b"}, "--secondary: part 1", "connection strings"),
+        ({"TWINBUS_SECONDARY_CONNECTION_STRING": "not one"}, "--secondary: it is neither", "connection strings"),
         ({"key-of-all": "key-of-none"}, "the key was refused by the secondary", "key"),
     ],
 )
