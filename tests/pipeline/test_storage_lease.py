@@ -15,6 +15,7 @@ from twinbus.errors import OperatorError
 from twinbus.object_store import ObjectFolder
 from twinbus.pipeline.checkpoints import checkpoints_of
 from twinbus.pipeline.storage_lease import NAME, StorageLease
+from twinbus.pipeline.table_storage import TablesBusyError, TableStorage
 from twinbus.storage_location import StorageLocation
 
 
@@ -38,7 +39,7 @@ def test_d6_a_lease_that_its_owner_renews_is_refused_and_one_of_a_dead_process_i
     folder = ObjectFolder(StorageLocation.parse(f"{url}/renewed"))
     taken = r"another process \(process \d+ on .+\) is writing"
     with lease(folder).held():
-        with pytest.raises(OperatorError, match=taken), lease(folder).held():
+        with pytest.raises(TablesBusyError, match=taken), lease(folder).held():
             pass
         assert folder.exists(NAME)
     assert not folder.exists(NAME), "it is released"
@@ -69,6 +70,14 @@ def test_d6_a_process_that_lost_its_lease_does_not_commit(url: str) -> None:
     late = StorageLease(ObjectFolder(StorageLocation.parse(f"{url}/late")), renew=0.5, lasts=0.5)
     with late.held(), pytest.raises(OperatorError, match="lost the lock"):
         late.check()
+
+
+def test_d5_a_folder_whose_lock_another_process_has_is_busy(tmp_path: Path) -> None:
+    one, other = TableStorage(tmp_path), TableStorage(tmp_path)
+    with one.lock(), pytest.raises(TablesBusyError, match="is writing the tables"), other.lock():
+        pass
+    with other.lock():
+        assert (tmp_path / ".lock").exists()
 
 
 def test_d6_checkpoints_of_tables_at_a_url_are_in_a_local_folder(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from twinbus.pipeline.sinks import write_to_database
     from twinbus.pipeline.snapshots import TablesVersion
     from twinbus.pipeline.submitted import separate_stderr
-    from twinbus.pipeline.table_storage import TableStorage
-    from twinbus.pipeline.tables import OPERATIONS, PROBLEMS, SCHEMAS, Tables, TablesBusyError
+    from twinbus.pipeline.table_storage import TablesBusyError, TableStorage
+    from twinbus.pipeline.tables import OPERATIONS, PROBLEMS, SCHEMAS, Tables
     from twinbus.pipeline.time_window import TimeWindow
     from twinbus.pipeline.writer_states import WriterStates
 
@@ -102,8 +102,8 @@ _MODULES = {
     "sinks": ("write_to_database",),
     "snapshots": ("TablesVersion",),
     "submitted": ("separate_stderr",),
-    "table_storage": ("TableStorage",),
-    "tables": ("OPERATIONS", "PROBLEMS", "SCHEMAS", "Tables", "TablesBusyError"),
+    "table_storage": ("TableStorage", "TablesBusyError"),
+    "tables": ("OPERATIONS", "PROBLEMS", "SCHEMAS", "Tables"),
     "time_window": ("TimeWindow",),
     "writer_states": ("WriterStates",),
 }  # fmt: skip

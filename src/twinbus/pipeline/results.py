@@ -67,8 +67,8 @@ def write_results(
     """Computes these results from the last snapshot, and commits them with a snapshot. Returns the snapshot.
 
     `writers` are the writers that are known to be dead or alive; find this out before the entries are ingested. A
-    result that another process has computed from a later snapshot stays. Raises OperatorError if another process
-    writes the tables for more than some seconds.
+    result that another process has computed from a later snapshot stays. Raises TablesBusyError if another
+    process has the lock of the tables for more than a few seconds.
     """
     version = tables.version()
     if not version.number:

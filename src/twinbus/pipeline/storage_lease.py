@@ -24,6 +24,7 @@ from uuid import uuid4
 
 from twinbus.errors import OperatorError
 from twinbus.object_store import ObjectFolder, ObjectVersion, StorageError
+from twinbus.pipeline.table_storage import TablesBusyError
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class StorageLease:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Has the lease inside the `with` block. Raises OperatorError if another process has it and renews it."""
+        """Has the lease inside the `with` block. Raises TablesBusyError if another process renews it."""
         self._acquire()
         ended = threading.Event()
         renewing = threading.Thread(target=self._renew, args=(ended,), name="twinbus-lease", daemon=True)
@@ -92,10 +93,10 @@ class StorageLease:
                 return
             time.sleep(self._renew_seconds / 10)
 
-    def _taken(self, content: bytes) -> OperatorError:
+    def _taken(self, content: bytes) -> TablesBusyError:
         owner = _owner(content)
         who = f"process {owner.get('pid')} on {owner.get('host')}"
-        return OperatorError(
+        return TablesBusyError(
             f"another process ({who}) is writing the tables in {self._folder.location}", "Wait for it, or end it."
         )
 

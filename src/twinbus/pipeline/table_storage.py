@@ -5,11 +5,12 @@ The tables are in a folder that the driver and all executors share, or in an obj
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 from uuid import uuid4
@@ -24,6 +25,13 @@ OLD_FORMAT: Final = "current.json"
 LOG_FOLDER: Final = "_delta_log"
 _STAGING: Final = ".staging"
 _ABANDONED: Final = 24 * 3600.0
+# The commit of results takes less. Flock has no time limit of its own.
+_LOCK_SECONDS: Final = 3.0
+_LOCK_PAUSE: Final = 0.05
+
+
+class TablesBusyError(OperatorError):
+    """Another process has the lock of the tables."""
 
 
 class TableStorage:
@@ -110,9 +118,26 @@ class TableStorage:
             moved.append((str(target.relative_to(self.root / table)), partition))
         return moved
 
-    def lock(self) -> AbstractContextManager[None]:
-        """Returns a context that has the lock of tables in an object store. Raises OperatorError if it is taken."""
-        raise NotImplementedError("the tables of a folder are locked by a file")
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Has the lock of the tables inside the `with` block.
+
+        Waits a few seconds for another process that has the lock; then raises TablesBusyError.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / ".lock").open("w") as lock:
+            deadline = time.monotonic() + _LOCK_SECONDS
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise TablesBusyError(
+                            f"another process is writing the tables in {self.location}", "Wait for it, or end it."
+                        ) from None
+                    time.sleep(_LOCK_PAUSE)
+            yield
 
     def check_lock(self) -> None:
         """Raises OperatorError if this process has lost the lock. The lock of a folder cannot be lost."""

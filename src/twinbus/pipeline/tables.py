@@ -1,4 +1,4 @@
-"""The tables of the pipeline, as Spark reads and writes them, on a disk that the driver and all executors share.
+"""The tables of the pipeline, as Spark reads and writes them.
 
 Each table is a Delta Lake table (`table_log`), and the table `snapshots` names the versions that belong together. Spark
 writes Parquet files, and reads the files that the log of a table names; it never sees the log. A batch writes all its
@@ -13,10 +13,8 @@ docs/tables.md describes the columns.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
@@ -69,13 +67,6 @@ _PARALLEL_QUERIES: Final = 4
 VACUUM_COMMITS: Final = 64
 """Number of commits between two removals of files that no reader needs."""
 _DAY: Final = "day"
-# The commit of results takes less. Flock has no time limit of its own.
-_LOCK_SECONDS: Final = 3.0
-_LOCK_PAUSE: Final = 0.05
-
-
-class TablesBusyError(OperatorError):
-    """Another process has the lock of the tables."""
 
 
 class TablesChange:
@@ -294,31 +285,9 @@ class Tables:
 
         Waits a few seconds for another process that has the lock; then raises TablesBusyError.
         """
-        with self._lock():
+        with self.storage.lock():
             self.storage.discard_staged()
             self._undo_unfinished()
-            yield
-
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        if self.storage.is_url:
-            with self.storage.lock():
-                yield
-            return
-        self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / ".lock").open("w") as lock:
-            deadline = time.monotonic() + _LOCK_SECONDS
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise TablesBusyError(
-                            f"another process is writing the tables in {self.storage.location}",
-                            "Wait for it, or end it.",
-                        ) from None
-                    time.sleep(_LOCK_PAUSE)
             yield
 
     def _undo_unfinished(self) -> None:
@@ -399,11 +368,11 @@ class Tables:
         """Removes the tables, their results and the checkpoints of their streams; also tables of the old format.
 
         Other files stay. Does nothing in a folder without tables: there, a folder `results` would be somebody else's.
-        Raises OperatorError if another process has the lock.
+        Raises TablesBusyError if another process has the lock.
         """
         if not self.storage.has_tables():
             return
-        with self._lock():
+        with self.storage.lock():
             remove_checkpoints(self.storage.location)
             names = self.storage.names()
             # What marks the folder as one with tables goes last: a removal that was interrupted can be repeated.

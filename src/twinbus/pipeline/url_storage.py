@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import BinaryIO
 
 from twinbus.object_store import ObjectFolder
@@ -38,8 +39,10 @@ class UrlTableStorage(TableStorage):
     def open_file(self, table: str, path: str) -> BinaryIO:
         return self._folder.open(f"{table}/{path}")
 
-    def lock(self) -> AbstractContextManager[None]:
-        return self._lease.held()
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        with self._lease.held():
+            yield
 
     def check_lock(self) -> None:
         self._lease.check()
