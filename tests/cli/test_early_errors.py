@@ -30,6 +30,11 @@ SPAN = "is not a span of time. Give a number with ms, s, m, h or d"
             2,
         ),
         (("ledger", "latency", "tables", "--ledger", "nowhere"), "the ledger nowhere does not exist", 1),
+        (
+            ("ledger", "cost", "new", "--ledger", "ledger", "--tables", "tables"),
+            "--ledger cannot be combined with --tables",
+            2,
+        ),
         (("ledger", "audit", "ledger", "--engine", "spark"), "ledger is not a ledger", 1),
         (("pipeline", "run", "nowhere", "tables"), "the ledger nowhere does not exist", 1),
         (("pipeline", "run", "ledger", "file/tables"), "the tables cannot be in file/tables: ", 1),

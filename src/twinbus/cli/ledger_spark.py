@@ -248,6 +248,10 @@ def ledger_and_tables(
 
     The tables are None if the user gave a ledger only. Raise an error if one of both is given twice.
     """
+    if ledger is not None and tables is not None:
+        raise WrongUsageError(
+            "--ledger cannot be combined with --tables", "Give the tables and --ledger, or the ledger and --tables."
+        )
     if holds_tables(source) or not has_segments(source):
         if tables is not None and holds_tables(source):
             raise OperatorError(f"{source} contains tables already", "Leave out --tables, or give the ledger.")
