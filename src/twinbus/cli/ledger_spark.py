@@ -7,7 +7,7 @@ import json as json_text
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from twinbus.syphon import AuditSummary
 
 _POLL_SECONDS: Final = 1
-# Stands for a folder that is made for one run.
-_TEMPORARY: Final = StorageLocation("/dev/null/temporary")
 
 
 class Format(StrEnum):
@@ -197,11 +195,9 @@ def job_verb(verb: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(verb)
     def run(*, debug: bool, **given: Any) -> None:
-        with errors_reported(debug=debug), ExitStack() as stack:
-            further = {one.name: given.pop(one.name) for one in own}
-            options = _job_options(**given)
-            folder = None if options.tables == _TEMPORARY else options.tables
-            verb(replace(options, tables=stack.enter_context(kept_or_temporary(folder))), **further)
+        further = {one.name: given.pop(one.name) for one in own}
+        with errors_reported(debug=debug), _job_options(**given) as options:
+            verb(options, **further)
 
     shared = [*inspect.signature(_job_options, eval_str=True).parameters.values(), *own]
     debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
@@ -210,6 +206,7 @@ def job_verb(verb: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+@contextmanager
 def _job_options(
     source: LedgerOrTables,
     ledger: IngestFirst = None,
@@ -225,13 +222,12 @@ def _job_options(
     every: Every = 10.0,
     jdbc: Jdbc = None,
     jars: Jars = None,
-) -> LedgerJobOptions:
-    """Return the values of the options that the verbs about one job share. The signature defines these options."""
+) -> Iterator[LedgerJobOptions]:
+    """Yield the values of the options that the verbs about one job share. The signature defines these options."""
     ledger, folder = ledger_and_tables(source, ledger, tables)
     json = _wants_json(json, form)
-    return LedgerJobOptions(
-        folder or _TEMPORARY, ledger, since, until, json, master, follow, every, jdbc, jars, max_age, as_is
-    )
+    with kept_or_temporary(folder) as place:
+        yield LedgerJobOptions(place, ledger, since, until, json, master, follow, every, jdbc, jars, max_age, as_is)
 
 
 @contextmanager
