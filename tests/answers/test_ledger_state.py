@@ -78,7 +78,7 @@ def test_d7_many_batches_stay_few_files_and_keep_what_was_ingested(tmp_path: Pat
     segments = IngestedSegments(TableStorage(tmp_path))
     for number in range(70):
         segments.add(IngestedLedger("one", number, {f"{number // 2}": number + 1}))
-    assert segments.looks() == [IngestedLedger("one", 69, {f"{one}": 2 * one + 2 for one in range(35)})]
+    assert segments.ledgers() == [IngestedLedger("one", 69, {f"{one}": 2 * one + 2 for one in range(35)})]
     assert len(DeltaTable(tmp_path / "segments").file_uris()) < 10
 
 

@@ -87,7 +87,7 @@ def test_d7_the_result_tables_have_what_the_jobs_find_and_say_what_they_contain(
         assert counted(stored(job), keys, sums) == counted(expected, keys, sums)
     as_of = read_as_of(storage, version)
     assert {name for parts in PARTS.values() for name in parts} == as_of.keys()
-    (ingested,) = books.tables.segments.looks(as_of["cost"].segments)
+    (ingested,) = books.tables.segments.ledgers(as_of["cost"].segments)
     assert ingested.ledger == str(books.ledger)
     sizes = {one.sealed_path.name: one.path.read_bytes().rindex(b"\n") + 1 for one in list_segments(books.ledger)}
     assert ingested.segments == sizes
@@ -257,4 +257,4 @@ def test_d7_results_computed_from_an_earlier_snapshot_do_not_have_later_segments
     as_of = results.as_of("cost")
     assert as_of is not None
     assert as_of.snapshot == 1
-    assert [one.segments.keys() for one in results.looks(as_of)] == [{segment_name(1)}]
+    assert [one.segments.keys() for one in results.ledgers(as_of)] == [{segment_name(1)}]

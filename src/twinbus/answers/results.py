@@ -63,9 +63,9 @@ class Results:
         known = [one for one in found if one is not None]
         return min(known, key=lambda one: one.snapshot) if len(known) == len(found) else None
 
-    def looks(self, as_of: AsOf) -> list[IngestedLedger]:
+    def ledgers(self, as_of: AsOf) -> list[IngestedLedger]:
         """Returns what a result has of each ledger."""
-        return [] if as_of.segments is None else IngestedSegments(self.storage).looks(as_of.segments)
+        return [] if as_of.segments is None else IngestedSegments(self.storage).ledgers(as_of.segments)
 
     def _read_once(self, name: str, sql: str = "select * from rows") -> pa.Table:
         """Returns what a query finds in a result table.

@@ -116,7 +116,7 @@ def _freshness(results: Results, name: str, request: Request, now: int) -> Fresh
     if as_of is None:
         return judge_freshness(None, [], now, request.max_age)
     silence = timedelta(seconds=as_of.silence)
-    states = ledger_states(results.looks(as_of), request.ledger, as_of.dead, silence)
+    states = ledger_states(results.ledgers(as_of), request.ledger, as_of.dead, silence)
     state = ResultState(as_of.computed_at, as_of.silence, bool(as_of.undecided))
     wanted = None if request.silence is None else request.silence.total_seconds()
     return judge_freshness(state, states, now, request.max_age, wanted)

@@ -52,7 +52,7 @@ class IngestedSegments:
         self.storage = storage
         self._log = TableLog(storage, SEGMENTS)
 
-    def looks(self, version: int | None = None) -> list[IngestedLedger]:
+    def ledgers(self, version: int | None = None) -> list[IngestedLedger]:
         """Returns what was ingested of each ledger, at a version of the table (default: the latest).
 
         Returns nothing if there is no such version any more.
@@ -92,7 +92,7 @@ class IngestedSegments:
         is_rewritten = len(self._log.files()) >= _MOST_FILES
         write_deltalake(
             self.storage.uri(SEGMENTS),
-            _rows([*self.looks(), ingested] if is_rewritten else [ingested]),
+            _rows([*self.ledgers(), ingested] if is_rewritten else [ingested]),
             mode="overwrite" if is_rewritten else "append",
             storage_options=self.storage.options,
         )

@@ -204,7 +204,7 @@ class PipelineRun:
 
     def _has_entries_of(self, writers: Iterable[str]) -> bool:
         """Returns whether the tables have all entries of these dead writers."""
-        looks = (look.segments for look in self.tables.segments.looks() if look.ledger == str(self._ledger))
-        known, wanted = next(looks, {}), frozenset(writers)
+        ingested = (one.segments for one in self.tables.segments.ledgers() if one.ledger == str(self._ledger))
+        known, wanted = next(ingested, {}), frozenset(writers)
         there = available_bytes(self._ledger, {})
         return all(size <= known.get(name, 0) for name, size in there.items() if name.rpartition("-")[0] in wanted)
