@@ -34,8 +34,10 @@ class _Segments(NamedTuple):
     names: set[str]
     """The names that the files have when they are sealed."""
     writers: set[str]
-    unread: dict[bool, str]
-    """The name of a segment with lines that were not ingested: of an open one (True), and of a sealed one (False)."""
+    unread_sealed: str | None
+    """The name of a sealed segment with lines that were not ingested."""
+    unread_open: str | None
+    """The same of an open segment."""
 
 
 def _state(location: StorageLocation, ingested: IngestedLedger, dead: Sequence[str], silence: timedelta) -> LedgerState:
@@ -46,24 +48,23 @@ def _state(location: StorageLocation, ingested: IngestedLedger, dead: Sequence[s
         found = _shipped(location, ingested.segments) if location.is_url else _local(Path(location), ingested.segments)
     except (OSError, StorageError):
         return state
-    if not found.unread and found.names.isdisjoint(ingested.segments):
+    has_unread = found.unread_sealed is not None or found.unread_open is not None
+    if not has_unread and found.names.isdisjoint(ingested.segments):
         return state  # an empty folder, as of a volume that is not mounted
     return replace(
         state,
         at_hand=True,
-        unread_sealed=found.unread.get(False),
-        unread_open=found.unread.get(True),
+        unread_sealed=found.unread_sealed,
+        unread_open=found.unread_open,
         same_writers=dead_now & found.writers == found.writers.intersection(dead),
     )
 
 
 def _local(directory: Path, ingested: Mapping[str, int]) -> _Segments:
     segments = list(list_segments(directory))
-    return _Segments(
-        {one.sealed_path.name for one in segments},
-        {one.writer for one in segments},
-        {one.is_open: one.path.name for one in segments if has_unread_lines(one, ingested)},
-    )
+    unread = {one.is_open: one.path.name for one in segments if has_unread_lines(one, ingested)}
+    names, writers = {one.sealed_path.name for one in segments}, {one.writer for one in segments}
+    return _Segments(names, writers, unread_sealed=unread.get(False), unread_open=unread.get(True))
 
 
 def _shipped(location: StorageLocation, ingested: Mapping[str, int]) -> _Segments:
@@ -71,4 +72,4 @@ def _shipped(location: StorageLocation, ingested: Mapping[str, int]) -> _Segment
     segments = ShippedLedger(location).segments()
     unread = [one.name for one in segments if one.stored.size > ingested.get(one.name, 0)]
     names, writers = {one.name for one in segments}, {one.writer for one in segments}
-    return _Segments(names, writers, {False: unread[0]} if unread else {})
+    return _Segments(names, writers, unread_sealed=unread[0] if unread else None, unread_open=None)

@@ -5,6 +5,7 @@ The answers are those of the jobs on Spark: `twinbus.pipeline.reconcile`, `cost`
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -201,7 +202,7 @@ def percentile(values: Sequence[tuple[int, int]], share: float) -> float | None:
     if not count:
         return None
     place = (count - 1) * share
-    lower, higher = int(place), -int(-place // 1)
+    lower, higher = math.floor(place), math.ceil(place)
     low, high = _value_at(values, lower) / 1000, _value_at(values, higher) / 1000
     return low if lower == higher or low == high else (higher - place) * low + (place - lower) * high
 
