@@ -87,13 +87,18 @@ class ObjectFolder:
             return False
         return True
 
-    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
-        """Returns the bytes from `begin` to `end`, or to the end of the object. Raises FileNotFoundError."""
+    def read(self, name: str) -> bytes:
+        """Returns the content of an object. Raises FileNotFoundError."""
         import obstore  # noqa: PLC0415 - slow
 
         with storage_errors(self.location / name):
-            if end is None:
-                return bytes(obstore.get(self._store, name).bytes())[begin:]
+            return bytes(obstore.get(self._store, name).bytes())
+
+    def read_range(self, name: str, begin: int, end: int) -> bytes:
+        """Returns the bytes from `begin` to before `end`. Raises FileNotFoundError."""
+        import obstore  # noqa: PLC0415 - slow
+
+        with storage_errors(self.location / name):
             return bytes(obstore.get_range(self._store, name, start=begin, end=end))
 
     def open(self, name: str, size: int | None = None) -> BinaryIO:
@@ -201,7 +206,7 @@ class _ObjectReader(io.RawIOBase):
         wanted = min(len(buffer), self._size - self._position)
         if wanted <= 0:
             return 0
-        found = self._folder.read(self._name, self._position, self._position + wanted)
+        found = self._folder.read_range(self._name, self._position, self._position + wanted)
         buffer[: len(found)] = found
         self._position += len(found)
         return len(found)

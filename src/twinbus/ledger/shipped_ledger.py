@@ -75,5 +75,5 @@ class ShippedLedger:
 
     def _has_ended(self, segment: ShippedSegment) -> bool:
         size = segment.stored.size
-        tail = self.folder.read(segment.name, max(0, size - _TAIL), size) if size else b""
+        tail = self.folder.read_range(segment.name, max(0, size - _TAIL), size) if size else b""
         return ends_writer(tail[: tail.rfind(b"\n") + 1])
