@@ -32,6 +32,7 @@ from tests.pipeline.books import (
     writer,
 )
 from twinbus.ledger import (
+    LISTED_SUMS,
     Balance,
     Closed,
     Entry,
@@ -53,7 +54,7 @@ from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.ingested_segments import SEGMENTS
 from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, result_over_history, why_incomplete
 from twinbus.pipeline.jobs import read_history as history_of
-from twinbus.pipeline.reconcile import JUDGED, LISTED
+from twinbus.pipeline.reconcile import JUDGED
 from twinbus.pipeline.report_data import LATENCY_EDGES
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, SCHEMAS, STEPS, Tables
 from twinbus.pipeline.time_window import TimeWindow
@@ -72,7 +73,7 @@ def expected_of(found: Balance) -> Found:
     named = [name for name in JUDGED if name != "in_flight"]
     counters: list[Counter[MessageKey]] = [getattr(found, name) for name in named]
     for message in set().union(*counters):
-        listed = any(getattr(found, name)[message] for name in LISTED)
+        listed = any(getattr(found, name)[message] for name in LISTED_SUMS)
         row = sums[message.destination, message.id if listed else None]
         for place, counter in enumerate(counters):
             row[place] += counter[message]

@@ -19,12 +19,12 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from tests.cli.running import environment
 from tests.pipeline.books import HOUR, MIDNIGHT, history, operation, segment_name, write_segments
 from twinbus.answers import HourWindow, Results, report_data
-from twinbus.ledger import Stage, balance, encode_entry, list_segments, read_ledger
+from twinbus.ledger import LISTED_SUMS, Stage, balance, encode_entry, list_segments, read_ledger
 from twinbus.money import Prices, Scenario
 from twinbus.pipeline import collect_report_data, compute_actual_cost, latency
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, read_history, result_over_history, why_incomplete
-from twinbus.pipeline.reconcile import JUDGED, LISTED
+from twinbus.pipeline.reconcile import JUDGED
 from twinbus.pipeline.result_tables import PARTS, RESULTS, read_as_of, read_result
 from twinbus.pipeline.results import write_results
 from twinbus.pipeline.tables import Tables
@@ -117,7 +117,7 @@ def test_d7_over_all_time_the_answer_is_the_plain_balance(books: Books) -> None:
     found = balance(read_ledger(books.ledger, lambda _: None), books.writers.dead)
     answer = books.results.balance(HourWindow())
     assert {name: answer.sums[name] for name in found.sums()} == found.sums()
-    for name in LISTED:
+    for name in LISTED_SUMS:
         assert dict(answer.listed[name]) == dict(getattr(found, name)), name
     assert found.lost, "a ledger without a loss shows nothing"
     assert {name: sum(row[name] for row in answer.by_destination) for name in JUDGED} == answer.sums
@@ -141,7 +141,7 @@ def test_d7_answers_for_whole_hours_are_those_of_spark(
     judged = current_result(books.tables, JOBS["reconcile"], window, books.writers).collect()
     answer = results.balance(hours)
     assert answer.sums == {name: sum(row[name] for row in judged) for name in JUDGED}
-    for name in LISTED:
+    for name in LISTED_SUMS:
         assert dict(answer.listed[name]) == {(row.destination, row.id): row[name] for row in judged if row[name]}
 
 

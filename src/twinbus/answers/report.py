@@ -6,8 +6,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from twinbus.answers.results import LISTED, BalanceAnswer, Histogram, Results, Row
+from twinbus.answers.results import BalanceAnswer, Histogram, Results, Row
 from twinbus.answers.window import HourWindow
+from twinbus.ledger import LISTED_SUMS
 from twinbus.money import Prices, Scenario
 from twinbus.pipeline.report_data import (
     LATENCY_EDGES,
@@ -64,7 +65,7 @@ def _listed(balance: BalanceAnswer) -> dict[str, TopRows]:
             ],
             len(balance.listed[name]),
         )
-        for name in LISTED
+        for name in LISTED_SUMS
     }
 
 

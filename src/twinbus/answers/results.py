@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from twinbus.answers.window import HourWindow
 from twinbus.errors import OperatorError
-from twinbus.ledger import BALANCE_SUMS
+from twinbus.ledger import BALANCE_SUMS, LISTED_SUMS
 from twinbus.pipeline.actual_cost import ActualCost
 from twinbus.pipeline.bill_facts import FACTS, BillFacts, FactRow
 from twinbus.pipeline.ingested_segments import IngestedLedger, IngestedSegments
@@ -28,8 +28,6 @@ from twinbus.pipeline.table_storage import TableStorage
 from twinbus.pipeline.timeline_buckets import stored_timeline
 
 JUDGED: Final = (*BALANCE_SUMS, "in_flight")
-LISTED: Final = ("lost", "unknown", "duplicated", "possibly_duplicated", "unconfirmed")
-"""Words of the balance whose messages are listed by id."""
 _COST_KEYS: Final = ("day", "stage", "namespace", "entity")
 _COST_SUMS: Final = ("operations", "messages", "units", "bytes", "unknown", "refused")
 _SHARES: Final = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99}
@@ -44,7 +42,7 @@ class BalanceAnswer:
     sums: Mapping[str, int]
     """Number of messages for each word of the balance, and `in_flight`."""
     listed: Mapping[str, Sequence[tuple[tuple[str, str], int]]]
-    """For the words in LISTED: destination, id and number of copies of each message, sorted."""
+    """For the words in LISTED_SUMS: destination, id and number of copies of each message, sorted."""
     by_destination: Sequence[Row]
     """The sums of each destination."""
 
@@ -103,11 +101,13 @@ class Results:
         found = self._rows("reconcile", f"destination, {sums}, {in_flight}", inside, "group by destination")
         named = self._rows(
             "reconcile",
-            f"destination, id, {', '.join(LISTED)}",
+            f"destination, id, {', '.join(LISTED_SUMS)}",
             f"id is not null and ({inside})",
             "order by destination, id",
         )
-        listed = {name: [((row["destination"], row["id"]), row[name]) for row in named if row[name]] for name in LISTED}
+        listed = {
+            name: [((row["destination"], row["id"]), row[name]) for row in named if row[name]] for name in LISTED_SUMS
+        }
         return BalanceAnswer({name: sum(row[name] for row in found) for name in JUDGED}, listed, found)
 
     def incomplete(self) -> list[str]:

@@ -18,7 +18,16 @@ from twinbus.ledger.audit_rules import (
     is_recorded,
     read_for_audit,
 )
-from twinbus.ledger.balance import BALANCE_SUMS, SIGHTINGS, STAGE_EFFECTS, Balance, MessageKey, balance, writer_id
+from twinbus.ledger.balance import (
+    BALANCE_SUMS,
+    LISTED_SUMS,
+    SIGHTINGS,
+    STAGE_EFFECTS,
+    Balance,
+    MessageKey,
+    balance,
+    writer_id,
+)
 from twinbus.ledger.dead_writers import SILENCE, dead_writers, unfinished_writers
 from twinbus.ledger.entries import (
     AUDITED,
@@ -75,6 +84,7 @@ __all__ = [
     "BALANCE_SUMS",
     "ENTRY_KINDS",
     "EXIT_CODES",
+    "LISTED_SUMS",
     "OK",
     "OPEN_SUFFIX",
     "PAIRED",

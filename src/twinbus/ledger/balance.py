@@ -81,6 +81,8 @@ BALANCE_SUMS: Final = (
     "unconfirmed",
 )
 """Names of the sums of a balance, in the order in which they are shown."""
+LISTED_SUMS: Final = ("lost", "unknown", "duplicated", "possibly_duplicated", "unconfirmed")
+"""Names of the sums whose messages are listed by id."""
 _NEVER: Final = -(2**63)
 # The durability with which a writer that was killed has written everything that a caller was told.
 _PROCESS: Final = "process"

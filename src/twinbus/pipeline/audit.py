@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.connect import NetworkOptions
 from twinbus.errors import OperatorError
-from twinbus.ledger import BALANCE_SUMS, SILENCE, AuditMove, Ledger, MessageKey, is_recorded
+from twinbus.ledger import BALANCE_SUMS, LISTED_SUMS, SILENCE, AuditMove, Ledger, MessageKey, is_recorded
 from twinbus.pipeline.audit_comparison import BacklogComparison, TablesReading, compare
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.jobs import JOBS, current_result, why_incomplete
@@ -32,7 +32,6 @@ from twinbus.pipeline.servicebus.backlog_look import LOOK_SCHEMA, BacklogLookSou
 from twinbus.pipeline.tables import Tables
 from twinbus.pipeline.writer_states import WriterStates, writers_at_work
 from twinbus.syphon import (
-    LISTED_SUMS,
     LISTED_WORDS,
     AuditedQueues,
     AuditSummary,

@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger import BALANCE_SUMS, OK, SIGHTINGS, STAGE_EFFECTS, UNKNOWN, Move, Movement
+from twinbus.ledger import BALANCE_SUMS, LISTED_SUMS, OK, SIGHTINGS, STAGE_EFFECTS, UNKNOWN, Move, Movement
 from twinbus.pipeline.time_window import TimeWindow, hour_of
 
 SUMS: Final = (
@@ -39,8 +39,6 @@ TALLIES: Final = (
     + ", first_accepted long, last_accepted long, last long, doubted_at long, seen_at long"
 )
 JUDGED: Final = (*BALANCE_SUMS, "in_flight")
-# Verdicts that are listed by message id.
-LISTED: Final = ("lost", "unknown", "duplicated", "possibly_duplicated", "unconfirmed")
 RESULT: Final = "destination string, id string, messages long, " + ", ".join(f"{name} long" for name in JUDGED)
 TIMES: Final = ("first_accepted", "last_accepted", "last")
 STORED: Final = (
@@ -311,7 +309,7 @@ def stored(sums: DataFrame, newest: int) -> DataFrame:
 
 
 def _is_listed() -> Column:
-    return reduce(or_, (F.col(name) != 0 for name in LISTED))
+    return reduce(or_, (F.col(name) != 0 for name in LISTED_SUMS))
 
 
 def summarize(sums: DataFrame, window: TimeWindow, newest: int) -> DataFrame:

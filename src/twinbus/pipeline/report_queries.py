@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
+from twinbus.ledger import LISTED_SUMS
 from twinbus.money import Prices, Scenario
 from twinbus.pipeline import clocks, latency
 from twinbus.pipeline.cost_facts import compute_actual_cost
@@ -24,7 +25,7 @@ from twinbus.pipeline.jobs import (
     stored_tallies,
     why_incomplete,
 )
-from twinbus.pipeline.reconcile import JUDGED, LISTED
+from twinbus.pipeline.reconcile import JUDGED
 from twinbus.pipeline.report_data import (
     MOST_DAYS,
     MOST_ENTITIES,
@@ -156,20 +157,20 @@ def _balance(
 
 
 def _judged(rows: DataFrame) -> tuple[dict[str, int], dict[str, TopRows]]:
-    named = {name: F.col("id").isNotNull() & (F.col(name) != 0) for name in LISTED}
+    named = {name: F.col("id").isNotNull() & (F.col(name) != 0) for name in LISTED_SUMS}
     sums = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in JUDGED]
     counts = [F.count(F.when(is_named, 1)).alias(f"listed_{name}") for name, is_named in named.items()]
     found = rows.agg(*sums, *counts).first()
     assert found is not None, "an aggregate without keys has a row"
-    total = {name: found[f"listed_{name}"] for name in LISTED}
+    total = {name: found[f"listed_{name}"] for name in LISTED_SUMS}
     wanted = [
         rows.where(named[name])
         .orderBy("destination", "id")
         .limit(MOST_IDS)
         .select(F.lit(name).alias("word"), "destination", "id", F.col(name).alias("count"))
-        for name in LISTED
+        for name in LISTED_SUMS
         if total[name]
     ]
     messages = [row.asDict() for row in reduce(DataFrame.unionAll, wanted).collect()] if wanted else []
-    listed = {name: TopRows([row for row in messages if row["word"] == name], total[name]) for name in LISTED}
+    listed = {name: TopRows([row for row in messages if row["word"] == name], total[name]) for name in LISTED_SUMS}
     return {name: found[name] for name in JUDGED}, listed

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from twinbus.syphon.audit import (
         BACKLOG_LOCK,
-        LISTED_SUMS,
         LISTED_WORDS,
         Audit,
         AuditedQueues,
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BACKLOG_LOCK",
     "DISCOVERY_INTERVAL",
-    "LISTED_SUMS",
     "LISTED_WORDS",
     "NOT_TRIED",
     "PEEK_PAGE_SIZE",
@@ -127,7 +125,7 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE: Final = {
-    "audit": "BACKLOG_LOCK LISTED_SUMS LISTED_WORDS Audit AuditResult AuditSummary AuditedQueues "
+    "audit": "BACKLOG_LOCK LISTED_WORDS Audit AuditResult AuditSummary AuditedQueues "
     "ListedMessages WritersHere find_audited_queues primaries_of record_audit",
     "context": "EmptiedListener MoveStep StepListener SyphonContext SyphonOptions",
     "credentials": "NamespaceAccess",

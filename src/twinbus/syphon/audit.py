@@ -18,6 +18,7 @@ from twinbus.connect import Management, ReceivedMessage, ServiceBusConnection, S
 from twinbus.ledger import (
     AUDIT_WORDS,
     AUDITED,
+    LISTED_SUMS,
     OK,
     SILENCE,
     AuditFindings,
@@ -55,8 +56,6 @@ BACKLOG_LOCK: Final = timedelta(minutes=1)
 _DEAD_LETTERS: Final = "/$DeadLetterQueue"
 _DEFAULT_QUEUES: Final = 10
 _FIRST_OF_A_PARTITION: Final = 2**48
-LISTED_SUMS: Final = ("lost", "unknown", "duplicated", "possibly_duplicated", "unconfirmed")
-"""The words of a balance whose messages are listed."""
 LISTED_WORDS: Final = ("absent", "come_again", "unconfirmed", "not_looked_at")
 """The words of an audit whose messages are listed."""
 
