@@ -54,8 +54,8 @@ from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.ingested_segments import SEGMENTS
 from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, result_over_history, why_incomplete
 from twinbus.pipeline.jobs import read_history as history_of
-from twinbus.pipeline.reconcile import JUDGED
 from twinbus.pipeline.report_data import LATENCY_EDGES
+from twinbus.pipeline.result_tables import JUDGED
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, SCHEMAS, STEPS, Tables
 from twinbus.pipeline.time_window import TimeWindow
 from twinbus.pipeline.writer_states import WriterStates, dead_in_tables, writers_at_work

@@ -24,8 +24,7 @@ from twinbus.money import Prices, Scenario
 from twinbus.pipeline import collect_report_data, compute_actual_cost, latency
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, read_history, result_over_history, why_incomplete
-from twinbus.pipeline.reconcile import JUDGED
-from twinbus.pipeline.result_tables import PARTS, RESULTS, read_as_of, read_result
+from twinbus.pipeline.result_tables import JUDGED, PARTS, RESULTS, read_as_of, read_result
 from twinbus.pipeline.results import write_results
 from twinbus.pipeline.tables import Tables
 from twinbus.pipeline.time_window import TimeWindow

@@ -53,7 +53,7 @@ from twinbus.message import Message
 from twinbus.namespace import find_free_port
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, is_followed, result_over_history
-from twinbus.pipeline.reconcile import JUDGED
+from twinbus.pipeline.result_tables import JUDGED
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.session import java_home
 from twinbus.pipeline.syphon_job.lane import SyphonSource

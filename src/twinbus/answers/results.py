@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,15 +22,22 @@ from twinbus.pipeline.actual_cost import ActualCost
 from twinbus.pipeline.bill_facts import FACTS, BillFacts, FactRow
 from twinbus.pipeline.ingested_segments import IngestedLedger, IngestedSegments
 from twinbus.pipeline.report_data import Timeline, WriterClock
-from twinbus.pipeline.result_tables import CLOCKS, INCOMPLETE, PARTS, TIMELINE, AsOf, read_as_of, read_result
+from twinbus.pipeline.result_tables import (
+    CLOCKS,
+    COST_KEYS,
+    COST_SUMS,
+    INCOMPLETE,
+    JUDGED,
+    LATENCY_SHARES,
+    PARTS,
+    TIMELINE,
+    AsOf,
+    read_as_of,
+    read_result,
+)
 from twinbus.pipeline.snapshots import Snapshots
 from twinbus.pipeline.table_storage import TableStorage
 from twinbus.pipeline.timeline_buckets import stored_timeline
-
-JUDGED: Final = (*BALANCE_SUMS, "in_flight")
-_COST_KEYS: Final = ("day", "stage", "namespace", "entity")
-_COST_SUMS: Final = ("operations", "messages", "units", "bytes", "unknown", "refused")
-_SHARES: Final = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99}
 
 Row = dict[str, Any]
 
@@ -117,7 +124,7 @@ class Results:
     def cost(self, window: HourWindow) -> list[Row]:
         """Returns operations, units and bytes by day, stage and entity, of each day that overlaps the window."""
         first, end = window.days()
-        keys, sums = ", ".join(_COST_KEYS), ", ".join(f"sum({name}) as {name}" for name in _COST_SUMS)
+        keys, sums = ", ".join(COST_KEYS), ", ".join(f"sum({name}) as {name}" for name in COST_SUMS)
         inside = f"day >= date '{first}' and day < date '{end}'"
         return self._rows("cost", f"{keys}, {sums}", inside, f"group by {keys} order by {keys}")
 
@@ -187,7 +194,7 @@ class Histogram:
             "returned": self._sums["returned"],
             "mean": self._sums["total"] / count / 1000 if count else None,
             "least": values[0][0] / 1000 if values else None,
-            **{name: percentile(values, share) for name, share in _SHARES.items()},
+            **{name: percentile(values, share) for name, share in LATENCY_SHARES.items()},
             "most": values[-1][0] / 1000 if values else None,
             "unknown_clock": self._sums["unknown_clock"],
         }

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         result_over_history,
         why_incomplete,
     )
-    from twinbus.pipeline.reconcile import JUDGED
     from twinbus.pipeline.report_data import (
         BUCKET_WIDTHS,
         LATENCY_EDGES,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
         WriterClock,
     )
     from twinbus.pipeline.report_queries import collect_report_data, off_clocks
+    from twinbus.pipeline.result_tables import JUDGED
     from twinbus.pipeline.results import write_results
     from twinbus.pipeline.run import CommittedBatch, PipelineRun
     from twinbus.pipeline.sinks import write_to_database
@@ -94,9 +94,9 @@ _MODULES = {
     "jobs": (
         "JOBS", "LedgerJob", "current_result", "follow_jobs", "read_history", "result_over_history", "why_incomplete",
     ),
-    "reconcile": ("JUDGED",),
     "report_data": ("BUCKET_WIDTHS", "LATENCY_EDGES", "ReportData", "RowValues", "Timeline", "TopRows", "WriterClock"),
     "report_queries": ("collect_report_data", "off_clocks"),
+    "result_tables": ("JUDGED",),
     "results": ("write_results",),
     "run": ("CommittedBatch", "PipelineRun"),
     "sinks": ("write_to_database",),

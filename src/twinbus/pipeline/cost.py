@@ -11,11 +11,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger import OK, UNKNOWN
+from twinbus.pipeline.result_tables import COST_KEYS, COST_SUMS
 from twinbus.pipeline.time_window import TimeWindow, hour_of
 
-KEYS: Final = ("day", "stage", "namespace", "entity")
-SUMS: Final = ("operations", "messages", "units", "bytes", "unknown", "refused")
-RESULT: Final = "day date, stage string, namespace string, entity string, " + ", ".join(f"{sum_} long" for sum_ in SUMS)
+RESULT: Final = "day date, stage string, namespace string, entity string, " + ", ".join(
+    f"{sum_} long" for sum_ in COST_SUMS
+)
 TALLIES: Final = f"hour long, {RESULT}"
 STORED: Final = TALLIES
 
@@ -40,18 +41,18 @@ def tally(operations: DataFrame, entries: DataFrame) -> DataFrame:
 
 
 def merge(tallies: DataFrame) -> DataFrame:
-    return _summed(tallies, "hour", *KEYS)
+    return _summed(tallies, "hour", *COST_KEYS)
 
 
 def summarize(sums: DataFrame, window: TimeWindow, newest: int) -> DataFrame:
     """Returns the sums of each whole day (UTC) that overlaps the window."""
-    return _summed(sums.where(window.days()), *KEYS)
+    return _summed(sums.where(window.days()), *COST_KEYS)
 
 
 def stored(sums: DataFrame, newest: int) -> DataFrame:
     """Returns the sums of each hour, by the begin of the operations."""
-    return sums.select("hour", *KEYS, *SUMS)
+    return sums.select("hour", *COST_KEYS, *COST_SUMS)
 
 
 def _summed(rows: DataFrame, *keys: str) -> DataFrame:
-    return rows.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in SUMS))
+    return rows.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in COST_SUMS))

@@ -22,16 +22,16 @@ from twinbus.ledger import OK, Move, Movement, Stage
 from twinbus.pipeline.clocks import corrected, off_clocks, writer_of
 from twinbus.pipeline.reconcile import concerned
 from twinbus.pipeline.report_data import LATENCY_EDGES
+from twinbus.pipeline.result_tables import LATENCY_SHARES
 from twinbus.pipeline.time_window import TimeWindow, hour_of
 
 TALLIES: Final = (
     "destination string, id string, writer string, diverted long, home long, sent long, arrived long, returned long, "
     "resubmitted int"
 )
-SHARES: Final = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99}
 RESULT: Final = (
     "destination string, day date, diverted long, returned long, mean double, least double, "
-    + ", ".join(f"{name} double" for name in SHARES)
+    + ", ".join(f"{name} double" for name in LATENCY_SHARES)
     + ", most double, unknown_clock long"
 )
 STORED: Final = (
@@ -212,7 +212,7 @@ def _distribution() -> list[Column]:
         F.count("home").alias("returned"),
         F.avg("seconds").alias("mean"),
         F.min("seconds").alias("least"),
-        *(F.percentile("seconds", F.lit(share)).alias(name) for name, share in SHARES.items()),
+        *(F.percentile("seconds", F.lit(share)).alias(name) for name, share in LATENCY_SHARES.items()),
         F.max("seconds").alias("most"),
         F.count(F.when(F.col("home").isNotNull() & F.col("seconds").isNull(), 1)).alias("unknown_clock"),
     ]

@@ -17,7 +17,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger import BALANCE_SUMS, LISTED_SUMS, OK, SIGHTINGS, STAGE_EFFECTS, UNKNOWN, Move, Movement
+from twinbus.ledger import LISTED_SUMS, OK, SIGHTINGS, STAGE_EFFECTS, UNKNOWN, Move, Movement
+from twinbus.pipeline.result_tables import JUDGED
 from twinbus.pipeline.time_window import TimeWindow, hour_of
 
 SUMS: Final = (
@@ -38,7 +39,6 @@ TALLIES: Final = (
     + ", ".join(f"{name} int" for name in SUMS)
     + ", first_accepted long, last_accepted long, last long, doubted_at long, seen_at long"
 )
-JUDGED: Final = (*BALANCE_SUMS, "in_flight")
 RESULT: Final = "destination string, id string, messages long, " + ", ".join(f"{name} long" for name in JUDGED)
 TIMES: Final = ("first_accepted", "last_accepted", "last")
 STORED: Final = (

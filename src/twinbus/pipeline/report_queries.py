@@ -25,7 +25,6 @@ from twinbus.pipeline.jobs import (
     stored_tallies,
     why_incomplete,
 )
-from twinbus.pipeline.reconcile import JUDGED
 from twinbus.pipeline.report_data import (
     MOST_DAYS,
     MOST_ENTITIES,
@@ -39,6 +38,7 @@ from twinbus.pipeline.report_data import (
     TopRows,
     WriterClock,
 )
+from twinbus.pipeline.result_tables import JUDGED
 from twinbus.pipeline.snapshots import TablesVersion
 from twinbus.pipeline.tables import ENTRIES, Tables
 from twinbus.pipeline.time_window import TimeWindow

@@ -1,4 +1,4 @@
-"""The result tables: their names, and which snapshot each of them was computed from (D7). Needs no Spark.
+"""The result tables: names and columns, and which snapshot each of them was computed from (D7). Needs no Spark.
 
 `results` writes them; `twinbus.answers` reads them.
 """
@@ -12,6 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
+from twinbus.ledger import BALANCE_SUMS
 from twinbus.pipeline.bill_facts import FACTS
 from twinbus.pipeline.snapshots import TablesVersion
 from twinbus.pipeline.table_log import TableLog
@@ -31,6 +32,12 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "report": (*_BILL, "reconcile", "latency", CLOCKS, TIMELINE),
 }
 """The tables, below `results`, that each answer needs: of verbs, of the bill of `cost actual`, and of the report."""
+JUDGED: Final = (*BALANCE_SUMS, "in_flight")
+"""The sums of messages in `reconcile`."""
+COST_KEYS: Final = ("day", "stage", "namespace", "entity")
+COST_SUMS: Final = ("operations", "messages", "units", "bytes", "unknown", "refused")
+LATENCY_SHARES: Final = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p99": 0.99}
+"""The percentiles of an answer about latency."""
 SMALL_SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     INCOMPLETE: pa.schema([("reason", pa.string())]),
     CLOCKS: pa.schema([("writer", pa.string()), ("least", pa.float64()), ("most", pa.float64())]),
