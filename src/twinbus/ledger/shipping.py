@@ -14,6 +14,7 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -67,7 +68,7 @@ class Shipping:
         self._target: _Target = _StoreTarget(target) if target.is_url else _FolderTarget(Path(target))
         self._known: Mapping[str, int] | None = None
         self._settled: set[str] = set()
-        """Names of the segments that need no further look."""
+        """Names of the segments that the target has, with the same content or another one."""
         self._differing: set[str] = set()
 
     def ship(self) -> ShippedSegments:
@@ -124,10 +125,15 @@ class _FolderTarget:
 
     def known(self) -> Mapping[str, int]:
         make_ledger_folder(self._folder)
-        for left in self._folder.glob(f"{_UNFINISHED}*"):
-            if left.stat().st_mtime < time.time() - _ABANDONED:
-                left.unlink(missing_ok=True)
-        return {path.name: path.stat().st_size for path in self._folder.iterdir()}
+        found = {}
+        for path in self._folder.iterdir():
+            with suppress(FileNotFoundError):  # a file of another process that ships, which has finished it
+                state = path.stat()
+                if not path.name.startswith(_UNFINISHED):
+                    found[path.name] = state.st_size
+                elif state.st_mtime < time.time() - _ABANDONED:
+                    path.unlink()
+        return found
 
     def put_new(self, name: str, data: bytes, _digest: str) -> bool:
         with NamedTemporaryFile(dir=self._folder, prefix=_UNFINISHED) as made:
