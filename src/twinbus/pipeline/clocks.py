@@ -86,7 +86,7 @@ def writer_of() -> Column:
 
 def named(off: DataFrame, entries: DataFrame) -> list[WriterClock]:
     """Returns the writers whose clocks differ, with the names that the headers of their segments have."""
-    if off.isEmpty():  # as a rule
+    if off.isEmpty():  # nearly always
         return []
     headers = entries.where(F.col("kind") == SegmentHeader.kind)
     names = headers.select(writer_of().alias("whose"), F.col("writer").alias("name")).distinct()

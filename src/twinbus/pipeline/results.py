@@ -119,10 +119,10 @@ def compute_results(
 
 
 def unchanged_results(change: TablesChange) -> tuple[str, ...]:
-    """Returns the result tables whose rows a change does not alter: as a rule, nobody diverts messages.
+    """Returns the result tables whose rows a change does not alter.
 
-    Without a batch, these are all but those that depend on which writers are dead. The tallies of the change must be
-    written.
+    Most batches have no diverted message: then these are the tables about diversions. Without a batch, these are all
+    tables but those that depend on which writers are dead. The tallies of the change must be written.
     """
     job, before = JOBS["incidents"], change.before
     if change.added.get(job.table) or not is_followed(job, before):

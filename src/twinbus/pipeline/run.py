@@ -44,7 +44,7 @@ from twinbus.storage_location import StorageLocation
 # The result tables that each batch makes, from tallies; and those that need the whole history.
 _OF_BATCH: Final = parts_of(JOBS)
 _SLOW: Final = tuple(part for part in parts_of(PARTS) if part not in _OF_BATCH)
-# The latter are computed after a pause of at least so many seconds, and of so many times their own time.
+# The pause before the latter are computed again: at least so many seconds, and so many times as long as they took.
 _SLOW_PAUSE: Final = 60.0
 _SLOW_RATIO: Final = 10
 # The result that depends on which writers are dead.

@@ -1,9 +1,9 @@
-"""The lock of tables in an object store (D6): an object that its owner renews, and that others take over if he is gone.
+"""The lock of tables in an object store (D6): an object that its owner renews. Other processes take over a lost one.
 
-The owner stores the object with a condition: only if there is none, or only if it is still the one that he stored. So
-of two processes one succeeds. He renews it every RENEW_SECONDS. Another process that sees the same object for
-LEASE_SECONDS takes it over. It compares what it sees and not times, so clocks may differ. On the same machine, a
-process that has ended is noticed at once.
+A process stores the object with a condition: only if there is none, or only if it is still the one that was read. So
+of two processes one succeeds. The owner renews the object every RENEW_SECONDS. Another process takes it over if it did
+not change for LEASE_SECONDS. That process compares versions and not times, so clocks may differ. An owner on the same
+machine that has ended is noticed at once.
 
 An owner that was stopped for too long has lost the lease, and must not commit: `check` raises an error.
 """

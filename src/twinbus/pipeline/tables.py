@@ -107,7 +107,7 @@ class TablesChange:
         self.add(table, rows, schema)
 
     def keep(self, table: str, schema: str) -> None:
-        """Leaves a table of tallies or results as it is. The next snapshot names it."""
+        """Leaves a table of tallies as it is. The next snapshot names it."""
         self.schemas[table] = schema
         self.added.setdefault(table, [])
 

@@ -128,9 +128,10 @@ class DemoProcesses:
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def begin_pipeline(self, on_batch: Callable[[str], object]) -> None:
-        """Start a process with Spark in the background. It follows the ledger, and `on_batch` gets a line for a batch.
+        """Start a process with Spark in the background, which follows the ledger.
 
-        After this call, `run` sends commands for Spark to this process.
+        `on_batch` is called with the line about each batch. After this call, `run` sends commands for Spark to this
+        process.
         """
         self._show(
             shlex.join(["twinbus", "pipeline", "run", LEDGER, TABLES, "--follow", "--every", f"{FOLLOW_SECONDS:g}"])
