@@ -193,7 +193,7 @@ def access(text: str, *, side: str) -> NamespaceAccess:
     """Return the access of our own client to a namespace, in the way that the verb was given."""
     from twinbus.syphon import NamespaceAccess  # noqa: PLC0415 - slow
 
-    address(side, text)
+    address(side, text)  # refuses a text that cannot be used
     return NamespaceAccess.of(text, network_of(side), credential_name())
 
 
