@@ -34,6 +34,7 @@ NOT_FOLLOWED = {
     ("install", "pip install"): "brings packages from the network; tests/test_extras.py checks what each needs",
     ("pipeline", ""): "starts Spark on a ledger of its own; tests/pipeline/test_pipeline_run.py runs it",
     ("report", "twinbus report"): "starts Spark on a ledger of its own; tests/report/test_report_verb.py runs it",
+    ("serve", "twinbus serve --jwks"): "needs the key set of an issuer; the guide `entra-id` makes one and serves it",
     ("serve", "twinbus serve --host"): "for other machines and tunnels; tests/namespace/front/test_origins.py uses it",
     ("syphon", "twinbus syphon --engine spark"): "goes on for ever; tests/pipeline/test_spark_syphon.py runs it",
     ("syphon", "twinbus deadletter resubmit"): "a dead letter takes ten minutes; tests/cli/test_deadletter.py runs it",

@@ -218,7 +218,7 @@ def read_snapshot(root: Path | StorageLocation) -> dict[str, list[dict[str, Any]
     """Return the rows of each table at the last snapshot; no rows if there is none."""
     try:
         _, versions = snapshot(root)
-    except TableNotFoundError:
+    except (TableNotFoundError, FileNotFoundError):
         return {table: [] for table in TABLES}
     return {table: rows_of(root, table, version) for table, version in versions.items()}
 

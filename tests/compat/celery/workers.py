@@ -64,15 +64,17 @@ class Shop:
             **more,
         }
 
-    def runs(self) -> list[TaskRun]:
-        """Return the runs of tasks that came to their end, in this order. Two runs of a task are two entries."""
-        lines = [TaskRun(*line.split()) for line in self.record.read_text().splitlines()]
-        return [line for line in lines if line.event == "done"]
+    def runs(self, event: str = "done") -> list[TaskRun]:
+        """Return the runs of tasks that came to this event, in this order. Two runs of a task are two entries.
+
+        A line whose end is not there yet is left out: a worker may be writing it.
+        """
+        *lines, _ = self.record.read_text().split("\n")
+        return [run for run in (TaskRun(*line.split()) for line in lines) if run.event == event]
 
     def begun(self) -> Counter[str]:
         """Return how often each task was begun."""
-        lines = [TaskRun(*line.split()) for line in self.record.read_text().splitlines()]
-        return Counter(line.name for line in lines if line.event == "begun")
+        return Counter(run.name for run in self.runs("begun"))
 
     def done(self) -> Counter[str]:
         """Return how often each task ran to its end."""

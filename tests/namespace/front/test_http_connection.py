@@ -466,7 +466,8 @@ async def test_faults_need_the_manage_claim(http: HttpHandler) -> None:
     ("token", "says"),
     [
         (None, "no Authorization header"),
-        ("Bearer x.y.z", "SharedAccessSignature"),
+        ("Bearer x.y.z", "SAS tokens only"),
+        ("Basic x.y.z", "SharedAccessSignature"),
         (make_sas_token("sb://localhost/", DEFAULT_KEY_NAME, "wrong", BORN // 1000 + 60), "signature"),
         (make_sas_token("sb://localhost/", DEFAULT_KEY_NAME, DEFAULT_KEY, BORN // 1000), "expired"),
         (make_sas_token("sb://localhost/", "nobody", DEFAULT_KEY, BORN // 1000 + 60), "nobody"),
