@@ -172,7 +172,7 @@ def test_d5_other_tools_read_whole_batches_and_agreeing_totals_while_the_pipelin
 BATCHES = 2
 FIRST_BATCH = (1, STEPS - 2)
 """Steps of the first batch, which makes the tables: after the first commit, and before the commit of snapshots."""
-LATER_BATCH = sorted({*range(0, STEPS, budget(3, 3, 1)), STEPS - 2, STEPS - 1})
+LATER_BATCH = sorted({*range(0, STEPS, budget(6, 6, 1)), STEPS - 2, STEPS - 1})
 """Steps of the second batch."""
 
 
