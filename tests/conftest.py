@@ -39,31 +39,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)  # tests/pairing/mutation.py runs without xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    return SparkOnTwoWorkers(config, log)
+    return SparkOnFewWorkers(config, log)
 
 
 SESSION, DRIVERS = "tests with the Spark session", "tests that start Spark drivers"
+STORES = "tests/pipeline/test_object_stores.py"
 OWN_DRIVERS = tuple(
     f"tests/pipeline/test_{name}.py::"
     for name in ("servicebus_kills", "servicebus_secrets", "spark_elsewhere", "spark_kills", "tables_while_written")
 )
 
 
-class SparkOnTwoWorkers(LoadScopeScheduling):  # type: ignore[misc]  # as above
-    """Gives the tests of Spark to two workers, first of all; the files of other tests to free workers.
+class SparkOnFewWorkers(LoadScopeScheduling):  # type: ignore[misc]  # as above
+    """Gives the tests of Spark to three workers, first of all; the files of other tests to free workers.
 
     One worker has the tests with the Spark session: another session would cost a JVM and half a minute. One worker has
-    the tests that start drivers of their own, which take longest. Tests of one file share servers, so they stay
-    together.
+    the tests that start drivers of their own, which take longest; one worker has those with object stores, which start
+    drivers too. Tests of one file share servers, so they stay together.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(OWN_DRIVERS):
             return DRIVERS
+        if nodeid.startswith(STORES):
+            return STORES
         return SESSION if nodeid.startswith(("tests/pipeline/", "tests/report/")) else nodeid.partition("::")[0]
 
     def _assign_work_unit(self, node: Any) -> None:
-        for scope in (DRIVERS, SESSION):
+        for scope in (STORES, DRIVERS, SESSION):
             if scope in self.workqueue:
                 self.workqueue.move_to_end(scope, last=False)
         super()._assign_work_unit(node)
