@@ -84,10 +84,11 @@ def history(seed: int, worlds: int = 4, steps: int = 200) -> list[Entry]:
     """Return the entries of several entities over three days. Times are random, and many are at the ends of days."""
     chance = Random(seed)
     found: list[Entry] = []
+    instants: dict[str, int] = {}  # a line that is written twice has the same time both times
     for number in range(worlds):
         world = World(seed * 100 + number, careless=number % 2 == 1)
         world.run(steps)
-        found += [_placed(entry, number, _instant(entry.id, chance)) for entry in world.entries]
+        found += [_placed(entry, number, instants.setdefault(entry.id, _instant(chance))) for entry in world.entries]
     for to in ("orders0", "orders1"):
         found += _several(chance, to)
         found += _failovers(chance, to)
@@ -104,13 +105,9 @@ def history(seed: int, worlds: int = 4, steps: int = 200) -> list[Entry]:
     return found
 
 
-_known: dict[str, int] = {}
-
-
-def _instant(name: str, chance: Random) -> int:
-    """Return the time of an entry: a line that is written twice has the same time both times."""
+def _instant(chance: Random) -> int:
     days = chance.choice([-1, 0, 0, 1]) * 24 * HOUR
-    return _known.setdefault(name, MIDNIGHT + days + chance.choice([-1, 0, 1, chance.randrange(24 * HOUR)]))
+    return MIDNIGHT + days + chance.choice([-1, 0, 1, chance.randrange(24 * HOUR)])
 
 
 def _placed(entry: Entry, number: int, at: int) -> Entry:
