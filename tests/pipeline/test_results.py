@@ -51,7 +51,12 @@ class Books:
 def books(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Books:
     """A ledger with odd entries, and its tables with results. The jobs are followed."""
     folder = tmp_path_factory.mktemp("results")
-    write_segments(folder / "ledger", history(3), seed=3)
+    # The clock of a syphon was days behind: the return of a message seems to be long before its diversion.
+    wrong_clock = [
+        operation(Stage.SEND_BACKLOG, "early", at=MIDNIGHT + HOUR),
+        operation(Stage.RETURN_PRIMARY, "early", at=MIDNIGHT - 100 * HOUR, by=1),
+    ]
+    write_segments(folder / "ledger", [*history(3), *wrong_clock], seed=3)
     tables = Tables(spark, folder / "tables")
     made = Books(folder / "ledger", tables, WriterStates.in_ledger(folder / "ledger"))
     ingest_ledger(spark, made.ledger, tables.root, extend=follow_jobs(tuple(JOBS))).awaitTermination()

@@ -250,19 +250,30 @@ def current_result(
     tallies; otherwise from all ingested operations and entries. `writers` are the writers that are known to be dead or
     alive. `version` is by default the last snapshot.
     """
-    version = version or tables.version()
-    if not is_followed(job, version):
-        return result_over_history(tables, job, window, writers, version)
-    return job.summarize(followed_sums(tables, version, job, writers), window or TimeWindow(), version.newest)
+    version, window = version or tables.version(), window or TimeWindow()
+    return job.summarize(current_sums(tables, version, job, window, writers), window, version.newest)
 
 
 def stored_rows(tables: Tables, version: TablesVersion, job: LedgerJob, writers: WriterStates) -> DataFrame:
     """Returns the rows of the table that keeps the result of a job: over all time, up to this version."""
-    if is_followed(job, version):
-        sums = followed_sums(tables, version, job, writers)
-    else:
-        sums = _history_sums(tables, version, job, TimeWindow(), writers)
+    sums = current_sums(tables, version, job, TimeWindow(), writers)
     return job.store(sums, version.newest).select(*columns(job.stored))
+
+
+def current_sums(
+    tables: Tables,
+    version: TablesVersion,
+    job: LedgerJob,
+    window: TimeWindow,
+    writers: WriterStates = UNKNOWN_STATES,
+) -> DataFrame:
+    """Returns the merged tallies that the result of a job for a window is computed from.
+
+    Those of a followed job are for all time. All others are of the days that the job reads for the window.
+    """
+    if is_followed(job, version):
+        return followed_sums(tables, version, job, writers)
+    return _history_sums(tables, version, job, window, writers)
 
 
 def is_followed(job: LedgerJob, version: TablesVersion) -> bool:

@@ -20,6 +20,7 @@ from twinbus.pipeline.jobs import (
     JOBS,
     UNKNOWN_STATES,
     current_result,
+    current_sums,
     is_followed,
     read_history,
     stored_tallies,
@@ -95,8 +96,7 @@ def _reasons(tables: Tables, writers: WriterStates) -> TopRows:
 
 
 def _spread(tables: Tables, version: TablesVersion, window: TimeWindow) -> RowValues:
-    history = read_history(tables, version, window.days_onward())
-    found = latency.spread(latency.tally(*history), window).first()
+    found = latency.spread(current_sums(tables, version, JOBS["latency"], window), window).first()
     assert found is not None, "an aggregate without keys has a row"
     return found.asDict()
 
