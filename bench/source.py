@@ -43,12 +43,13 @@ NOTES: Final = (
 class Work:
     """The same work for the SDK and for Spark, on one queue."""
 
-    def __init__(self, spark: SparkSession, server: Server, count: int, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, server: Server, count: int, folder: Path, per_trigger: int) -> None:
         self._spark = spark
         self._server = server
         self._count = count
         self._folder = folder
         self._options = {"connectionString": server.connection_string, "entity": QUEUE}
+        self._per_trigger = per_trigger
         self._runs = 0
 
     def sdk_write(self) -> int:
@@ -105,8 +106,9 @@ class Work:
     def spark_stream(self) -> int:
         before = self._server.held(QUEUE)
         self._runs += 1
-        stream = self._spark.readStream.format("servicebus").options(**self._options).load()
-        writer = stream.writeStream.format("parquet").option("path", str(self._folder / f"out{self._runs}"))
+        stream = self._spark.readStream.format("servicebus").options(**self._options)
+        stream = stream.option("maxMessagesPerTrigger", self._per_trigger)
+        writer = stream.load().writeStream.format("parquet").option("path", str(self._folder / f"out{self._runs}"))
         checkpoint = str(self._folder / f"checkpoint{self._runs}")
         query = start_query(writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start)
         query.awaitTermination()
@@ -148,19 +150,19 @@ def rate(work: Callable[[], int]) -> float:
     return count / (time.perf_counter() - began)
 
 
-def figures(folder: Path, *, messages: int, repeats: int) -> tuple[list[Figure], str]:
+def figures(folder: Path, *, messages: int, repeats: int, per_trigger: int) -> tuple[list[Figure], str]:
     """Return the figures, and the memory that the work took."""
     spark = session("bench")
     spark.dataSource.register(ServiceBusDataSource)
     found = {name: (Samples(), Samples()) for name in AIMS}
     one = Samples()
     with Server(folder / "data", queues=(QUEUE,)) as server:
-        warm_up = Work(spark, server, 1000, folder / "warm")
+        warm_up = Work(spark, server, 1000, folder / "warm", per_trigger)
         warm_up.spark_write()
         warm_up.spark_read()
         warm_up.spark_stream()
         for repeat in range(repeats):
-            work = Work(spark, server, messages, folder / str(repeat))
+            work = Work(spark, server, messages, folder / str(repeat), per_trigger)
             found["write"][0].values.append(rate(work.sdk_write))
             found["write"][1].values.append(rate(work.spark_write))
             found["batch read"][0].values.append(rate(work.sdk_read))
@@ -192,11 +194,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--per-trigger", type=int, default=10_000, help="maxMessagesPerTrigger of the stream")
     parser.add_argument("--json", action="store_true", help="values of every repeat, for programs")
     asked = parser.parse_args()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="twinbus-bench-") as name:
-        made, memory = figures(Path(name), messages=asked.messages, repeats=asked.repeats)
+        made, memory = figures(
+            Path(name), messages=asked.messages, repeats=asked.repeats, per_trigger=asked.per_trigger
+        )
     loads = f"{os.cpu_count()} cores for all; load average {load:.1f} before, {os.getloadavg()[0]:.1f} after."
     if asked.json:
         write_json(made, (*NOTES, loads, memory))
