@@ -117,7 +117,7 @@ def azurite_process() -> Iterator[StoreServer]:
     node = shutil.which("node")
     if node is None or not program.exists():
         component_missing("Azurite", install="in tests/compat/javascript: npm ci")
-    options = ["--blobHost", "127.0.0.1", "--blobPort", "0", "--inMemoryPersistence", "--disableTelemetry"]
+    options = ["--blobHost", "127.0.0.1", "--blobPort", "0", "--inMemoryPersistence"]
     command = [node, str(program), *options, "--skipApiVersionCheck"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
