@@ -6,6 +6,7 @@ and its checkpoint, so that a process can end between any two steps; `test_spark
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from collections import Counter
@@ -30,6 +31,7 @@ from tests.pipeline.stream_steps import (
     next_names,
     numbered,
 )
+from twinbus.connect import ServiceBusConnectionError
 from twinbus.pipeline.servicebus import broker as broker_module
 from twinbus.pipeline.servicebus import stream_reader as stream_module
 from twinbus.pipeline.servicebus.broker import Broker
@@ -472,6 +474,20 @@ def test_d1_messages_of_others_are_given_back_before_their_locks_end(
     assert "half of the lock time" in done.stopped
     assert queue.left() == numbered("", 9)
     assert len(queue.received(9)) == 9
+
+
+@pytest.mark.thorough
+def test_d1_a_completion_that_fails_beside_a_receive_leaves_no_error_that_nobody_reads(
+    queue: Entity, namespace: LocalNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.send("a", "b")
+    wanted = SequenceNumbers.of([*queue.numbers(), 99])
+    namespace.faults.set("detach", entity=queue.name, points=["settle"], count=1)
+    with _broker(queue) as broker, pytest.raises(ServiceBusConnectionError):
+        broker.complete(wanted, None)
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+    assert queue.left() == ["a", "b"]
 
 
 @pytest.mark.thorough

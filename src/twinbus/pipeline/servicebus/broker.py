@@ -336,7 +336,7 @@ async def complete_received(receiver: Receiver, numbers: SequenceNumbers, newest
         if completing is not None:
             completed |= await completing
     finally:
-        if completing is not None and not completing.done():  # an error has ended the loop
+        if completing is not None:  # if an error has ended the loop, nobody has waited for it
             await asyncio.gather(completing, return_exceptions=True)
         others.extend(message.delivery_id for message in received if message.link is link)
         receiver.give_back(others)
