@@ -1,18 +1,24 @@
-"""Windows of whole hours, and percentiles of merged histograms (D7)."""
+"""Windows of whole hours, percentiles of merged histograms, and the timeline of a window (D7)."""
 
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta, timezone
 from itertools import pairwise
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.answers import HourWindow
+from twinbus.answers import HourWindow, Results
 from twinbus.answers.results import Histogram, percentile
-from twinbus.pipeline.report_data import BUCKET_WIDTHS
-from twinbus.pipeline.timeline_buckets import BUCKETS, stored_timeline
+from twinbus.pipeline.report_data import BUCKET_WIDTHS, Timeline
+from twinbus.pipeline.result_tables import RESULTS, TIMELINE
+from twinbus.pipeline.snapshots import Snapshots, TablesVersion
+from twinbus.pipeline.table_storage import TableStorage
+from twinbus.pipeline.timeline_buckets import BUCKETS, COUNTS
 
 DAY = datetime(2026, 9, 22, tzinfo=UTC)
 MIDNIGHT = int(DAY.timestamp() * 1000)
@@ -84,25 +90,61 @@ def test_d7_stored_buckets_of_an_hour_lie_within_one_bucket_of_every_wider_timel
     assert all(first < second for first, second in pairwise(BUCKET_WIDTHS))
 
 
-def test_d7_the_depth_at_the_begin_of_a_window_has_what_came_before() -> None:
-    nothing = dict.fromkeys(("direct", "diverted", "returned", "failed", "came", "left"), 0)
+def stored(folder: Path, rows: list[dict[str, int | None]]) -> Results:
+    """Results with these buckets of the timeline."""
+    storage = TableStorage(folder)
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    write_deltalake(storage.uri(RESULTS + TIMELINE), pa.table(columns))
+    Snapshots(storage).add(TablesVersion(1, {RESULTS + TIMELINE: 0}))
+    return Results(storage)
 
-    def bucket(at: int, **counts: int) -> dict[str, int | None]:
-        is_send = bool(counts.keys() - {"came", "left"})
-        return {**nothing, "bucket": at, "first": at if is_send else None, "last": at if is_send else None, **counts}
 
-    rows = [
-        bucket(MIDNIGHT - 2 * HOUR, diverted=5, came=5),
-        bucket(MIDNIGHT - HOUR, returned=1, left=1),
-        bucket(MIDNIGHT, direct=2),
-        bucket(MIDNIGHT + 1000, returned=3, left=3),
-        bucket(MIDNIGHT + HOUR, diverted=7, came=7),
-    ]
-    found = stored_timeline(rows, MIDNIGHT, MIDNIGHT + HOUR)
+def bucket(at: int, **counts: int) -> dict[str, int | None]:
+    is_send = bool(counts.keys() - {"came", "left"})
+    instant = at if is_send else None
+    return {"bucket": at, "first": instant, "last": instant, **dict.fromkeys(COUNTS, 0), **counts}
+
+
+def rates(found: Timeline) -> dict[str, list[int]]:
+    return {name: list(counts) for name, counts in found.counts.items() if any(counts)}
+
+
+def test_d7_the_depth_at_the_begin_of_a_window_has_what_came_before(tmp_path: Path) -> None:
+    results = stored(
+        tmp_path,
+        [
+            bucket(-5 * HOUR - 1000, diverted=2, came=2),
+            bucket(-HOUR, returned=2, left=2),
+            bucket(MIDNIGHT - 2 * HOUR, diverted=5, came=5),
+            bucket(MIDNIGHT - HOUR, returned=1, left=1),
+            bucket(MIDNIGHT, direct=2),
+            bucket(MIDNIGHT + 1000, returned=3, left=3),
+            bucket(MIDNIGHT + HOUR, diverted=7, came=7),
+        ],
+    )
+    found = results.timeline(HourWindow(MIDNIGHT, MIDNIGHT + HOUR))
     assert found is not None
     assert (found.start, found.width, list(found.waiting)) == (MIDNIGHT, 1000, [4, 1])
-    assert {name: list(counts) for name, counts in found.counts.items() if any(counts)} == {
-        "direct": [2, 0],
-        "returned": [0, 3],
-    }
-    assert stored_timeline(rows, MIDNIGHT + 2 * HOUR, MIDNIGHT + 3 * HOUR) is None
+    assert rates(found) == {"direct": [2, 0], "returned": [0, 3]}
+    assert results.timeline(HourWindow(MIDNIGHT + 2 * HOUR, MIDNIGHT + 3 * HOUR)) is None
+    early = results.timeline(HourWindow(until=0))
+    assert early is not None
+    assert (early.start, early.width, early.waiting[0], early.waiting[-1]) == (-5 * HOUR - 120_000, 120_000, 2, 0)
+
+
+def test_d7_wide_buckets_at_both_ends_of_a_window_count_only_what_is_in_it(tmp_path: Path) -> None:
+    since, until = MIDNIGHT + HOUR, MIDNIGHT + 30 * 24 * HOUR + HOUR
+    results = stored(
+        tmp_path,
+        [
+            bucket(MIDNIGHT, direct=1, diverted=9, came=9),
+            bucket(since, direct=10, left=4),
+            bucket(until - 15_000, direct=100),
+            bucket(until, direct=1000, left=5),
+        ],
+    )
+    found = results.timeline(HourWindow(since, until))
+    assert found is not None
+    assert (found.start, found.width, len(found.waiting)) == (MIDNIGHT, 6 * HOUR, 121)
+    assert rates(found) == {"direct": [10, *[0] * 119, 100]}
+    assert set(found.waiting) == {5}

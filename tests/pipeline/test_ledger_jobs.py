@@ -279,6 +279,19 @@ def test_d4_the_timeline_agrees_with_duckdb_and_its_depth_includes_earlier_messa
     assert all(any(row[name] for row in found) for name in timeline_buckets.COUNTS)
 
 
+@pytest.mark.thorough
+def test_d4_wide_buckets_at_both_ends_of_a_window_count_only_what_is_in_it(books: Ingested) -> None:
+    tables = history_of(books.tables, books.tables.version(), F.lit(True))
+    first, until = MIDNIGHT + HOUR // 2, MIDNIGHT + 5 * HOUR
+    window = TimeWindow(*(datetime.fromtimestamp(instant / 1000, UTC) for instant in (first, until)))
+    narrow = timeline.count_buckets(*tables, 1000, first, until - 1).collect()
+    wide = timeline.count_buckets(*tables, 24 * HOUR, first, until - 1, window).collect()
+    assert {row.bucket for row in wide} == {MIDNIGHT - 24 * HOUR, MIDNIGHT}
+    for name in timeline_buckets.COUNTS:
+        expected = Counter(row.bucket >= first for row in narrow for _ in range(row[name]))
+        assert Counter(row.bucket >= MIDNIGHT for row in wide for _ in range(row[name])) == expected
+
+
 def test_d4_the_latency_histogram_agrees_with_duckdb(books: Ingested) -> None:
     tallies = latency.tally(*history_of(books.tables, books.tables.version(), F.lit(True)))
     found = latency.spread(tallies, TimeWindow()).first()

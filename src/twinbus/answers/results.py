@@ -37,7 +37,7 @@ from twinbus.pipeline.result_tables import (
 )
 from twinbus.pipeline.snapshots import Snapshots
 from twinbus.pipeline.table_storage import TableStorage
-from twinbus.pipeline.timeline_buckets import stored_timeline
+from twinbus.pipeline.timeline_buckets import BUCKETS, COUNTS, timeline_of, width_for
 
 Row = dict[str, Any]
 
@@ -164,7 +164,21 @@ class Results:
 
     def timeline(self, window: HourWindow) -> Timeline | None:
         """Returns messages and the depth of the backlog over time; None if nothing happened in the window."""
-        return stored_timeline(self._read(TIMELINE).to_pylist(), *window.limits)
+        since, until = window.limits
+        inside = f"bucket >= {since} and bucket < {until}"
+        (span,) = self._rows(TIMELINE, 'min("first") as begin, max("last") as last', inside)
+        first, last = span["begin"], span["last"]
+        if first is None:
+            return None
+        width = width_for(first, last, BUCKETS)
+        before = first - first % width - width  # the extra bucket, with all earlier changes of the depth
+        # The remainder of a negative number is negative in SQL.
+        rounded = f"greatest(bucket - (bucket % {width} + {width}) % {width}, {before})"
+        merged = f"case when bucket < {since} then {before} else {rounded} end"
+        sums = ", ".join(f'sum("{name}") as "{name}"' for name in COUNTS)
+        until_end = f"bucket < {min(until, last - last % width + width)}"
+        rows = self._rows(TIMELINE, f"{merged} as merged, {sums}", until_end, "group by merged")
+        return timeline_of({row["merged"]: row for row in rows}, first, last, width)
 
     def _latency_hours(self, window: HourWindow) -> list[Row]:
         since, until = window.limits

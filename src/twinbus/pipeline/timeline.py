@@ -35,7 +35,7 @@ def build_timeline(operations: DataFrame, entries: DataFrame, window: TimeWindow
         return None
     first, last = span["first"], span["last"]
     width = width_for(first, last, BUCKETS)
-    found = count_buckets(operations, entries, width, first, last)
+    found = count_buckets(operations, entries, width, first, last, window)
     sums = [F.sum(name).alias(name) for name in COUNTS]
     by_bucket = {row.bucket: row.asDict() for row in found.groupBy("bucket").agg(*sums).collect()}
     return timeline_of(by_bucket, first, last, width)
@@ -75,17 +75,22 @@ def stored(operations: DataFrame, entries: DataFrame) -> DataFrame:
     )
 
 
-def count_buckets(operations: DataFrame, entries: DataFrame, width: int, first: int, last: int) -> DataFrame:
+def count_buckets(
+    operations: DataFrame, entries: DataFrame, width: int, first: int, last: int, window: TimeWindow | None = None
+) -> DataFrame:
     """Returns counts by destination and bucket, for buckets that have any. `bucket` is the start of the bucket.
 
     `direct`, `diverted` and `returned` count accepted messages; `failed` counts tries to send a message that failed or
     whose result is unknown. `came` and `left` are the changes of the backlog's depth: messages that were diverted, and
-    diverted messages that returned. An extra bucket before that of `first` has all earlier changes of the depth. The
-    last bucket contains `last`.
+    diverted messages that returned. The first bucket contains `first`, the last one `last`. Both may be longer than the
+    part of them that is in the window, and count only this part. An extra bucket before the first one has all earlier
+    changes of the depth.
     """
-    rows = _sends(operations).unionAll(_depth(operations, entries))
+    since, until = (window or TimeWindow()).milliseconds()
+    rows = _sends(operations).unionAll(_depth(operations, entries)).where(F.col("at") < until)
     start = F.lit(first - first % width)
-    bucket = F.greatest(F.expr(f"at - pmod(at, {width}L)"), start - width)
+    is_inside = F.col("at") >= since
+    bucket = F.when(is_inside, F.greatest(F.expr(f"at - pmod(at, {width}L)"), start - width)).otherwise(start - width)
     rows = rows.withColumn("bucket", bucket).where(F.col("bucket") <= last - last % width)
     rows = rows.where((F.col("bucket") >= start) | F.col("name").isin("came", "left"))
     counts = [F.count(F.when(F.col("name") == name, 1)).alias(name) for name in COUNTS]

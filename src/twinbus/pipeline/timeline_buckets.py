@@ -1,15 +1,14 @@
 """The timeline of a report from counts by bucket. Needs no Spark.
 
-`timeline` counts on Spark. From the counts that it stores for all time, `stored_timeline` makes the timeline of any
-window of whole hours.
+`timeline` counts on Spark. It also stores counts of all time, and `twinbus.answers` adds them up to the buckets of a
+window.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any, Final
+from typing import Final
 
 from twinbus.pipeline.report_data import BUCKET_WIDTHS, Timeline
 
@@ -40,24 +39,3 @@ def timeline_of(by_bucket: Mapping[int, Mapping[str, int]], first: int, last: in
         initial=before["came"] - before["left"] if before else 0,
     )
     return Timeline(start, width, {name: counts[name] for name in RATES}, list(waiting)[1:])
-
-
-def stored_timeline(rows: Sequence[Mapping[str, Any]], since: int, until: int) -> Timeline | None:
-    """Returns the timeline of whole hours from the stored counts of all time; None if nothing happened in them.
-
-    Both ends of the window are in milliseconds.
-    """
-    inside = [row for row in rows if since <= row["bucket"] < until and row["first"] is not None]
-    if not inside:
-        return None
-    first, last = min(row["first"] for row in inside), max(row["last"] for row in inside)
-    width = width_for(first, last, BUCKETS)
-    start = first - first % width
-    by_bucket: dict[int, Counter[str]] = {}
-    for row in rows:
-        bucket = max(row["bucket"] - row["bucket"] % width, start - width)
-        if bucket > last:
-            continue
-        names = COUNTS if bucket >= start else ("came", "left")
-        by_bucket.setdefault(bucket, Counter()).update({name: row[name] for name in names})
-    return timeline_of(by_bucket, first, last, width)
