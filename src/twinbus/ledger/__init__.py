@@ -72,6 +72,7 @@ from twinbus.ledger.segments import (
     list_segments,
     read_ledger,
     read_segment,
+    segment_at,
 )
 from twinbus.ledger.shipped_ledger import ShippedLedger
 from twinbus.ledger.shipping import ShippedSegments, Shipping
@@ -154,6 +155,7 @@ __all__ = [
     "read_ledger",
     "read_segment",
     "result_of_failure",
+    "segment_at",
     "unfinished_writers",
     "writer_id",
 ]

@@ -23,13 +23,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from twinbus.errors import OperatorError
-from twinbus.ledger import SILENCE
+from twinbus.ledger import SILENCE, segment_at
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.ingested_segments import SEGMENTS
 from twinbus.pipeline.jobs import JOBS, advance
@@ -207,4 +208,10 @@ class PipelineRun:
         ingested = (one.segments for one in self.tables.segments.ledgers() if one.ledger == str(self._ledger))
         known, wanted = next(ingested, {}), frozenset(writers)
         there = available_bytes(self._ledger, {})
-        return all(size <= known.get(name, 0) for name, size in there.items() if name.rpartition("-")[0] in wanted)
+        return all(size <= known.get(name, 0) for name, size in there.items() if _writer_of(name) in wanted)
+
+
+def _writer_of(segment: str) -> str | None:
+    """Returns the writer of the segment with this file name."""
+    found = segment_at(Path(segment))
+    return None if found is None else found.writer
