@@ -9,6 +9,7 @@ import json
 import os
 import statistics
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -130,6 +131,22 @@ class Samples:
         if len(self.values) == 1:
             return median
         return f"{median} [dim]({pattern.format(min(self.values))}–{pattern.format(max(self.values))})[/]"
+
+
+@dataclass(slots=True)
+class Spent:
+    """Seconds and processor time of the same work, measured in every repeat."""
+
+    seconds: Samples = field(default_factory=Samples)
+    cpu: Samples = field(default_factory=Samples)
+
+    def timed(self, call: Callable[[], Any], cpu: Callable[[], float]) -> Any:
+        """Return what `call` returns, and measure it. `cpu` returns the processor time so far."""
+        start, used = time.perf_counter(), cpu()
+        answer = call()
+        self.seconds.values.append(time.perf_counter() - start)
+        self.cpu.values.append(cpu() - used)
+        return answer
 
 
 def ratios(samples: Samples, peer: Samples) -> Samples:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -25,14 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import duckdb
 from pyspark.sql import SparkSession
 
-from bench.measuring import Figure, PeakMeter, ProcessMeter, ProcessTree, Samples, compared
+from bench.measuring import Figure, PeakMeter, ProcessMeter, ProcessTree, Samples, Spent, compared
 from bench.pipeline_ledgers import make_ledger
 from twinbus.pipeline.ingest import ingest_ledger
-from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, SCHEMAS, Tables
+from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, Tables, column_types
 
 AIM: Final = 3.0
 _AIMED_FROM: Final = 10_000_000
-_COLUMN: Final = re.compile(r"(\w+) (\S+?)(?:,\s|$)")
 _TYPES: Final = {
     "string": "varchar",
     "long": "bigint",
@@ -76,7 +74,7 @@ to '{{folder}}/entries' {_COPY}
 
 def by_duckdb(ledger: Path, folder: Path) -> dict[str, Any]:
     """Does the work once. Returns seconds, processor time and memory at the peak (MiB), and the rows of each table."""
-    columns = {name: _TYPES[kind] for name, kind in _COLUMN.findall(SCHEMAS[PENDING])}
+    columns = {name: _TYPES[kind] for name, kind in column_types(PENDING).items()}
     began, used = time.perf_counter(), time.process_time()
     database = duckdb.connect()
     database.execute(f"set threads = {os.cpu_count() or 2}; set preserve_insertion_order = false")
@@ -108,17 +106,13 @@ def _in_own_process(ledger: Path, folder: Path) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Spent:
-    """What one engine took, in every round."""
-
-    seconds: Samples = field(default_factory=Samples)
-    cpu: Samples = field(default_factory=Samples)
+class IngestSpent(Spent):
     peak: Samples = field(default_factory=Samples)
     """MiB."""
 
 
 @dataclass(slots=True)
-class SparkSpent(Spent):
+class SparkSpent(IngestSpent):
     jvm_cpu: Samples = field(default_factory=Samples)
     python_peak: Samples = field(default_factory=Samples)
     """MiB of the driver and of all Python processes of Spark."""
@@ -142,11 +136,11 @@ def by_spark(spark: SparkSession, ledger: Path, root: Path, spent: SparkSpent) -
     return {table: sum(file.rows for file in tables.files(table, version)) for table in (OPERATIONS, PENDING, ENTRIES)}
 
 
-def measure(spark: SparkSession, folder: Path, lines: int, rounds: int) -> tuple[SparkSpent, Spent, int]:
+def measure(spark: SparkSession, folder: Path, lines: int, rounds: int) -> tuple[SparkSpent, IngestSpent, int]:
     """Returns what Spark and DuckDB took, and the bytes of the ledger. Both must make the same rows."""
     ledger = folder / f"ledger-{lines}"
     size = make_ledger(ledger, lines)
-    ours, theirs = SparkSpent(), Spent()
+    ours, theirs = SparkSpent(), IngestSpent()
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(dir=folder) as name:
             found = by_spark(spark, ledger, Path(name) / "tables", ours)

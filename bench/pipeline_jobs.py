@@ -9,14 +9,13 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
 from pyspark.sql import SparkSession
 
-from bench.measuring import Figure, ProcessMeter, Samples, compared
+from bench.measuring import Figure, ProcessMeter, Spent, compared
 from tests.pipeline import oracle
 from twinbus.pipeline import JOBS, JUDGED, OPERATIONS, Tables, result_over_history
 
@@ -64,21 +63,6 @@ def made(tables: Tables, entries: int) -> None:
         change.added[OPERATIONS] = tables.adopted(folder, OPERATIONS)
     change.newest = 1_790_035_200_000 + 3 * 86_400_000
     tables.commit(change)
-
-
-@dataclass(slots=True)
-class Spent:
-    """Seconds and processor time of one job with one engine, for every round."""
-
-    seconds: Samples = field(default_factory=Samples)
-    cpu: Samples = field(default_factory=Samples)
-
-    def timed(self, call: Callable[[], Any], cpu: Callable[[], float]) -> Any:
-        start, used = time.perf_counter(), cpu()
-        answer = call()
-        self.seconds.values.append(time.perf_counter() - start)
-        self.cpu.values.append(cpu() - used)
-        return answer
 
 
 def spark_reconcile(tables: Tables) -> dict[str, int]:

@@ -9,7 +9,6 @@ parser has no type. It decides whether such a line is an entry, and otherwise sa
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, asdict, fields
 from typing import Any, Final
@@ -21,7 +20,7 @@ import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
 from twinbus.ledger import ENTRY_KINDS, SCHEMA_VERSION, EntryError, Move, Role, Stage, State, decode_entry
-from twinbus.pipeline.tables import OPERATIONS, PENDING, SCHEMAS
+from twinbus.pipeline.tables import OPERATIONS, PENDING, column_types
 
 _TYPES: Final = {
     "string": pa.string(),
@@ -31,9 +30,8 @@ _TYPES: Final = {
     "array<long>": pa.list_(pa.int64()),
     "map<string,string>": pa.map_(pa.string(), pa.string()),
 }
-_COLUMN: Final = re.compile(r"(\w+) (\S+?)(?:,\s|$)")
-_ENTRY: Final = dict(_COLUMN.findall(SCHEMAS[PENDING]))
-_OF_OPERATIONS: Final = {"kind", *(name for name, _ in _COLUMN.findall(SCHEMAS[OPERATIONS]))}
+_ENTRY: Final = column_types(PENDING)
+_OF_OPERATIONS: Final = {"kind", *column_types(OPERATIONS)}
 _FIRST: Final = {name: kind for name, kind in _ENTRY.items() if name in _OF_OPERATIONS}
 _REST: Final = {name: kind for name, kind in _ENTRY.items() if name not in _OF_OPERATIONS}
 REST: Final = "rest"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -67,6 +68,12 @@ _PARALLEL_QUERIES: Final = 4
 VACUUM_COMMITS: Final = 64
 """Number of commits between two removals of files that no reader needs."""
 _DAY: Final = "day"
+_COLUMN: Final = re.compile(r"(\w+) (\S+?)(?:,\s|$)")
+
+
+def column_types(table: str) -> dict[str, str]:
+    """Returns the columns of a table in SCHEMAS, in their order, each with its type in the language of Spark."""
+    return dict(_COLUMN.findall(SCHEMAS[table]))
 
 
 class TablesChange:
