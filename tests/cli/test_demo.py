@@ -25,9 +25,9 @@ from twinbus.backlog import backlog_queue_path
 from twinbus.cli.connections import backlog_name
 from twinbus.cli.demo.application import BACKLOG_QUEUES, ENTITIES, PLACES, Records
 from twinbus.cli.demo.finale import print_results
+from twinbus.cli.demo.monitor import DemoEntity, DemoState, FlowCounts, SecondCounts
 from twinbus.cli.demo.screen import draw_screen
 from twinbus.cli.demo.script import DemoResult
-from twinbus.cli.demo.snapshot import EntitySnapshot, FlowCounts, SecondCounts, Snapshot
 from twinbus.cli.demo.verdict import judge
 from twinbus.cli.errors import ATTENTION
 from twinbus.connect import connect
@@ -267,14 +267,14 @@ def test_a_ledger_with_fewer_messages_is_a_problem() -> None:
 
 def drawn(width: int, **more: Any) -> list[str]:
     entities = tuple(
-        EntitySnapshot(path, "failed_over", FlowCounts(12_345, 6_789, 98_765), (0.0, 166.6, 0.0)) for path in ENTITIES
+        DemoEntity(path, "failed_over", FlowCounts(12_345, 6_789, 98_765), (0.0, 166.6, 0.0)) for path in ENTITIES
     )
-    sight = Snapshot(125.0, entities, {False: 123, True: 3}, 20_367, more.get("returned", 0), more.get("up", False))
+    state = DemoState(125.0, entities, {False: 123, True: 3}, 20_367, more.get("returned", 0), more.get("up", False))
     seconds = [SecondCounts(FlowCounts(60, 0, 80), 0, 0, {})] * 60 + [
         SecondCounts(FlowCounts(0, 60, 0), 600, 100, {False: 3})
     ] * 60
     console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(draw_screen(sight, seconds, {"primary": 54_321, "secondary": 54_322}, width))
+    console.print(draw_screen(state, seconds, {"primary": 54_321, "secondary": 54_322}, width))
     return console.export_text().splitlines()
 
 

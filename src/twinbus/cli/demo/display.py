@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
+from twinbus.cli.demo.monitor import DemoState, SecondCounts
 from twinbus.cli.demo.screen import draw_screen
-from twinbus.cli.demo.snapshot import SecondCounts, Snapshot
 from twinbus.cli.spinner import shown_meanwhile
 from twinbus.cli.terminal import still_protected
 
@@ -39,16 +39,16 @@ class TextDisplay:
     def event(self, text: str) -> None:
         self._print(f"  {escape(text)}")
 
-    def show_state(self, snapshot: Snapshot, seconds: Sequence[SecondCounts]) -> None:
-        if snapshot.seconds < self._next:
+    def show_state(self, state: DemoState, seconds: Sequence[SecondCounts]) -> None:
+        if state.seconds < self._next:
             return
-        self._next = snapshot.seconds + _LINE_SECONDS
-        direct, diverted, received = snapshot.rates
-        states = ", ".join(f"{one.path} {one.state.replace('_', ' ')}" for one in snapshot.entities)
+        self._next = state.seconds + _LINE_SECONDS
+        direct, diverted, received = state.rates
+        states = ", ".join(f"{one.path} {one.state.replace('_', ' ')}" for one in state.entities)
         self.event(
-            f"{snapshot.seconds:4.0f} s  to primary {direct:.0f}/s, to backlog {diverted:.0f}/s, "
-            f"received {received:.0f}/s, waiting {snapshot.waiting}, home {snapshot.returned}, "
-            f"errors {snapshot.errors}; {states}"
+            f"{state.seconds:4.0f} s  to primary {direct:.0f}/s, to backlog {diverted:.0f}/s, "
+            f"received {received:.0f}/s, waiting {state.waiting}, home {state.returned}, "
+            f"errors {state.errors}; {states}"
         )
 
     @contextmanager
@@ -91,9 +91,9 @@ class LiveDisplay(TextDisplay):
     def event(self, text: str) -> None:
         super().event(_wrapped(text, self.console.width - 2))
 
-    def show_state(self, snapshot: Snapshot, seconds: Sequence[SecondCounts]) -> None:
+    def show_state(self, state: DemoState, seconds: Sequence[SecondCounts]) -> None:
         if self._live is not None:
-            drawn = draw_screen(snapshot, seconds, self._ports, self.console.width)
+            drawn = draw_screen(state, seconds, self._ports, self.console.width)
             self._live.update(drawn, refresh=True)
 
     @contextmanager

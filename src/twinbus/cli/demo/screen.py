@@ -1,4 +1,4 @@
-"""Draws the demo's live screen from a snapshot."""
+"""Draws the demo's live screen from its state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from twinbus.cli.demo.application import PLACES, TOPIC
-from twinbus.cli.demo.snapshot import EntitySnapshot, SecondCounts, Snapshot
+from twinbus.cli.demo.monitor import DemoEntity, DemoState, SecondCounts
 
 # One colour for each path of a message, in every part of the screen. Primary and backlog are as in the report.
 PRIMARY: Final = "bright_blue"
@@ -36,30 +36,30 @@ _LABEL, _VALUE, _LEAST_CHART = 20, 8, 20
 
 
 def draw_screen(
-    snapshot: Snapshot, seconds: Sequence[SecondCounts], ports: Mapping[str, int], width: int
+    state: DemoState, seconds: Sequence[SecondCounts], ports: Mapping[str, int], width: int
 ) -> RenderableType:
     """Return the whole screen, at most `width` columns wide."""
-    title = Text(f" {snapshot.seconds:.0f} s ", style="bold")
-    if snapshot.errors:
-        title.append(f"· {snapshot.errors:,} errors in the application ", style=DOWN)
+    title = Text(f" {state.seconds:.0f} s ", style="bold")
+    if state.errors:
+        title.append(f"· {state.errors:,} errors in the application ", style=DOWN)
     head = Rule(title, align="left", style="dim")
     return Group(
         head,
         Text(),
-        *_flows(snapshot, ports, seconds),
+        *_flows(state, ports, seconds),
         Text(),
-        _entities(snapshot),
+        _entities(state),
         Text(),
-        _charts(snapshot, seconds, width),
+        _charts(state, seconds, width),
     )
 
 
 # --- paths of messages -----------------------------------------------------------------------------------------------
 
 
-def _flows(snapshot: Snapshot, ports: Mapping[str, int], seconds: Sequence[SecondCounts]) -> list[Text]:
-    direct, diverted, received = snapshot.rates
-    up = snapshot.primary_up
+def _flows(state: DemoState, ports: Mapping[str, int], seconds: Sequence[SecondCounts]) -> list[Text]:
+    direct, diverted, received = state.rates
+    up = state.primary_up
     first = Text.assemble(
         ("  application ", "bold"),
         _arrow("━━━", direct, PRIMARY, "▶"),
@@ -70,19 +70,15 @@ def _flows(snapshot: Snapshot, ports: Mapping[str, int], seconds: Sequence[Secon
         _arrow("━", received, RECEIVED, "▶"),
         (" receivers", "bold"),
     )
-    home = seconds[-1].returned if seconds and snapshot.returned else 0
+    home = seconds[-1].returned if seconds and state.returned else 0
     second = Text.assemble(
         "       ",
         _arrow("┗━━━━━━━━━", diverted, BACKLOG, "▶"),
         (" ● secondary ", PRIMARY),
         (f":{ports['secondary']} ", "dim"),
         "up    ",
-        (f"{snapshot.waiting:,} waiting", BACKLOG if snapshot.waiting else "dim"),
-        *(
-            [("  ↑ ", HOME), (f"{home}/s home" if home else f"{snapshot.returned:,} home", HOME)]
-            if snapshot.returned
-            else []
-        ),
+        (f"{state.waiting:,} waiting", BACKLOG if state.waiting else "dim"),
+        *([("  ↑ ", HOME), (f"{home}/s home" if home else f"{state.returned:,} home", HOME)] if state.returned else []),
     )
     return [first, second]
 
@@ -91,7 +87,7 @@ def _arrow(tail: str, rate: float, colour: str, head: str) -> Text:
     return Text(f"{tail}{f' {rate:.0f}/s '.rjust(8)}━{head}", style=colour if rate >= 0.5 else "dim")
 
 
-def _entities(snapshot: Snapshot) -> Table:
+def _entities(state: DemoState) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("  entity", no_wrap=True)
     table.add_column("state", no_wrap=True, min_width=13)
@@ -102,7 +98,7 @@ def _entities(snapshot: Snapshot) -> Table:
         ("received", RECEIVED),
     ):
         table.add_column(title, justify="right", style=colour)
-    for one in snapshot.entities:
+    for one in state.entities:
         sign, colour = _STATES.get(one.state, ("?", "dim"))
         direct, diverted, _ = one.rates
         table.add_row(
@@ -116,7 +112,7 @@ def _entities(snapshot: Snapshot) -> Table:
     return table
 
 
-def _name(entity: EntitySnapshot) -> str:
+def _name(entity: DemoEntity) -> str:
     return f"{entity.path} → {len(PLACES[TOPIC])} subs" if entity.path == TOPIC else entity.path
 
 
@@ -127,20 +123,20 @@ def _quiet(rate: float) -> Text:
 # --- second by second ------------------------------------------------------------------------------------------------
 
 
-def _charts(snapshot: Snapshot, seconds: Sequence[SecondCounts], width: int) -> Group:
+def _charts(state: DemoState, seconds: Sequence[SecondCounts], width: int) -> Group:
     """Return charts with one column per second. In an outage the bars of sends change their colour: sends go on."""
     room = max(_LEAST_CHART, width - _LABEL - _VALUE - 2)
     shown = seconds[-room:]
-    direct, diverted, received = snapshot.rates
+    direct, diverted, received = state.rates
     sent = [((one.flow.direct, PRIMARY), (one.flow.diverted, BACKLOG)) for one in shown]
     depth = [((one.waiting, BACKLOG),) for one in shown]
     arrived = [((one.flow.received, RECEIVED),) for one in shown]
     pings = Text.assemble(*(_ping(one.pings) for one in shown))
-    pings_text = f"{snapshot.pings.get(False, 0)}✕ {snapshot.pings.get(True, 0)}✓" if snapshot.pings else "none"
+    pings_text = f"{state.pings.get(False, 0)}✕ {state.pings.get(True, 0)}✓" if state.pings else "none"
     keys = [Text("sent"), Text("■ to the primary", style=PRIMARY), Text("▒ to the backlog", style=BACKLOG)]
     return Group(
         *_chart(keys, _columns(sent, 3, shaded=BACKLOG), f"{direct + diverted:.0f}/s", room),
-        *_chart([Text("in the backlog")], _columns(depth, 2), f"{snapshot.waiting:,}", room),
+        *_chart([Text("in the backlog")], _columns(depth, 2), f"{state.waiting:,}", room),
         *_chart([Text("received")], _columns(arrived, 2), f"{received:.0f}/s", room),
         *_chart([Text("pings")], [pings], pings_text, room),
     )

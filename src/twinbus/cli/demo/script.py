@@ -24,8 +24,8 @@ from twinbus.cli.demo.application import (
     running,
 )
 from twinbus.cli.demo.display import TextDisplay
+from twinbus.cli.demo.monitor import Monitor
 from twinbus.cli.demo.processes import LEDGER, TABLES, DemoProcesses, Process
-from twinbus.cli.demo.snapshot import Monitor
 from twinbus.cli.engine import Engine
 from twinbus.cli.errors import ATTENTION
 from twinbus.errors import OperatorError
@@ -114,7 +114,7 @@ async def _outage(
                     await _drain_backlog(options, world, show, watch)
                 await _wait_for_receivers(application, strings["primary"])
                 clock.lap("receive")
-        application.kept.diverted = watch.take().flow.diverted
+        application.kept.diverted = watch.read_state().flow.diverted
     return application.kept, primary
 
 
@@ -222,7 +222,7 @@ async def _monitoring(watch: Monitor, strings: dict[str, str], show: TextDisplay
         try:
             yield backlog
         finally:
-            show.show_state(watch.take(), watch.seconds)
+            show.show_state(watch.read_state(), watch.seconds)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -230,7 +230,7 @@ async def _monitoring(watch: Monitor, strings: dict[str, str], show: TextDisplay
 
 async def _show_states(watch: Monitor, show: TextDisplay) -> None:
     while True:
-        show.show_state(watch.take(), watch.seconds)
+        show.show_state(watch.read_state(), watch.seconds)
         await asyncio.sleep(show.refresh_seconds)
 
 

@@ -37,7 +37,7 @@ class FlowCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class EntitySnapshot:
+class DemoEntity:
     path: str
     state: str
     flow: FlowCounts
@@ -46,14 +46,14 @@ class EntitySnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class DemoState:
     """The state of the demo at one instant.
 
     `waiting` is the number of messages in the backlog, `returned` the number of messages that the syphon delivered.
     """
 
     seconds: float
-    entities: tuple[EntitySnapshot, ...]
+    entities: tuple[DemoEntity, ...]
     pings: Mapping[bool, int]
     """The number of successful pings (key True) and of failed pings (key False)."""
     waiting: int
@@ -85,7 +85,7 @@ class SecondCounts:
 
 @dataclass(slots=True)
 class Monitor:
-    """Takes snapshots. The script sets `waiting`, `returned` and `primary_up`."""
+    """Reads the state of the demo, and counts it by second. The script sets `waiting`, `returned` and `primary_up`."""
 
     pair: Pair
     kept: Records
@@ -95,12 +95,12 @@ class Monitor:
     primary_up: bool = True
     seconds: list[SecondCounts] = field(default_factory=list)
     _recent: deque[tuple[float, dict[str, FlowCounts]]] = field(default_factory=deque)
-    _last: Snapshot | None = None
+    _last: DemoState | None = None
 
     def age(self) -> float:
         return time.monotonic() - self.began
 
-    def take(self) -> Snapshot:
+    def read_state(self) -> DemoState:
         now = time.monotonic()
         diverted, pings = _read_metrics()
         flows = {}
@@ -114,30 +114,30 @@ class Monitor:
             self._recent.popleft()
         states = {one.path: str(one.state) for one in self.pair.entities()}
         entities = tuple(
-            EntitySnapshot(entity, states.get(entity, "-"), flows[entity], self._rates(entity)) for entity in ENTITIES
+            DemoEntity(entity, states.get(entity, "-"), flows[entity], self._rates(entity)) for entity in ENTITIES
         )
         errors = len(self.kept.errors)
-        snapshot = Snapshot(now - self.began, entities, pings, self.waiting, self.returned, self.primary_up, errors)
-        self._note_seconds(snapshot)
-        return snapshot
+        state = DemoState(now - self.began, entities, pings, self.waiting, self.returned, self.primary_up, errors)
+        self._note_seconds(state)
+        return state
 
     def _rates(self, entity: str) -> tuple[float, float, float]:
         (then, before), (now, after) = self._recent[0], self._recent[-1]
         moved, span = after[entity].less(before[entity]), max(now - then, 0.25)
         return max(0.0, moved.direct / span), moved.diverted / span, moved.received / span
 
-    def _note_seconds(self, snapshot: Snapshot) -> None:
+    def _note_seconds(self, state: DemoState) -> None:
         if self._last is None:
-            self._last = snapshot
-        missing = int(snapshot.seconds) - len(self.seconds)
+            self._last = state
+        missing = int(state.seconds) - len(self.seconds)
         if missing <= 0:
             return
-        before, self._last = self._last, snapshot
-        moved, returned = snapshot.flow.less(before.flow), snapshot.returned - before.returned
-        pings = Counter(snapshot.pings)
+        before, self._last = self._last, state
+        moved, returned = state.flow.less(before.flow), state.returned - before.returned
+        pings = Counter(state.pings)
         pings.subtract(before.pings)
-        # A late snapshot also sets the counts of the seconds before it that have no snapshot.
-        share = max(missing, snapshot.seconds - before.seconds)
+        # If the state was read late, it also sets the counts of the seconds before it.
+        share = max(missing, state.seconds - before.seconds)
         flow = FlowCounts(*(max(0, round(getattr(moved, name) / share)) for name in FlowCounts.__slots__))
         for _ in range(missing):
             self.seconds.append(SecondCounts(flow, self.waiting, round(returned / share), pings))
