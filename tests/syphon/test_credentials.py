@@ -9,7 +9,7 @@ from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 
-from twinbus.connect import JWT_TYPE, SAS_TYPE, SCOPE, AzureTokenSource, SasTokenSource
+from twinbus.connect import ENTRA_SCOPE, JWT_TYPE, SAS_TYPE, AzureTokenSource, SasTokenSource
 from twinbus.syphon.credentials import CredentialError, NamespaceAccess
 
 HOST = "contoso.servicebus.windows.net"
@@ -26,7 +26,7 @@ class Credential:
     """A credential like those of azure-identity."""
 
     def get_token(self, *scopes: str, **_: Any) -> AccessToken:
-        assert scopes == (SCOPE,)
+        assert scopes == (ENTRA_SCOPE,)
         return AccessToken("jwt", 1_900_000_000)
 
 

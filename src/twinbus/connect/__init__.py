@@ -58,10 +58,10 @@ if TYPE_CHECKING:
     )
     from twinbus.connect.timeouts import deadline
     from twinbus.connect.tokens import (
+        ENTRA_SCOPE,
         JWT_TYPE,
         SAS_SCHEME,
         SAS_TYPE,
-        SCOPE,
         AzureTokenSource,
         SasTokenSource,
         Token,
@@ -91,7 +91,7 @@ _NAMES_BY_MODULE: Final = {
     "settlement": "COMPLETE RELEASE SettlementOutcome abandon_outcome dead_letter_outcome defer_outcome",
     "timeouts": "deadline",
     "tokens": (
-        "AzureTokenSource JWT_TYPE SAS_SCHEME SAS_TYPE SCOPE SasTokenSource Token TokenSource credential_failure "
+        "AzureTokenSource ENTRA_SCOPE JWT_TYPE SAS_SCHEME SAS_TYPE SasTokenSource Token TokenSource credential_failure "
         "make_sas_token sas_signature"
     ),
     "websocket": "WEBSOCKET_PATH WebSocketLayer WebSocketRefusedError accept_websocket",
@@ -100,6 +100,7 @@ _MODULES: Final = {name: module for module, names in _NAMES_BY_MODULE.items() fo
 
 __all__ = [
     "COMPLETE",
+    "ENTRA_SCOPE",
     "JWT_TYPE",
     "NEXT_AVAILABLE",
     "PEEK_LOCK",
@@ -108,7 +109,6 @@ __all__ = [
     "RELEASE",
     "SAS_SCHEME",
     "SAS_TYPE",
-    "SCOPE",
     "TLS_PORT",
     "WEBSOCKET_PATH",
     "AioCredential",

@@ -18,7 +18,7 @@ from twinbus.connect.errors import ServiceBusCommunicationError, ServiceBusCrede
 SAS_TYPE: Final = "servicebus.windows.net:sastoken"
 JWT_TYPE: Final = "jwt"
 SAS_SCHEME: Final = "SharedAccessSignature"
-SCOPE: Final = "https://servicebus.azure.net//.default"
+ENTRA_SCOPE: Final = "https://servicebus.azure.net//.default"
 """What a credential is asked for, as azure-servicebus asks. The tokens are for https://servicebus.azure.net."""
 # The credential refuses, and will refuse again. All other errors of a credential may pass: its issuer does not answer.
 _REFUSALS: Final = frozenset({"ClientAuthenticationError", "CredentialUnavailableError", "MissingExtraError"})
@@ -71,10 +71,10 @@ class AzureTokenSource:
         get_token = self._credential.get_token
         try:
             if inspect.iscoroutinefunction(get_token):
-                found = await get_token(SCOPE)
+                found = await get_token(ENTRA_SCOPE)
             else:
                 # In a thread, because the requests of a sync credential would block the event loop.
-                found = await asyncio.to_thread(get_token, SCOPE)
+                found = await asyncio.to_thread(get_token, ENTRA_SCOPE)
                 if inspect.isawaitable(found):
                     found = await found
         except Exception as error:

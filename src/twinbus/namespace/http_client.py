@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from twinbus.clock import Clock, SystemClock
 from twinbus.connect import (
-    SCOPE,
+    ENTRA_SCOPE,
     ConnectionString,
     credential_failure,
     make_sas_token,
@@ -120,7 +120,7 @@ class NamespaceHttpClient:
         if not self._at.has_key:
             assert self._credential is not None
             try:
-                return f"Bearer {named_credential(self._credential).get_token(SCOPE).token}"
+                return f"Bearer {named_credential(self._credential).get_token(ENTRA_SCOPE).token}"
             except MissingExtraError:
                 raise
             except Exception as error:
