@@ -19,11 +19,11 @@ from twinbus.namespace.front import refusals
 from twinbus.namespace.front.addresses import LinkAddress, parse_address
 from twinbus.namespace.front.request_response import NodeReply, NodeRequest
 from twinbus.namespace.front.sas_verifier import (
-    NO_KEY_SET,
     SasVerifier,
     SigningKey,
     TokenProblem,
     TokenRefusedError,
+    no_key_set,
     rule_covers,
     token_expiry,
 )
@@ -119,7 +119,7 @@ class GrantedClaims:
 
     def _jwt_grant(self, token: str, path: str, now: int) -> _Grant:
         if self._jwt_verifier is None:
-            raise TokenRefusedError(TokenProblem.MALFORMED, NO_KEY_SET)
+            raise no_key_set()
         roles = self._jwt_verifier.verify(token, path, now / 1000)
         return _Grant(roles, roles.expires_at * 1000, "")
 

@@ -25,7 +25,7 @@ from twinbus.namespace.front.http_messages import (
     json_response,
     method_not_allowed,
 )
-from twinbus.namespace.front.sas_verifier import NO_KEY_SET, SasVerifier, TokenProblem, TokenRefusedError
+from twinbus.namespace.front.sas_verifier import SasVerifier, TokenRefusedError, no_key_set
 
 if TYPE_CHECKING:
     from twinbus.namespace.front.jwt_verifier import JwtVerifier
@@ -203,7 +203,7 @@ class HttpHandler:
 
     def _claims_of_roles(self, token: str, resource: str) -> frozenset[Claim]:
         if self._jwt_verifier is None:
-            raise TokenRefusedError(TokenProblem.MALFORMED, NO_KEY_SET)
+            raise no_key_set()
         path = resource.strip("/").lower()
         return self._jwt_verifier.verify(token, path, self._now() / 1000).claims(path)
 

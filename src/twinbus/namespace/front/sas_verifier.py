@@ -21,10 +21,6 @@ from twinbus.namespace.own_names import OwnNames
 DEFAULT_KEY_NAME: Final = "RootManageSharedAccessKey"
 DEFAULT_KEY: Final = "SAS_KEY_VALUE"
 
-NO_KEY_SET: Final = (
-    "this namespace takes SAS tokens only: it was started without a key set for JSON web tokens (--jwks)"
-)
-
 _FIELDS: Final = ("sr", "sig", "se", "skn")
 _MAX_TOKEN: Final = 8 * 1024
 _MAX_EXPIRY_DIGITS: Final = 15
@@ -50,6 +46,14 @@ class TokenRefusedError(Exception):
         super().__init__(text)
         self.problem = problem
         self.text = text
+
+
+def no_key_set() -> TokenRefusedError:
+    """Return the error for a JSON web token that a namespace without a key set gets."""
+    return TokenRefusedError(
+        TokenProblem.MALFORMED,
+        "this namespace takes SAS tokens only: it was started without a key set for JSON web tokens (--jwks)",
+    )
 
 
 @dataclass(frozen=True, slots=True)
