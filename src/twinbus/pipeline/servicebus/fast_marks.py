@@ -35,6 +35,7 @@ from twinbus.pipeline.servicebus.message_marks import (
     SCHEDULED,
     SEQUENCE_NUMBER,
     STATE,
+    STATE_TEXTS,
     MessageMarks,
     MessageStart,
     annotation_name,
@@ -118,11 +119,10 @@ class _Layout:
             return None
         number, enqueued, state, locked, scheduled, key, life, count = self._chosen(found + self._constants)
         known = known_state(state)
-        text = None if known is None else _STATE_TEXTS[state]
+        text = None if known is None else STATE_TEXTS[known]
         return MessageMarks(number, enqueued, known, locked, MessageStart(text, scheduled, key, life, count, self._end))
 
 
-_STATE_TEXTS: Final = ("active", "deferred", "scheduled")
 _Place = tuple[int, str, str]
 """Position of a value, its format of `struct`, and its name. The name is empty if nobody needs the value."""
 

@@ -23,6 +23,7 @@ from twinbus.pipeline.servicebus.message_marks import (
     ENQUEUED,
     PARTITION_KEY,
     SCHEDULED,
+    STATE_TEXTS,
     MessageMarks,
     MessageStart,
     annotations_in,
@@ -104,7 +105,7 @@ def _start(raw: bytes, marks: MessageMarks) -> MessageStart:
     if found.get(ENQUEUED) is not None and marks.enqueued is None:
         raise ValueError("not the usual type")
     life = None if header[2] is None else _whole(header[2])
-    state = None if marks.state is None else marks.state.name.lower()
+    state = None if marks.state is None else STATE_TEXTS[marks.state]
     return MessageStart(state, found.get(SCHEDULED), _text(found.get(PARTITION_KEY)), life, header[4], pos)
 
 

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from twinbus.pipeline.servicebus.message_marks import MessageMarks
+from twinbus.pipeline.servicebus.message_marks import STATE_TEXTS, MessageMarks
 
 _SEQUENCE_NUMBER: Final = "sequence_number"
 _COMPARISONS: Final[Mapping[type[Filter], Callable[[Any, Any], bool]]] = {
@@ -41,7 +41,7 @@ _COMPARISONS: Final[Mapping[type[Filter], Callable[[Any, Any], bool]]] = {
 _COLUMNS: Final[Mapping[str, tuple[type, Callable[[MessageMarks], Any]]]] = {
     _SEQUENCE_NUMBER: (int, lambda marks: marks.number),
     "enqueued_time": (datetime, lambda marks: marks.enqueued_time),
-    "state": (str, lambda marks: None if marks.state is None else marks.state.name.lower()),
+    "state": (str, lambda marks: None if marks.state is None else STATE_TEXTS[marks.state]),
 }
 
 

@@ -98,6 +98,8 @@ def session_of(message: ReceivedMessage) -> str | None:
 
 
 _STATES: Final = {state.value: state for state in MessageState}
+STATE_TEXTS: Final = {state: state.name.lower() for state in MessageState}
+"""The value of the column `state` for each state."""
 
 
 def known_state(value: Any) -> MessageState | None:

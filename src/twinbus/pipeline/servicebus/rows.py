@@ -38,6 +38,7 @@ from twinbus.pipeline.servicebus.message_marks import (
     SCHEDULED,
     SEQUENCE_NUMBER,
     STATE,
+    STATE_TEXTS,
     MessageMarks,
     broker_annotations,
     microseconds,
@@ -194,7 +195,7 @@ def _body(message: ReceivedMessage, annotations: Mapping[str, Any]) -> bytes:
 _COLUMNS: Final[Mapping[str, Callable[[ReceivedMessage, Mapping[str, Any]], Any]]] = {
     "sequence_number": lambda _, annotations: _whole(annotations.get(SEQUENCE_NUMBER), 64),
     "enqueued_time": lambda _, annotations: _instant(annotations.get(ENQUEUED)),
-    "state": lambda _, annotations: MessageState(annotations.get(STATE, 0)).name.lower(),
+    "state": lambda _, annotations: STATE_TEXTS[MessageState(annotations.get(STATE, 0))],
     "message_id": lambda message, _: text_of(message.message_id),
     "session_id": lambda message, _: text_of(message.session_id),
     "subject": lambda message, _: text_of(message.subject),
