@@ -16,7 +16,7 @@ from twinbus.cli import cost_tables
 from twinbus.cli.cost_options import field_of, given, read, with_scenario
 from twinbus.cli.engine import Master
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
-from twinbus.cli.ledger import DeadAfter
+from twinbus.cli.ledger import DEAD_AFTER, DeadAfter
 from twinbus.cli.ledger_spark import (
     IngestFirst,
     KeptTables,
@@ -127,7 +127,7 @@ def actual(
     until: Until = None,
     max_age: MaxAge = 60.0,
     as_is: AsIs = False,
-    dead_after: DeadAfter = 900.0,
+    dead_after: DeadAfter = DEAD_AFTER,
     file: PricesFile = None,
     master: Master = None,
     json: Json = False,

@@ -23,6 +23,7 @@ from twinbus.cli.local_paths import path_or_url
 from twinbus.cli.spinner import spinner
 from twinbus.cli.terminal import console
 from twinbus.errors import OperatorError
+from twinbus.ledger import SILENCE
 from twinbus.printable import printable
 from twinbus.storage_location import StorageLocation
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 Listed = tuple[tuple[str, str], int]
 """A message in a printed list: its destination and its id, and the number of its copies."""
 
+DEAD_AFTER: Final = SILENCE.total_seconds()
+"""Default of --dead-after."""
 DeadAfter = Annotated[
     float, typer.Option(min=0, help="Seconds of silence after which a writer of another host counts as dead.")
 ]
@@ -78,7 +81,7 @@ def ledger() -> None:
 @app.command()
 def check(
     directory: LedgerLocation,
-    dead_after: DeadAfter = 900.0,
+    dead_after: DeadAfter = DEAD_AFTER,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with every id.")] = False,
     debug: Debug = False,
 ) -> None:

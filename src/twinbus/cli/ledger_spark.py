@@ -35,6 +35,7 @@ from twinbus.cli.network import network_options
 from twinbus.cli.result_answers import AsIs, MaxAge, Request, find_results
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
+from twinbus.ledger import SILENCE
 from twinbus.pipeline import TableStorage
 from twinbus.printable import printable
 from twinbus.storage_location import StorageLocation, refuse_url
@@ -142,7 +143,7 @@ class LedgerJobOptions:
     jars: str | None
     max_age: float = 60.0
     as_is: bool = False
-    silence: timedelta = timedelta(minutes=15)
+    silence: timedelta = SILENCE
     """A writer that no lock shows counts as dead after this time without an entry."""
 
     @property
@@ -350,7 +351,7 @@ def tables_and_writers(
     tables: StorageLocation,
     ledger: StorageLocation | None,
     master: str | None,
-    silence: timedelta = timedelta(minutes=15),
+    silence: timedelta = SILENCE,
 ) -> tuple[Tables, WriterStates]:
     """Return the tables, as `ingested_tables` does, and what is known of the writers of the ledger."""
     options = LedgerJobOptions(tables, ledger, None, None, False, master, False, 0.0, None, None, silence=silence)

@@ -20,7 +20,7 @@ import typer
 from twinbus.cli.engine import Master, refuse_no_folder, refuse_unusable_tables, spark_session
 from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.interrupts import end_interrupted
-from twinbus.cli.ledger import DeadAfter, LedgerLocation
+from twinbus.cli.ledger import DEAD_AFTER, DeadAfter, LedgerLocation
 from twinbus.cli.ledger_audit import spark_errors_explained
 from twinbus.cli.ledger_spark import Every, TablesFolder
 from twinbus.cli.spinner import shown_meanwhile
@@ -49,7 +49,7 @@ def run(
     tables: TablesFolder,
     follow: Annotated[bool, typer.Option("--follow", help="Keep running: a batch for new entries.")] = False,
     every: Every = 10.0,
-    dead_after: DeadAfter = 900.0,
+    dead_after: DeadAfter = DEAD_AFTER,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each batch.")] = False,
     master: Master = None,
     debug: Debug = False,

@@ -12,7 +12,7 @@ import typer
 from twinbus.cli.cost import PricesFile
 from twinbus.cli.engine import Master, holds_tables
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
-from twinbus.cli.ledger import DeadAfter, show_judgement
+from twinbus.cli.ledger import DEAD_AFTER, DeadAfter, show_judgement
 from twinbus.cli.ledger_spark import (
     IngestFirst,
     KeptTables,
@@ -44,7 +44,7 @@ def report(
     until: Until = None,
     max_age: MaxAge = 60.0,
     as_is: AsIs = False,
-    dead_after: DeadAfter = 900.0,
+    dead_after: DeadAfter = DEAD_AFTER,
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Twinbus report",
     prices: PricesFile = None,
     tier: Annotated[str, typer.Option(help="Tier in the price table: basic, standard, premium.")] = "standard",
