@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -160,26 +162,104 @@ def fail(_method: str, _path: str) -> None:
     raise RuntimeError("the test lets this request fail")
 
 
+@contextmanager
+def following(ledger: Path, target: str) -> Iterator[subprocess.Popen[str]]:
+    """Ship with --follow until the end of the block."""
+    command = [sys.executable, "-m", "twinbus", "ledger", "ship", str(ledger), target, "--json"]
+    with subprocess.Popen(
+        [*command, "--follow", "--every", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+    assert process.returncode == 0
+
+
+def copied(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    return int(json.loads(process.stdout.readline())["copied"])
+
+
 @pytest.mark.thorough
 def test_d6_a_follower_ships_what_is_sealed_later_and_survives_a_store_that_fails(
     s3: StoreServer, tmp_path: Path
 ) -> None:
     make_segments(tmp_path / "ledger", 1)
     url = s3.url()
-    command = [sys.executable, "-m", "twinbus", "ledger", "ship", str(tmp_path / "ledger"), url, "--json"]
+    with following(tmp_path / "ledger", url) as process:
+        assert process.stderr is not None
+        assert copied(process) == 1
+        s3.before = fail
+        make_segments(tmp_path / "ledger", 1)
+        assert "error: " in process.stderr.readline()
+        s3.before = None
+        assert copied(process) == 1
+        assert content(url) == files(tmp_path / "ledger")
+
+
+@pytest.mark.thorough
+def test_d6_a_follower_survives_a_folder_that_is_gone_for_a_moment(tmp_path: Path) -> None:
+    ledger, target, away = tmp_path / "ledger", tmp_path / "copy", tmp_path / "away"
+    make_segments(ledger, 1)
+    with following(ledger, str(target)) as process:
+        assert process.stderr is not None
+        assert copied(process) == 1
+        target.rename(away)
+        make_segments(ledger, 1)
+        assert process.stderr.readline().startswith(f"error: shipping to {target} failed at ")
+        assert not target.exists(), "a volume that is not mounted: nothing may be written below its mount point"
+        away.rename(target)
+        assert copied(process) == 1
+    assert files(target) == files(ledger)
+
+
+@pytest.fixture
+def silent(s3: StoreServer) -> Iterator[threading.Event]:
+    """The store answers no request. The event is set when there is one."""
+    asked, ended = threading.Event(), threading.Event()
+
+    def wait(_method: str, _path: str) -> None:
+        asked.set()
+        ended.wait()
+
+    s3.before = wait
+    yield asked
+    s3.before = None
+    ended.set()
+
+
+@pytest.mark.thorough
+def test_ctrl_c_ends_a_verb_that_waits_for_an_object_store(
+    s3: StoreServer, silent: threading.Event, tmp_path: Path
+) -> None:
+    make_segments(tmp_path / "ledger", 1)
+    command = [sys.executable, "-m", "twinbus", "ledger", "ship", str(tmp_path / "ledger"), s3.url()]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert silent.wait(60)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert (process.returncode, said.splitlines()[-1]) == (130, "interrupted")
+
+
+@pytest.mark.thorough
+def test_a_second_ctrl_c_ends_a_follower_that_waits_for_an_object_store(
+    s3: StoreServer, silent: threading.Event, tmp_path: Path
+) -> None:
+    make_segments(tmp_path / "ledger", 1)
+    wait, s3.before = s3.before, None
+    command = [sys.executable, "-m", "twinbus", "ledger", "ship", str(tmp_path / "ledger"), s3.url()]
     with subprocess.Popen(
         [*command, "--follow", "--every", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            assert json.loads(process.stdout.readline())["copied"] == 1
-            s3.before = fail
-            make_segments(tmp_path / "ledger", 1)
-            assert "error: " in process.stderr.readline()
-            s3.before = None
-            assert json.loads(process.stdout.readline())["copied"] == 1
-            assert content(url) == files(tmp_path / "ledger")
-        finally:
-            process.send_signal(signal.SIGTERM)
-    assert process.returncode == 0
+        process.stdout.readline()
+        s3.before = wait
+        make_segments(tmp_path / "ledger", 1)
+        assert silent.wait(60)
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+        _, said = process.communicate()
+    assert (process.returncode, said.splitlines()[-1]) == (130, "interrupted")

@@ -4,12 +4,18 @@ The first Ctrl-C raises KeyboardInterrupt, so that the verb closes what it opene
 waits for a namespace, or for the JVM. So the process ends by itself a few seconds later, and at once after a second
 Ctrl-C. This end is as safe as a crash: ledgers and messages survive it (L1, Y3).
 
-Verbs that run until they are stopped (`serve`, `syphon`, `--follow`) have their own handlers.
+Python runs the handler of a signal in the main thread, when this thread runs Python code again. A request to an object
+store is no Python code, and may take minutes. So the thread of a `_SignalWatch` also gets each signal, and ends the
+process.
+
+Verbs with `--follow` call `stop_on_signals`. Other verbs that run until they are stopped (`serve`, `syphon`) have their
+own handlers.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -22,30 +28,88 @@ from typing import Final, NoReturn
 SIGNALLED: Final = 128
 """The exit code after a signal is this number plus the number of the signal, as in shells."""
 _CLOSING_SECONDS: Final = 3.0
+_ending = threading.Lock()
+_watch: _SignalWatch | None = None
 
 
 @contextmanager
 def interrupts_bounded() -> Iterator[None]:
     """Bound the time from Ctrl-C to the end of the process, inside the `with` block."""
-    if threading.current_thread() is not threading.main_thread():
+    global _watch  # noqa: PLW0603  # signals are for the whole process
+    if threading.current_thread() is not threading.main_thread() or _watch is not None:
         yield
         return
+    _watch = watch = _SignalWatch()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+        watch.ending = frozenset({signal.SIGINT})
+        signal.signal(signal.SIGINT, watch.interrupt)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is _interrupt:
+        if signal.getsignal(signal.SIGINT) == watch.interrupt:
             signal.signal(signal.SIGINT, before)
+        _watch = None
+        watch.close()
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGINT, lambda *_: end_interrupted())
-    closing = threading.Timer(_CLOSING_SECONDS, end_interrupted)
-    closing.daemon = True
-    closing.start()
-    raise KeyboardInterrupt
+def stop_on_signals() -> threading.Event:
+    """Return an event that Ctrl-C or SIGTERM sets from now on, instead of ending the verb.
+
+    A second signal ends the process at once. Call this in the main thread, inside `interrupts_bounded`.
+    """
+    assert _watch is not None, "a verb runs inside `errors_reported`"
+    stopping = threading.Event()
+    _watch.stopping, _watch.ending = stopping, frozenset({signal.SIGINT, signal.SIGTERM})
+    for number in _watch.ending:
+        # The handler may run during a call of the JVM, so it must not make another call.
+        signal.signal(number, lambda *_: stopping.set())
+    return stopping
+
+
+class _SignalWatch:
+    """A thread that gets the number of each signal, also while the main thread runs no Python code."""
+
+    def __init__(self) -> None:
+        self.ending: frozenset[signal.Signals] = frozenset()
+        """The signals that end the process."""
+        self.stopping: threading.Event | None = None
+        """Is set by the first signal. Without it, the process ends a few seconds after the first signal."""
+        self._is_interrupted = False
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._run, name="twinbus-signals", daemon=True)
+        self._thread.start()
+
+    def interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle the first SIGINT in the main thread. The thread of this watch handles the second."""
+        if not self._is_interrupted:
+            self._is_interrupted = True
+            raise KeyboardInterrupt
+
+    def close(self) -> None:
+        if (current := signal.set_wakeup_fd(self._before)) != self._writer:
+            signal.set_wakeup_fd(current)  # of an event loop
+        os.close(self._writer)
+        self._thread.join()
+        os.close(self._reader)
+
+    def _run(self) -> None:
+        count, seconds = 0, None
+        while True:
+            if not select.select([self._reader], [], [], seconds)[0]:
+                end_interrupted()
+            numbers = os.read(self._reader, 64)
+            if not numbers:
+                return  # closed
+            count += sum(number in self.ending for number in numbers)
+            if count > 1:
+                end_interrupted()
+            if count and self.stopping is not None:
+                self.stopping.set()
+            elif count:
+                seconds = _CLOSING_SECONDS
 
 
 def is_interrupted(error: BaseException) -> bool:
@@ -63,6 +127,7 @@ def end_interrupted() -> NoReturn:
 
     The process does not end in the usual way: threads and the connection to the JVM would print their own errors.
     """
+    _ending.acquire()  # never released: two threads may call this
     for child in _children() if "pyspark" in sys.modules else ():
         with suppress(OSError):
             os.kill(child, signal.SIGKILL)

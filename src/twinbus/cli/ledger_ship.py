@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json as json_text
-import signal
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from twinbus.cli.errors import ATTENTION, Debug, errors_reported, print_error
+from twinbus.cli.interrupts import stop_on_signals
 from twinbus.cli.ledger import ledger_readable, refuse_no_ledger
 from twinbus.cli.local_paths import path_or_url
 from twinbus.cli.spinner import spinner
+from twinbus.errors import OperatorError
 from twinbus.printable import printable
 from twinbus.storage_location import StorageLocation
 
@@ -50,11 +50,12 @@ def ship(
     """
     from twinbus.ledger import Shipping  # noqa: PLC0415 - slow
 
-    with errors_reported(debug=debug), ledger_readable(directory):
-        refuse_no_ledger(directory)
+    with errors_reported(debug=debug):
+        with ledger_readable(directory):
+            refuse_no_ledger(directory)
         shipping = Shipping(directory, target)
         with spinner(f"shipping {directory} to {target}"):
-            found = shipping.ship()
+            found = _shipped(shipping, target)
         _print(found, target, json)
         if follow:
             found = _follow(shipping, found, target, every, json=json, debug=debug)
@@ -62,20 +63,27 @@ def ship(
             raise typer.Exit(ATTENTION)
 
 
+def _shipped(shipping: Shipping, target: StorageLocation) -> ShippedSegments:
+    """Ship once. Raise OperatorError if the ledger cannot be read, or the target cannot be written."""
+    try:
+        return shipping.ship()
+    except OSError as error:
+        raise OperatorError(
+            f"shipping to {target} failed at {error.filename or 'a new file'}: {error.strerror}",
+            "Check the two directories: their permissions, and the room on the disk.",
+        ) from error
+
+
 def _follow(
     shipping: Shipping, found: ShippedSegments, target: StorageLocation, every: float, *, json: bool, debug: bool
 ) -> ShippedSegments:
-    """Ship new segments until a signal. An object store that does not answer is reported and tried again."""
-    from twinbus.object_store import StorageError  # noqa: PLC0415
-
-    stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+    """Ship new segments until a signal. What a store or a disk refuses is reported and tried again."""
+    stopping = stop_on_signals()
     told = found.differing
     while not stopping.wait(every):
         try:
-            found = shipping.ship()
-        except StorageError as error:
+            found = _shipped(shipping, target)
+        except OperatorError as error:
             print_error(error, debug=debug)
             continue
         if found.copied or found.differing != told:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_text
-import signal
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ import typer
 
 from twinbus.cli.engine import Master, refuse_no_folder, refuse_unusable_tables, spark_session
 from twinbus.cli.errors import Debug, errors_reported
-from twinbus.cli.interrupts import end_interrupted
+from twinbus.cli.interrupts import stop_on_signals
 from twinbus.cli.ledger import DEAD_AFTER, DeadAfter, LedgerLocation
 from twinbus.cli.ledger_audit import spark_errors_explained
 from twinbus.cli.ledger_spark import Every, TablesFolder
@@ -84,16 +83,12 @@ def run(
 
 def _run(made: PipelineRun, every: float | None) -> None:
     """Run the pipeline until the ledger is ingested; with `every`, until a signal."""
-    stopping = threading.Event()
     if every is None:
         with spark_errors_explained():
             made.start().awaitTermination()
             made.update()
         return
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # The handler may run during a call of the JVM, so it must not make another call.
-        signal.signal(number, lambda *_: end_interrupted() if stopping.is_set() else stopping.set())
-    follow_ledger(made, every, stopping)
+    follow_ledger(made, every, stop_on_signals())
 
 
 def follow_ledger(made: PipelineRun, every: float, stopping: threading.Event, *, to_the_end: bool = False) -> None:
