@@ -164,7 +164,7 @@ def actual(
             wanted = Request(
                 place, ledger, in_utc(since), in_utc(until), max_age, as_is, silence, "--master" if master else None
             )
-            cost, as_of = _actual_cost(wanted, master, values.get("long_poll"), is_kept=folder is not None)
+            cost, as_of = _actual_cost(wanted, master, values.get("long_poll"))
         found = cost.result(table, values, notes)
         if json:
             more = {} if as_of is None else as_of.as_json()
@@ -176,12 +176,9 @@ def actual(
 
 
 def _actual_cost(
-    wanted: Request, master: str | None, long_poll: timedelta | None, *, is_kept: bool
+    wanted: Request, master: str | None, long_poll: timedelta | None
 ) -> tuple[ActualCost, FoundResults | None]:
-    """Return the cost from result tables that are up to date, and these; or from Spark, and None.
-
-    If the tables are kept, what Spark finds over all time is written to the result tables.
-    """
+    """Return the cost from result tables that are up to date, and these; or from Spark, and None."""
     found = find_results("bill", wanted)
     if found is not None:
         return found.results.actual_cost(found.window, long_poll), found
@@ -192,7 +189,7 @@ def _actual_cost(
 
     with spinner("computing cost"):
         window = TimeWindow(wanted.since, wanted.until)
-        if is_kept and window.is_unlimited and (results := new_results("bill", place, writers)) is not None:
+        if (results := new_results("bill", place, writers, window)) is not None:
             return results.actual_cost(HourWindow(), long_poll), None
         return compute_actual_cost(place, window, writers, long_poll=long_poll), None
 

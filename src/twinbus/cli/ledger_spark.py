@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json as json_text
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -27,6 +25,7 @@ from twinbus.cli.engine import (
     spark_session,
 )
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
+from twinbus.cli.interrupts import stop_on_signals
 from twinbus.cli.job_answers import JobAnswer, answer_from_results, answer_from_spark, print_balance, print_rows
 from twinbus.cli.ledger import LedgerLocation, has_segments
 from twinbus.cli.ledger_audit import AuditDeadAfter, run_audit_on_spark, spark_errors_explained
@@ -36,6 +35,7 @@ from twinbus.cli.result_answers import AsIs, MaxAge, Request, find_results
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
 from twinbus.ledger import SILENCE
+from twinbus.object_store import StorageError
 from twinbus.pipeline import TableStorage
 from twinbus.printable import printable
 from twinbus.storage_location import StorageLocation, refuse_url
@@ -413,10 +413,7 @@ def _versions(tables: Tables, query: StreamingQuery | None, options: LedgerJobOp
         return
     from twinbus.pipeline import SEGMENTS  # noqa: PLC0415 - needs the extra `tables`
 
-    stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # The handler may run during a call of the JVM, so it must not make another call.
-        signal.signal(number, lambda *_: stopping.set())
+    stopping = stop_on_signals()
     shown: int | None = None
     ended = False
     while not ended:
@@ -461,31 +458,42 @@ def _answers(name: str, options: LedgerJobOptions, on_spark: str | None = None) 
 def _computed(
     name: str, tables: Tables, window: TimeWindow, writers: WriterStates, options: LedgerJobOptions
 ) -> JobAnswer:
-    """Compute a job on Spark. Write a result over all time to the result tables; any result to a database, if given."""
+    """Compute a job on Spark. Write its result to a database, if one is given."""
     from twinbus.answers import HourWindow  # noqa: PLC0415 - slow
     from twinbus.pipeline import JOBS, current_result, write_to_database  # noqa: PLC0415 - needs the extra `spark`
 
     with spinner(f"computing {name}"):
         if options.jdbc is not None:
             write_to_database(JOBS[name], current_result(tables, JOBS[name], window, writers), options.jdbc)
-        if window.is_unlimited and (results := new_results(name, tables, writers)) is not None:
+        if (results := new_results(name, tables, writers, window)) is not None:
             return answer_from_results(name, results, HourWindow(), None)
         return answer_from_spark(name, tables, current_result(tables, JOBS[name], window, writers), window, writers)
 
 
-def new_results(name: str, tables: Tables, writers: WriterStates) -> Results | None:
-    """Compute results over all time on Spark, write them to the result tables, and return these.
+def new_results(name: str, tables: Tables, writers: WriterStates, window: TimeWindow) -> Results | None:
+    """Compute results on Spark, write them to the result tables, and return these.
 
-    Return None if another process writes the tables: then that process writes the results, too.
+    All verbs do this for an answer over all time, so that the next verb needs no Spark. Return None if the verb has to
+    compute its answer without them: for a window, because result tables have all time; if another process is writing
+    the tables, because that process writes the results, too; if the tables cannot be written, or have no entry yet.
     """
     from twinbus.answers import Results  # noqa: PLC0415 - slow
     from twinbus.pipeline import TablesBusyError, write_results  # noqa: PLC0415 - needs the extra `spark`
 
+    if not window.is_unlimited:
+        return None
     try:
+        with tables.storage.lock():  # raises an error now, and not after Spark has worked for minutes
+            pass
         write_results(tables, writers, (name,))
     except TablesBusyError:
         return None
-    return Results(tables.storage)
+    except (OSError, StorageError) as error:
+        place = tables.storage.location
+        typer.echo(printable(f"the results are not kept: {place} cannot be written ({error})"), err=True)
+        return None
+    results = Results(tables.storage)
+    return None if results.as_of(name) is None else results
 
 
 def in_utc(instant: datetime | None) -> datetime | None:

@@ -84,7 +84,7 @@ def report(
                 place, given, in_utc(since), in_utc(until), max_age, as_is, timedelta(seconds=dead_after),
                 "--master" if master else None,
             )  # fmt: skip
-            data, as_of = _report_data(wanted, master, billed, scenario, is_kept=folder is not None)
+            data, as_of = _report_data(wanted, master, billed, scenario)
         from twinbus.report import ReportInfo, judge_report, render_page  # noqa: PLC0415 - other verbs start without
 
         texts = (_window_text(since, until), "" if as_of is None else as_of.text())
@@ -112,12 +112,9 @@ def _refuse_neither(source: StorageLocation, ledger: StorageLocation | None, tab
 
 
 def _report_data(
-    wanted: Request, master: str | None, prices: Prices, scenario: Scenario, *, is_kept: bool
+    wanted: Request, master: str | None, prices: Prices, scenario: Scenario
 ) -> tuple[ReportData, FoundResults | None]:
-    """Return the data from result tables that are up to date, and these; or from Spark, and None.
-
-    If a ledger is given and its tables are kept, what Spark finds over all time is written to the result tables.
-    """
+    """Return the data from result tables that are up to date, and these; or from Spark, and None."""
     from twinbus.answers import HourWindow, report_data  # noqa: PLC0415 - slow, and needs the extra `tables`
 
     found = find_results("report", wanted)
@@ -129,8 +126,7 @@ def _report_data(
         from twinbus.pipeline import TimeWindow, collect_report_data  # noqa: PLC0415 - needs the extra `spark`
 
         window = TimeWindow(wanted.since, wanted.until)
-        is_written = is_kept and wanted.ledger is not None and window.is_unlimited
-        if is_written and (results := new_results("report", place, writers)) is not None:
+        if (results := new_results("report", place, writers, window)) is not None:
             return report_data(results, prices, scenario, HourWindow()), None
         return collect_report_data(place, prices, scenario, window, writers), None
 
