@@ -61,82 +61,65 @@ class ObjectFolder:
 
     def list(self, below: str = "") -> Iterator[StoredObject]:
         """Yields all objects in a folder and in the folders in it, ordered by name."""
-        import obstore  # noqa: PLC0415 - slow
-
         with storage_errors(self.location):
-            for chunk in obstore.list(self._store, f"{below}/" if below else None, chunk_size=_LIST_CHUNK):
+            for chunk in self._store.list(f"{below}/" if below else None, chunk_size=_LIST_CHUNK):
                 for one in chunk:
                     yield StoredObject(one["path"], one["size"], one["last_modified"])
 
     def list_folder(self) -> tuple[tuple[StoredObject, ...], tuple[str, ...]]:
         """Returns the objects and the folders in this folder, without those in folders in it."""
-        import obstore  # noqa: PLC0415 - slow
-
         with storage_errors(self.location):
-            found = obstore.list_with_delimiter(self._store)
+            found = self._store.list_with_delimiter()
         objects = (StoredObject(one["path"], one["size"], one["last_modified"]) for one in found["objects"])
         return tuple(objects), tuple(found["common_prefixes"])
 
     def exists(self, name: str) -> bool:
-        import obstore  # noqa: PLC0415 - slow
-
         try:
             with storage_errors(self.location / name):
-                obstore.head(self._store, name)
+                self._store.head(name)
         except FileNotFoundError:
             return False
         return True
 
     def read(self, name: str) -> bytes:
         """Returns the content of an object. Raises FileNotFoundError."""
-        import obstore  # noqa: PLC0415 - slow
-
         with storage_errors(self.location / name):
-            return bytes(obstore.get(self._store, name).bytes())
+            return bytes(self._store.get(name).bytes())
 
     def read_range(self, name: str, begin: int, end: int) -> bytes:
         """Returns the bytes from `begin` to before `end`. Raises FileNotFoundError."""
-        import obstore  # noqa: PLC0415 - slow
-
         with storage_errors(self.location / name):
-            return bytes(obstore.get_range(self._store, name, start=begin, end=end))
+            return bytes(self._store.get_range(name, start=begin, end=end))
 
     def open(self, name: str, size: int | None = None) -> BinaryIO:
         """Returns a file to read an object with. Raises FileNotFoundError. `size` saves a request if it is known."""
-        import obstore  # noqa: PLC0415 - slow
-
         if size is None:
             with storage_errors(self.location / name):
-                size = obstore.head(self._store, name)["size"]
+                size = self._store.head(name)["size"]
         return io.BufferedReader(_ObjectReader(self, name, size), _READ_BYTES)
 
     def attributes(self, name: str) -> Mapping[str, str]:
         """Returns what `put_new` has stored beside the content. Raises FileNotFoundError."""
-        import obstore  # noqa: PLC0415 - slow
-
         with storage_errors(self.location / name):
-            return {str(key).lower(): value for key, value in obstore.get(self._store, name).attributes.items()}
+            return {str(key).lower(): value for key, value in self._store.get(name).attributes.items()}
 
     def put_new(self, name: str, data: bytes, attributes: Mapping[str, str]) -> bool:
         """Stores a new object, all of it or nothing. Returns False if there is one of this name: it is not changed."""
-        import obstore  # noqa: PLC0415 - slow
-        from obstore.exceptions import AlreadyExistsError  # noqa: PLC0415
+        from obstore.exceptions import AlreadyExistsError  # noqa: PLC0415 - slow
 
         given: dict[Any, Any] = dict(attributes)
         with storage_errors(self.location / name):
             try:
-                obstore.put(self._store, name, data, mode="create", attributes=given, use_multipart=False)
+                self._store.put(name, data, mode="create", attributes=given, use_multipart=False)
             except AlreadyExistsError:
                 return False
             return True
 
     def read_version(self, name: str) -> tuple[bytes, ObjectVersion] | None:
         """Returns the content of a small object, and its version; None if there is none."""
-        import obstore  # noqa: PLC0415 - slow
-
         try:
             with storage_errors(self.location / name):
-                found = obstore.get(self._store, name)
+                found = self._store.get(name)
                 return bytes(found.bytes()), _version(found.meta)
         except FileNotFoundError:
             return None
@@ -146,29 +129,24 @@ class ObjectFolder:
 
         Returns None if there is another one.
         """
-        import obstore  # noqa: PLC0415 - slow
-        from obstore.exceptions import AlreadyExistsError, PreconditionError  # noqa: PLC0415
+        from obstore.exceptions import AlreadyExistsError, PreconditionError  # noqa: PLC0415 - slow
 
         condition: Any = "create" if version is None else dict(version)
         with storage_errors(self.location / name):
             try:
-                return _version(obstore.put(self._store, name, data, mode=condition, use_multipart=False))
+                return _version(self._store.put(name, data, mode=condition, use_multipart=False))
             except (AlreadyExistsError, PreconditionError, FileNotFoundError):
                 return None
 
     def put(self, name: str, file: IO[bytes]) -> None:
         """Stores an object, all of it or nothing. It replaces one of this name."""
-        import obstore  # noqa: PLC0415 - slow
-
         with storage_errors(self.location / name):
-            obstore.put(self._store, name, file)
+            self._store.put(name, file)
 
     def remove(self, name: str) -> None:
         """Removes an object. Does nothing if there is none."""
-        import obstore  # noqa: PLC0415 - slow
-
         with suppress(FileNotFoundError), storage_errors(self.location / name):
-            obstore.delete(self._store, name)
+            self._store.delete(name)
 
 
 def read_text(folder: StorageLocation, name: str) -> str:
