@@ -26,6 +26,7 @@ from twinbus.ledger.balance import (
     Balance,
     MessageKey,
     balance,
+    id_of_writer,
     writer_id,
 )
 from twinbus.ledger.dead_writers import SILENCE, dead_writers, unfinished_writers
@@ -144,6 +145,7 @@ __all__ = [
     "encode_entry",
     "failing_writers",
     "grouped_moves",
+    "id_of_writer",
     "id_text",
     "id_value",
     "is_recorded",

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from twinbus.ledger.balance import Balance, MessageKey, balance, writer_id
+from twinbus.ledger.balance import Balance, MessageKey, balance, id_of_writer, writer_id
 from twinbus.ledger.entries import Entry, Intent, Move, Movement, Operation, Outcome, Stage
 
 STORING_STAGES: Final = (Stage.SEND_BACKLOG, Stage.RESUBMIT_BACKLOG)
@@ -127,7 +127,7 @@ class LedgerReading:
 def read_for_audit(entries: Iterable[Entry], dead: Collection[str] = ()) -> LedgerReading:
     """Returns the reading of all entries of a ledger. `dead` are the names of the writers that have ended."""
     reading = LedgerReading(Balance())
-    digits = frozenset(name.rpartition("-")[2] for name in dead)
+    digits = frozenset(map(id_of_writer, dead))
     begun: dict[str, Intent] = {}
     ended: set[str] = set()
 

@@ -350,6 +350,11 @@ def writer_id(text: str) -> str:
     return text.partition("-")[0]
 
 
+def id_of_writer(name: str) -> str:
+    """Returns the 16 digits of a writer, from its name."""
+    return name.rpartition("-")[2]
+
+
 class _Writers:
     """What the entries say about the writers: their segments, and which of them closed or ended."""
 
@@ -369,7 +374,7 @@ class _Writers:
             case SegmentHeader():
                 self._segments.setdefault(entry.writer, set()).add(entry.segment)
                 if entry.role is Role.NAMESPACE:
-                    self._namespaces.add(entry.writer.rpartition("-")[2])
+                    self._namespaces.add(id_of_writer(entry.writer))
                 if entry.durability != _PROCESS:
                     self._lazy.add(entry.writer)
             case Closed():
@@ -379,7 +384,7 @@ class _Writers:
 
     def dead_ids(self) -> frozenset[str]:
         names = {*self._closed, *filter(self._is_dead, self._ended), *self._dead}
-        return frozenset(name.rpartition("-")[2] for name in names)
+        return frozenset(map(id_of_writer, names))
 
     def at_work(self) -> list[str]:
         return sorted(writer for writer in self._segments if not self._is_dead(writer))
@@ -392,7 +397,7 @@ class _Writers:
         """Returns the reasons why entries are missing: of programs that move messages, and of namespaces."""
         reasons = [*self._noted]
         for writer, numbers in sorted(self._segments.items()):
-            digits = writer.rpartition("-")[2]
+            digits = id_of_writer(writer)
             if holes := sorted(set(range(max(numbers))) - numbers):
                 reasons.append((digits, f"segments {', '.join(map(str, holes))} of {writer} are not there"))
             if writer in self._closed or writer not in self._lazy:

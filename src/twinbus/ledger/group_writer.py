@@ -40,6 +40,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
+from twinbus.ledger.balance import id_of_writer
 from twinbus.ledger.entries import Closed, Gap
 from twinbus.ledger.failing_marks import FailingMark
 from twinbus.ledger.json_lines import encode_entry
@@ -74,7 +75,7 @@ class GroupWriter:
     ) -> None:
         self.directory = directory
         self.name = name
-        self.writer_id = name.rpartition("-")[2]
+        self.writer_id = id_of_writer(name)
         """The ids of this writer's entries begin with this text."""
         self.now = now
         self.writes_through = writes_through

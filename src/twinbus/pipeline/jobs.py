@@ -5,6 +5,7 @@ into tallies, merges the tallies by key, and summarizes the merged tallies into 
 several steps: the result is the same as with one merge of all tallies. *Following* a job uses this: the ingest
 computes the tallies of each batch, stores them in a table and commits them with the batch. The snapshot of the batch
 then names that table.
+
 The result of a followed job is computed from the stored tallies, without reading the history again. If a job was not
 followed for some batches, its stored tallies are useless, and following it again starts with the whole history.
 
@@ -21,7 +22,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger import UNKNOWN, Intent, Outcome, balance
+from twinbus.ledger import UNKNOWN, Intent, Outcome, balance, id_of_writer
 from twinbus.pipeline import cost, incidents, latency, reconcile
 from twinbus.pipeline.ingest import day, destination
 from twinbus.pipeline.snapshots import TablesVersion
@@ -198,7 +199,7 @@ def _of_dead_writer(begun: DataFrame, tables: Tables, version: TablesVersion, wr
     undone = [] if writers is None else [row[0] for row in begun.selectExpr(WRITER_ID).distinct().collect()]
     if writers is None or not undone:
         return F.lit(False)
-    dead = {name.rpartition("-")[2] for name in dead_in_tables(tables, version, writers)}
+    dead = {id_of_writer(name) for name in dead_in_tables(tables, version, writers)}
     return F.expr(WRITER_ID).isin([one for one in undone if one in dead])
 
 

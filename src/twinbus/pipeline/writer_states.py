@@ -30,6 +30,7 @@ from twinbus.ledger import (
     ShippedLedger,
     balance,
     dead_writers,
+    id_of_writer,
     list_segments,
 )
 from twinbus.pipeline.ingest import day_of
@@ -78,7 +79,7 @@ def dead_in_tables(
     if undecided := at_work - known.alive:  # as in `undecided_writers`
         since = int(((time.time() if now is None else now) - known.silence.total_seconds()) * 1000)
         heard = _heard_since(tables, version, since)
-        undecided = {writer for writer in undecided if writer.rpartition("-")[2] not in heard}
+        undecided = {writer for writer in undecided if id_of_writer(writer) not in heard}
     return known.dead | ended | undecided
 
 
