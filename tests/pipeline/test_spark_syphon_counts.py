@@ -20,7 +20,7 @@ from twinbus.pipeline.syphon_job.lane_counts import (
     CountsAddress,
     CountsListener,
     LaneCounts,
-    LaneSnapshot,
+    LaneProgress,
     LaneTry,
     send_counts,
 )
@@ -82,7 +82,7 @@ def test_y9_each_number_counts_once_however_often_a_lane_reports_it(lanes: dict[
 
 
 async def test_y9_a_running_lane_reports_what_it_counts_and_a_wrong_token_is_refused() -> None:
-    received: list[LaneSnapshot] = []
+    received: list[LaneProgress] = []
     listener = CountsListener(received.append)
     address = await listener.listen("127.0.0.1", "127.0.0.1")
     assert address is not None
@@ -106,11 +106,11 @@ async def test_y9_a_running_lane_reports_what_it_counts_and_a_wrong_token_is_ref
 async def test_y9_a_lane_that_dies_within_a_line_has_reported_the_lines_before(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    received: list[LaneSnapshot] = []
+    received: list[LaneProgress] = []
     listener = CountsListener(received.append)
     address = await listener.listen("127.0.0.1", "127.0.0.1")
     assert address is not None
-    line = LaneSnapshot(LANE, {"orders": MessageCounts(returned=1)}, {}).to_json().encode() + b"\n"
+    line = LaneProgress(LANE, {"orders": MessageCounts(returned=1)}, {}).to_json().encode() + b"\n"
     for last, warnings in ((line[:-9], 0), (b"{}\n", 1), (b"x" * 2**20 + line, 2)):
         received.clear()
         reader, writer = await asyncio.open_connection(address.host, address.port)
@@ -130,7 +130,7 @@ async def test_x1_connections_without_a_token_have_a_limit_and_do_not_keep_lanes
 ) -> None:
     monkeypatch.setattr(lane_counts, "_MOST_WITHOUT_TOKEN", 3)
     monkeypatch.setattr(lane_counts, "_TOKEN_SECONDS", 3600.0)
-    received: list[LaneSnapshot] = []
+    received: list[LaneProgress] = []
     listener = CountsListener(received.append)
     address = await listener.listen("127.0.0.1", "127.0.0.1")
     assert address is not None

@@ -25,7 +25,7 @@ from twinbus.errors import OperatorError, OptionError
 from twinbus.ledger import Ledger, Role, Stage
 from twinbus.pipeline.session import start_query
 from twinbus.pipeline.syphon_job.lane import PLAN_FILE, SyphonSource
-from twinbus.pipeline.syphon_job.lane_counts import CountsListener, LaneCounts, LaneSnapshot, LaneTry
+from twinbus.pipeline.syphon_job.lane_counts import CountsListener, LaneCounts, LaneProgress, LaneTry
 from twinbus.pipeline.syphon_job.lost_lanes import LostLanes
 from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, SyphonJob
 from twinbus.pipeline.syphon_job.planning import BatchPlanner
@@ -199,10 +199,10 @@ class SparkSyphon:
         self._planner.message_arrived(queue)
         self._woken.set()
 
-    def _counts_received(self, snapshot: LaneSnapshot) -> None:
-        """Counts what a lane has moved while it runs. A snapshot that arrives after its plan has ended is ignored."""
-        if snapshot.lane.plan == self._running_plan:
-            self._lane_counts.add(snapshot.lane, snapshot.counts, snapshot.operations, self._loop.time())
+    def _counts_received(self, progress: LaneProgress) -> None:
+        """Counts what a lane has moved while it runs. What arrives after its plan has ended is ignored."""
+        if progress.lane.plan == self._running_plan:
+            self._lane_counts.add(progress.lane, progress.counts, progress.operations, self._loop.time())
 
     def _lanes_reported(self, reports: Sequence[LaneReport]) -> None:
         now = self._loop.time()

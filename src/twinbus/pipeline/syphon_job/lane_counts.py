@@ -59,7 +59,7 @@ class CountsAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneSnapshot:
+class LaneProgress:
     """What a lane has counted since its start. `counts` has only destinations whose numbers have changed."""
 
     lane: LaneTry
@@ -72,7 +72,7 @@ class LaneSnapshot:
 
     @classmethod
     def of_json(cls, text: str | bytes) -> Self:
-        """Raises ValueError, TypeError or KeyError if the text is no snapshot."""
+        """Raises ValueError, TypeError or KeyError if the text is no such object."""
         values = json.loads(text)
         counts = {path: MessageCounts(**one) for path, one in values["counts"].items()}
         return cls(LaneTry(*values["lane"]), counts, values["operations"])
@@ -117,9 +117,9 @@ class LaneCounts:
 
 
 class CountsListener:
-    """The driver's port for the counts of lanes. Calls `received` with each snapshot."""
+    """The driver's port for the counts of lanes. Calls `received` with what each lane sends."""
 
-    def __init__(self, received: Callable[[LaneSnapshot], None]) -> None:
+    def __init__(self, received: Callable[[LaneProgress], None]) -> None:
         self._received = received
         self._token = secrets.token_hex(_TOKEN_BYTES // 2)
         self._server: asyncio.Server | None = None
@@ -143,7 +143,7 @@ class CountsListener:
         try:
             if await self._has_token(reader, writer):
                 async for line in _lines(reader):
-                    self._received(LaneSnapshot.of_json(line))
+                    self._received(LaneProgress.of_json(line))
         except (OSError, EOFError, TimeoutError):
             pass  # the lane has ended, or it was not a lane
         except (ValueError, TypeError, KeyError) as error:
@@ -190,8 +190,8 @@ async def send_counts(address: CountsAddress, lane: LaneTry, counts: ProgressCou
         try:
             writer.write(address.token.encode())
             while True:
-                for snapshot in _changes(lane, counts, sent):
-                    writer.write(snapshot.to_json().encode() + b"\n")
+                for progress in _changes(lane, counts, sent):
+                    writer.write(progress.to_json().encode() + b"\n")
                 await writer.drain()
                 await asyncio.sleep(_INTERVAL)
         finally:
@@ -200,10 +200,10 @@ async def send_counts(address: CountsAddress, lane: LaneTry, counts: ProgressCou
         _log.info("the driver cannot be reached at %s:%s: %s", address.host, address.port, error)
 
 
-def _changes(lane: LaneTry, counts: ProgressCounter, sent: dict[str, MessageCounts]) -> Iterator[LaneSnapshot]:
+def _changes(lane: LaneTry, counts: ProgressCounter, sent: dict[str, MessageCounts]) -> Iterator[LaneProgress]:
     """Yields what has changed since the last call."""
     changed = [path for path, one in counts.by_destination.items() if sent.get(path) != one]
     for first in range(0, len(changed), _PATHS_TOGETHER):
         some = {path: deepcopy(counts.by_destination[path]) for path in changed[first : first + _PATHS_TOGETHER]}
         sent |= some
-        yield LaneSnapshot(lane, some, counts.operations)
+        yield LaneProgress(lane, some, counts.operations)
