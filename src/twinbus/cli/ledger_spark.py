@@ -115,7 +115,7 @@ Jdbc = Annotated[
         help=f"JDBC URL of a database that also gets the result: jdbc:postgresql:… {NOT_TYPED}",
     ),
 ]
-OptionalSecondary = Annotated[
+AuditedSecondary = Annotated[
     str | None,
     typer.Option(
         "--secondary",
@@ -263,7 +263,7 @@ def ledger_and_tables(
 def reconcile(
     options: LedgerJobOptions,
     audit: Annotated[bool, typer.Option("--audit", help="Compare the ledger with the backlog queues first.")] = False,
-    secondary: OptionalSecondary = None,
+    secondary: AuditedSecondary = None,
     dead_after: AuditDeadAfter = None,
 ) -> None:
     """Check that every message is accounted for, in a ledger of any size.
