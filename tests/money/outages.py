@@ -19,10 +19,10 @@ from azure.servicebus import ServiceBusMessage
 
 from tests.syphon.fixed_queues import FixedQueues
 from twinbus import SendAvailabilityOptions, aio
-from twinbus.backlog import TRANSFER_SEGMENT, FailureKind
+from twinbus.backlog import TRANSFER_SEGMENT, FailureKind, state_queue_path
 from twinbus.connect import connect
 from twinbus.ledger import Intent, Ledger, Metered, Operation, Outcome, Role, read_ledger
-from twinbus.money import OutageKind, SyphonRuns
+from twinbus.money import OutageKind, SharedStateIn, SyphonRuns
 from twinbus.syphon import NativeTransport, Syphon, SyphonOptions
 from twinbus.testing import LocalNamespace
 
@@ -44,6 +44,7 @@ class Story:
     diverted: int
     kind: OutageKind
     syphon: SyphonRuns
+    state: SharedStateIn = SharedStateIn.FOLDER
 
     @property
     def sent(self) -> int:
@@ -51,7 +52,7 @@ class Story:
 
 
 STORIES = (
-    Story("short", 1, 300, OutageKind.UNREACHABLE, SyphonRuns.AFTER),
+    Story("short", 1, 300, OutageKind.UNREACHABLE, SyphonRuns.AFTER, SharedStateIn.SECONDARY),
     Story("long", 1, 2000, OutageKind.UNREACHABLE, SyphonRuns.STANDING),
     Story("flapping", 3, 400, OutageKind.ANSWERING, SyphonRuns.AFTER),
 )
@@ -107,6 +108,7 @@ class Run:
             backlog_check_interval=timedelta(0),
             primary_name=self.story.name,
             ledger=self._books,
+            state="secondary" if self.story.state is SharedStateIn.SECONDARY else None,
         )
         strings = (self._primary.connection_string, self._secondary.connection_string)
         # A failed send is diverted in the same call, so that each failure is one call.
@@ -209,7 +211,10 @@ def metered(folder: Path, story: str) -> Counter[str]:
     found: Counter[str] = Counter()
     for entry in read_ledger(folder):
         if isinstance(entry, Metered) and entry.entity.partition("/")[0] == story:
-            found[stages[entry.operation, f"/{TRANSFER_SEGMENT}/" in entry.entity]] += entry.units
+            is_state = entry.entity == state_queue_path(story)
+            stage = stages[entry.operation, is_state or f"/{TRANSFER_SEGMENT}/" in entry.entity]
+            # A pair records its sends to the state queue as management calls.
+            found["manage" if is_state and entry.operation == "send" else stage] += entry.units
     return found
 
 

@@ -16,6 +16,7 @@ from twinbus.money import (
     Prices,
     Scenario,
     ScenarioError,
+    SharedStateIn,
     SyphonRuns,
     Usage,
     bill,
@@ -117,6 +118,45 @@ def test_y5_a_standing_syphon_puts_aside_what_it_receives_meanwhile() -> None:
     assert units(found, CostPhase.DRAIN, Stage.RECEIVE_BACKLOG) == 0
     answering = foreseen(**{**DRILL, "syphon": SyphonRuns.STANDING, "outage_kind": OutageKind.ANSWERING})
     assert units(answering, CostPhase.OUTAGE, Stage.RETURN_PRIMARY) == 10
+
+
+def more_with_state(**asked: Any) -> dict[tuple[CostPhase, str], int]:
+    """The units that a forecast has more if the state is shared in the secondary."""
+    without, shared = foreseen(**asked), foreseen(**asked, state=SharedStateIn.SECONDARY)
+    more = {
+        (phase, stage): units(shared, phase, stage) - units(without, phase, stage)
+        for phase in CostPhase
+        for stage in Stage
+    }
+    return {key: count for key, count in more.items() if count}
+
+
+@pytest.mark.parametrize(
+    ("asked", "peeks_idle", "writes", "peeks_in_outage", "peeks_in_drain"),
+    [
+        # 9 pings: a failover, 9 pings and a restore are written; a look of 2 peeks follows the ping that succeeds. The
+        # syphon drains 5,400 messages in 5.4 s: a look every 2 s.
+        ({}, 1, 11, 2, 3 * 2),
+        ({"clients": 3}, 3, 3 * 11, 3 * 2, 3 * 2),
+        # The changes of two entities at the same time are written at once, or one of them a second later.
+        ({"entities": 2}, 1, round(11 * 1.5), 2 * 2, 3 * 2),
+        # A standing syphon looks every 2 s while messages arrive, and while it moves those that it has put aside.
+        ({"syphon": SyphonRuns.STANDING}, 1, 11, 2 + 600, 3 * 2),
+        ({"syphons": 0}, 1, 11, 2, 0),
+        ({"outages": 2}, 1, 2 * 11, 2 * 2, 2 * 3 * 2),
+        ({"rate": 0}, 1, 0, 0, 0),
+    ],
+)  # fmt: skip
+def test_s16_m4_a_state_in_the_secondary_costs_looks_and_writes(
+    asked: dict[str, Any], peeks_idle: int, writes: int, peeks_in_outage: int, peeks_in_drain: int
+) -> None:
+    expected = {
+        (CostPhase.IDLE, Stage.PEEK_BACKLOG): peeks_idle,
+        (CostPhase.OUTAGE, Stage.MANAGE): writes,
+        (CostPhase.OUTAGE, Stage.PEEK_BACKLOG): peeks_in_outage,
+        (CostPhase.DRAIN, Stage.PEEK_BACKLOG): peeks_in_drain,
+    }
+    assert more_with_state(**{**DRILL, **asked}) == {key: count for key, count in expected.items() if count}
 
 
 def test_s4_a_call_that_finds_the_primary_away_fails_with_its_whole_batch() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from random import Random
 
@@ -26,12 +26,13 @@ from twinbus.backlog import FailureKind
 from twinbus.ledger import Stage
 from twinbus.money import OutageKind, Prices, Scenario, SyphonRuns, forecast
 from twinbus.money import outage_model as habits
-from twinbus.money.outage_model import model_outage, queues_used
-from twinbus.pairing import SendAvailabilityOptions
+from twinbus.money.outage_model import model_outage, queues_used, state_writes
+from twinbus.pairing import SendAvailabilityOptions, StateReading, state_queue, state_sharing
 from twinbus.pairing.decide import failover, failover_events
+from twinbus.pairing.decide.known_state import change_to_share
 from twinbus.pairing.decide.rotation import Rotation
 from twinbus.pairing.decide.send_flow import choose_queue
-from twinbus.syphon import RetryPolicy, Syphon, SyphonOptions, transport
+from twinbus.syphon import RetryPolicy, SharedHolds, Syphon, SyphonOptions, transport
 from twinbus.syphon.plan import deferred
 from twinbus.syphon.transport import PeekedMessage
 
@@ -48,6 +49,26 @@ def test_m4_the_constants_of_the_outage_model_are_those_of_the_syphon_and_the_pa
         assert getattr(scenario, name) == getattr(options, name)
 
 
+async def test_m4_the_constants_of_a_shared_state_are_those_of_pairs_and_syphons() -> None:
+    async def read() -> StateReading:
+        raise NotImplementedError
+
+    assert (state_queue.PEEK_PAGE, state_sharing._WRITE_PAUSE) == (habits.PEEK_PAGE_SIZE, habits.STATE_WRITE_PAUSE)
+    assert SharedHolds.of_state(read, in_secondary=True)._max_age == habits.STATE_MAX_AGE
+
+
+@pytest.mark.parametrize("seconds", [61, 121, 600, 3600])
+def test_s16_m4_a_failover_has_as_many_changes_as_the_failover_machine_shares(seconds: int) -> None:
+    scenario = Scenario(outage=timedelta(seconds=seconds), rate=2, ping_jitter=0)
+    changes: list[object] = []
+
+    def note(before: failover.Entity, event: failover_events.Event, after: failover.Entity, now: float) -> None:
+        changes.append(change_to_share(before, after, event, now, wall=now, writer="a"))
+
+    walked(seconds, chance=0.0, on_step=note)
+    assert state_writes(scenario, model_outage(scenario)) == sum(change is not None for change in changes)
+
+
 @pytest.mark.parametrize("seconds", [61, 119, 121, 600, 3600, 8 * 3600])
 def test_g2_s3_pings_and_restore_happen_when_the_failover_machine_has_them(seconds: int) -> None:
     scenario = Scenario(outage=timedelta(seconds=seconds), rate=2)
@@ -58,21 +79,30 @@ def test_g2_s3_pings_and_restore_happen_when_the_failover_machine_has_them(secon
     assert went.diverted == pytest.approx(2 * (restored - 60))
 
 
-def walked(seconds: float, chance: float) -> tuple[int, float]:
+Step = Callable[[failover.Entity, failover_events.Event, failover.Entity, float], None]
+
+
+def walked(seconds: float, chance: float, on_step: Step = lambda *_: None) -> tuple[int, float]:
     """Return the number of pings in an outage of `seconds`, and when sends go to the primary again."""
     entity = failover.Entity("orders", failover.FailoverPolicy(), 0.0)
-    entity = failover.advance(entity, failover_events.PrimarySendFailed(FailureKind.TIMEOUT), 0.0).entity
-    entity = failover.advance(entity, failover_events.FailoverTimerFired(), 60.0, chance).entity
+
+    def advance(event: failover_events.Event, now: float) -> failover.Entity:
+        after = failover.advance(entity, event, now, chance).entity
+        on_step(entity, event, after, now)
+        return after
+
+    entity = advance(failover_events.PrimarySendFailed(FailureKind.TIMEOUT), 0.0)
+    entity = advance(failover_events.FailoverTimerFired(), 60.0)
     pings = 0
     while entity.next_ping is not None:
         at, pings = entity.next_ping, pings + 1
-        entity = failover.advance(entity, failover_events.PingDue(), at).entity
+        entity = advance(failover_events.PingDue(), at)
         episode = entity.episode
         back = at >= seconds
         answer = (
             failover_events.PingSucceeded(episode) if back else failover_events.PingFailed(episode, FailureKind.TIMEOUT)
         )
-        entity = failover.advance(entity, answer, at).entity
+        entity = advance(answer, at)
         if back:
             return pings, at
     raise AssertionError("nobody pings any more")

@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
@@ -16,10 +17,27 @@ from tests.pipeline.books import segment_name, writer
 from twinbus.cli.main import app
 from twinbus.ledger import Entry, Fact, Metered, Operation, Stage, State, encode_entry
 from twinbus.pipeline import TimeWindow
+from twinbus.pipeline.bill_facts import METERS, BillFacts, metered_stage
 
 pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
 NOON = 1_790_078_400_000  # 2026-09-22T12:00Z
 BACKLOG = "contoso/x-servicebus-transfer/{}"
+
+
+def test_l4_s16_what_a_meter_counts_on_a_state_queue_is_not_billed_twice() -> None:
+    """The ledger of a pair has its peeks as `peek_backlog`, and its sends there as `manage`."""
+    counted = [("contoso/x-twinbus-state", "peek"), ("contoso/x-twinbus-state", "send"), ("orders", "peek")]
+    rows = pa.table(
+        {
+            "day": [datetime(2026, 9, 22, tzinfo=UTC).date()] * 3,
+            "entity": [entity for entity, _ in counted],
+            "backlog": [False] * 3,
+            "operation": [operation for _, operation in counted],
+            **{name: [1, 2, 4] for name in ("count", "units", "bytes")},
+        }
+    )
+    found = {metered_stage(row.operation, backlog=row.backlog): row.units for row in BillFacts({METERS: rows}).meters()}
+    assert found == {Stage.PEEK_BACKLOG: 1, Stage.PEEK_PRIMARY: 4}
 
 
 class Books:

@@ -45,6 +45,7 @@ from twinbus.backlog.message_format import (
 )
 from twinbus.backlog.queue_paths import (
     PRIMARY_NAME_PATTERN,
+    STATE_SEGMENT,
     TRANSFER_SEGMENT,
     Endpoint,
     backlog_queue_index,
@@ -52,6 +53,7 @@ from twinbus.backlog.queue_paths import (
     backlog_queue_paths,
     extra_backlog_queues,
     primary_name,
+    state_queue_path,
 )
 
 __all__ = [
@@ -70,6 +72,7 @@ __all__ = [
     "RESERVED_PROPERTIES",
     "SCHEDULED_TIME_PROPERTY",
     "SESSION_ID_PROPERTY",
+    "STATE_SEGMENT",
     "TIME_TO_LIVE_PROPERTY",
     "TRANSFER_SEGMENT",
     "UNUSABLE_FAILURES",
@@ -94,5 +97,6 @@ __all__ = [
     "primary_name",
     "restore",
     "split_batch",
+    "state_queue_path",
     "was_refused",
 ]

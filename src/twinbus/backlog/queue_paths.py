@@ -1,4 +1,4 @@
-"""Paths of backlog queues, and normalized namespace endpoints (P3, P4).
+"""Paths of the queues that pairs make in the secondary, and normalized namespace endpoints (P3, P4, S16).
 
 A backlog queue is in the secondary, with the path `<primary name>/x-servicebus-transfer/<index>`. The primary's name is
 the first label of its host name. So all clients of the same primary compute the same paths, without network I/O.
@@ -14,6 +14,7 @@ from typing import Final
 
 PRIMARY_NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 TRANSFER_SEGMENT: Final = "x-servicebus-transfer"
+STATE_SEGMENT: Final = "x-twinbus-state"
 _LOOPBACK: Final = "localhost"
 
 
@@ -55,6 +56,11 @@ def backlog_queue_path(name: str, index: int) -> str:
 
 def backlog_queue_paths(name: str, count: int) -> tuple[str, ...]:
     return tuple(backlog_queue_path(name, index) for index in range(count))
+
+
+def state_queue_path(name: str) -> str:
+    """Return the path of the state queue for the primary with this name (S16)."""
+    return f"{name}/{STATE_SEGMENT}"
 
 
 def backlog_queue_index(name: str, path: str) -> int | None:

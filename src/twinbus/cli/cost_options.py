@@ -15,7 +15,7 @@ import typer
 
 from twinbus.cli.errors import WrongUsageError
 from twinbus.cli.option_values import as_option_text, parse_duration, parse_size
-from twinbus.money import OutageKind, PingKind, Scenario, SyphonRuns
+from twinbus.money import OutageKind, PingKind, Scenario, SharedStateIn, SyphonRuns
 
 _HELP: Final[Mapping[str, str]] = {
     "tier": "Tier in the price table: basic, standard, premium.",
@@ -36,6 +36,7 @@ _HELP: Final[Mapping[str, str]] = {
     "ping": "A ping is a message, or the opening of a link, which is free.",
     "tries": "Tries of a send that fails, retries included.",
     "backlog_check_interval": "The pair's backlog_check_interval; 0: never.",
+    "state": "Where pairs and syphons share their state: a folder, or nowhere, costs nothing.",
     "syphons": "Number of syphons.",
     "syphon": "Running all the time, or `twinbus syphon --drain` after each outage.",
     "long_poll": "Duration of a syphon's receive that returns nothing.",
@@ -55,6 +56,7 @@ _READERS: Final[Mapping[type, Callable[[str], Any]]] = {
     str: str,
     OutageKind: OutageKind,
     PingKind: PingKind,
+    SharedStateIn: SharedStateIn,
     SyphonRuns: SyphonRuns,
 }
 _KINDS: Final = {

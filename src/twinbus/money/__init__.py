@@ -3,7 +3,7 @@
 from twinbus.money.actual_bill import ActualBill, StageSpending, actual_bill
 from twinbus.money.billing import Bill, BillLine, Usage, bill
 from twinbus.money.facts import SHORT_POLL, CopyFacts, LedgerFacts
-from twinbus.money.forecast import CostPhase, Forecast, IdleReceives, StageUnits, forecast
+from twinbus.money.forecast import STATE_WRITES, CostPhase, Forecast, IdleReceives, StageUnits, forecast
 from twinbus.money.forecast_vs_actual import (
     EMPTY_PRIMARY,
     SESSIONS_PRIMARY,
@@ -18,12 +18,13 @@ from twinbus.money.forecast_vs_actual import (
 from twinbus.money.observed import MessageMix, Observed, ObservedFailover, ObservedOutage
 from twinbus.money.outage_model import OutageModel
 from twinbus.money.prices import Prices, PriceScale, PricesError, Tier, default_price_text
-from twinbus.money.scenario import OutageKind, PingKind, Scenario, ScenarioError, SyphonRuns
+from twinbus.money.scenario import OutageKind, PingKind, Scenario, ScenarioError, SharedStateIn, SyphonRuns
 
 __all__ = [
     "EMPTY_PRIMARY",
     "SESSIONS_PRIMARY",
     "SHORT_POLL",
+    "STATE_WRITES",
     "UNEXPLAINED",
     "ActualBill",
     "Bill",
@@ -48,6 +49,7 @@ __all__ = [
     "PricesError",
     "Scenario",
     "ScenarioError",
+    "SharedStateIn",
     "StageDifference",
     "StageSpending",
     "StageUnits",

@@ -25,20 +25,25 @@ from twinbus.money.outage_model import (
     DRAIN_REQUESTS,
     PEEK_PAGE_SIZE,
     SCAN_SECONDS,
+    STATE_MAX_AGE,
+    STATE_PAGES,
     OutageModel,
     backlog_checks,
     model_observed,
     model_outage,
     queues_used,
+    state_writes,
 )
 from twinbus.money.prices import Prices, Tier
-from twinbus.money.scenario import OutageKind, PingKind, Scenario, ScenarioError, SyphonRuns
+from twinbus.money.scenario import OutageKind, PingKind, Scenario, ScenarioError, SharedStateIn, SyphonRuns
 
 ALIAS_BYTES: Final = 64
 """About the number of bytes that the aliases of S7 add to a message."""
 RECEIVED_BYTES: Final = 215
 """Bytes that the service adds to a message that is received, as measured on a local namespace."""
 PING_BYTES: Final = 150
+STATE_WRITES: Final = "clients write failovers, pings and restores for other processes (S16)"
+"""What a line of the forecast is for that has these writes."""
 _DAY, _HOUR = 86_400, 3600
 
 
@@ -235,8 +240,13 @@ def _needs(scenario: Scenario, outages: tuple[tuple[OutageModel, int], ...]) -> 
     mixes = _Mixes.of(scenario)
     yield from _traffic(CostPhase.IDLE, _sent(scenario, seconds), mixes.sent)
     yield from _standing(scenario, CostPhase.IDLE, seconds * _standing_share(scenario), 0)
+    if scenario.state is SharedStateIn.SECONDARY:
+        why = "each client looks at the shared state when it starts (S16)"
+        yield _Need(CostPhase.IDLE, Stage.PEEK_BACKLOG, scenario.clients, why=why)
     for outage, times in outages:
         if times:
+            if scenario.state is SharedStateIn.SECONDARY:
+                yield from _shared_state(scenario, outage, times)
             yield from _outage(scenario, outage, times, mixes)
             yield from _drain(scenario, outage, times, mixes)
 
@@ -363,6 +373,20 @@ def _drain(scenario: Scenario, outage: OutageModel, times: int, mixes: _Mixes) -
     yield from _received(phase, moved, mixes.home)
     if scenario.sent is None and scenario.observed is None:
         yield from _traffic(phase, times * outage.drain_seconds * scenario.rate, mixes.sent)
+
+
+def _shared_state(scenario: Scenario, outage: OutageModel, times: int) -> Iterator[_Need]:
+    """Yields the needs of pairs and syphons that share their state in the secondary (S15, S16)."""
+    yield _Need(CostPhase.OUTAGE, Stage.MANAGE, times * state_writes(scenario, outage), why=STATE_WRITES)
+    holds = "a ping that succeeded: does an operator hold the entity? (S15)"
+    yield _Need(CostPhase.OUTAGE, Stage.PEEK_BACKLOG, times * outage.good_pings * STATE_PAGES, why=holds)
+    if not outage.diverted or not scenario.syphons:
+        return
+    looks, why = times * scenario.syphons * STATE_PAGES, "syphons look for holds before they move messages (S15)"
+    if scenario.syphon is SyphonRuns.STANDING:
+        arriving = min(outage.seconds / STATE_MAX_AGE, outage.diverted)
+        yield _Need(CostPhase.OUTAGE, Stage.PEEK_BACKLOG, looks * arriving, why=why)
+    yield _Need(CostPhase.DRAIN, Stage.PEEK_BACKLOG, looks * ceil(outage.drain_seconds / STATE_MAX_AGE), why=why)
 
 
 def _drain_runs(scenario: Scenario, times: int) -> float:

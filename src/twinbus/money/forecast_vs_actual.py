@@ -24,7 +24,7 @@ from twinbus.ledger.entries import Role, Stage  # pure, unlike `twinbus.ledger`
 from twinbus.money.actual_bill import ActualBill, StageSpending
 from twinbus.money.billing import Bill, rounded
 from twinbus.money.facts import SHORT_POLL, CopyFacts, LedgerFacts
-from twinbus.money.forecast import Forecast, forecast
+from twinbus.money.forecast import STATE_WRITES, Forecast, forecast
 from twinbus.money.prices import Prices, PricesError
 from twinbus.money.scenario import Scenario, ScenarioError, SyphonRuns
 
@@ -353,10 +353,16 @@ class _Explanations:
             yield f"polls that ended before {limit:,.0f} s", self._facts.short_polls
 
     def _management(self) -> Iterator[Explanation]:
-        """Yields the calls of clients and of the dead-letter tool. A forecast has calls of syphons only."""
-        for role, calls in sorted(self._facts.manage.items()):
-            if role != Role.SYPHON:
-                yield f"management calls of a {role}", calls
+        """Yields the calls of clients and of the dead-letter tool.
+
+        A forecast has calls of syphons, and the writes of clients to a shared state, which are recorded as such calls.
+        """
+        calls, lines = self._facts.manage, self._expected[Stage.MANAGE].bill.lines
+        writes = sum(line.usage.units for line in lines if line.usage.why == STATE_WRITES)
+        for role in sorted({*calls, str(Role.CLIENT)} - {str(Role.SYPHON)}):
+            found, foreseen = calls.get(role, 0), writes if role == Role.CLIENT else 0
+            shared = f", and writes to the shared state: {_both(found, foreseen)}" if foreseen else ""
+            yield f"management calls of a {role}{shared}", found - foreseen
 
     def _receives(self, expected: _Expected, single: int) -> Iterator[Explanation]:
         facts = self._facts

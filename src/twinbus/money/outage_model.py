@@ -26,6 +26,12 @@ DRAIN_PEEKS: Final = 1
 DRAIN_REQUESTS: Final = 2
 """A drain begins with DRAIN_REQUESTS requests: a list of the queues, and a count of their messages. At the end of each
 queue it makes DRAIN_EMPTY_RECEIVES empty receives and DRAIN_PEEKS peeks."""
+STATE_PAGES: Final = 2
+"""Peeks of a look at a state queue with up to PEEK_PAGE_SIZE messages: the last peek finds nothing."""
+STATE_WRITE_PAUSE: Final = 1.0
+"""Seconds between two writes of a process. Changes of entities within this time are one message."""
+STATE_MAX_AGE: Final = 2.0
+"""Seconds for which a syphon believes what it has read, while it moves messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,8 @@ class OutageModel:
     """Number of pings that succeed, of all entities and clients."""
     bad_pings: int
     """Number of pings that fail, of all entities and clients."""
+    failovers: int = 0
+    """Number of failovers, of all entities and clients."""
 
 
 def model_outage(scenario: Scenario) -> OutageModel:
@@ -75,7 +83,9 @@ def model_outage(scenario: Scenario) -> OutageModel:
     drained = put_aside if scenario.syphon is SyphonRuns.STANDING else diverted
     drain_seconds = drained / scenario.drain_rate if scenario.syphons else 0.0
     bad_pings = failovers * (pings - 1)
-    return OutageModel(seconds, drain_seconds, failed_sends, diverted, put_aside, pings, probes, failovers, bad_pings)
+    return OutageModel(
+        seconds, drain_seconds, failed_sends, diverted, put_aside, pings, probes, failovers, bad_pings, failovers
+    )
 
 
 def model_observed(scenario: Scenario, seen: ObservedOutage) -> OutageModel:
@@ -104,6 +114,7 @@ def model_observed(scenario: Scenario, seen: ObservedOutage) -> OutageModel:
         probes,
         good,
         bad,
+        seen.processes,
     )
 
 
@@ -128,6 +139,18 @@ def _failed_probes(seconds: float) -> tuple[int, float]:
 def queues_used(queues: int, senders: int) -> float:
     """Returns how many queues have a sender on average, if every sender chooses a queue at random (S6)."""
     return queues * (1 - (1 - 1 / queues) ** senders)
+
+
+def state_writes(scenario: Scenario, outage: OutageModel) -> float:
+    """Returns the messages that all clients send to the state queue in one outage (S16).
+
+    A client writes each failover, each ping when it begins, and each restore. It writes the first change at once, and
+    all others of the next STATE_WRITE_PAUSE in one message. The changes of a client's entities are spread over time by
+    the jitter of the first ping.
+    """
+    changes = outage.failovers + outage.bad_pings + 2 * outage.good_pings
+    spread = scenario.ping_interval.total_seconds() * scenario.ping_jitter / STATE_WRITE_PAUSE
+    return changes * queues_used(ceil(spread) + 2, scenario.entities) / scenario.entities
 
 
 def backlog_checks(scenario: Scenario, seconds: float) -> int:

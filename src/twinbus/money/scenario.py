@@ -48,6 +48,17 @@ class PingKind(StrEnum):
     LINK = "link"
 
 
+class SharedStateIn(StrEnum):
+    """Where processes share failovers and holds (S16).
+
+    `secondary`: in a queue of the secondary, which pairs and syphons peek at. `folder`: in a folder, or nowhere. This
+    needs no operation.
+    """
+
+    SECONDARY = "secondary"
+    FOLDER = "folder"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """The use of one pair in a period of time. `rate` is for all clients and entities together."""
@@ -80,6 +91,8 @@ class Scenario:
     tries: int = 4
     """Tries of a send that fails: the first, and the SDK's retries."""
     backlog_check_interval: timedelta = 300 * _SECOND
+    state: SharedStateIn = SharedStateIn.FOLDER
+    """Where pairs and syphons share their state."""
     syphons: int = 1
     syphon: SyphonRuns = SyphonRuns.STANDING
     long_poll: timedelta = 900 * _SECOND

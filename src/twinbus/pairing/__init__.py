@@ -103,7 +103,6 @@ if TYPE_CHECKING:
     from twinbus.pairing.provisioning import Provisioned, ProvisioningError, provisioning_steps
     from twinbus.pairing.receivers import AioQuietReceiver, QuietReceiver
     from twinbus.pairing.recording import OperationRecorder
-    from twinbus.pairing.state_queue import STATE_PROPERTIES, STATE_SEGMENT, state_queue_path
     from twinbus.pairing.state_sharing import IN_SECONDARY, StateLocation
     from twinbus.pairing.sync.pair import Pair, PairSide, pair_connection_strings, pair_namespaces
     from twinbus.pairing.sync.sender import PairedSender
@@ -118,8 +117,6 @@ __all__ = [
     "PING_CONTENT_TYPE",
     "PING_SUCCEEDED",
     "RANGES",
-    "STATE_PROPERTIES",
-    "STATE_SEGMENT",
     "Administration",
     "AioAdministration",
     "AioPair",
@@ -206,7 +203,6 @@ __all__ = [
     "provisioning_steps",
     "run_drill",
     "service_text",
-    "state_queue_path",
 ]
 
 # If a name is offered under another name, the offered name follows after a colon.
@@ -253,7 +249,6 @@ _NAMES_BY_MODULE: Final = {
     "provisioning": "Provisioned ProvisioningError provisioning_steps",
     "receivers": "AioQuietReceiver QuietReceiver",
     "recording": "OperationRecorder",
-    "state_queue": "STATE_PROPERTIES STATE_SEGMENT state_queue_path",
     "state_sharing": "IN_SECONDARY StateLocation",
     "sync.pair": "Pair PairSide pair_connection_strings pair_namespaces",
     "sync.sender": "PairedSender",

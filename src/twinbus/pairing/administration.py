@@ -20,7 +20,7 @@ from azure.core.pipeline.transport import RequestsTransport
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from twinbus.backlog import FailureKind, evidence_of
+from twinbus.backlog import FailureKind, evidence_of, state_queue_path
 from twinbus.errors import OperatorError
 from twinbus.extras import is_installed
 from twinbus.pairing.errors import QueueCause
@@ -43,7 +43,7 @@ from twinbus.pairing.provisioning import (
     provisioning_steps,
 )
 from twinbus.pairing.recording import NO_RECORDER
-from twinbus.pairing.state_queue import STATE_PROPERTIES, state_queue_path
+from twinbus.pairing.state_queue import STATE_PROPERTIES
 from twinbus.sdk import admin_credential, administration_options, connection_settings, sync_admin_credential
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ from twinbus.pairing.provisioning import BACKGROUND_PAUSES, Provisioned, backgro
 from twinbus.pairing.recording import OperationRecorder
 from twinbus.pairing.shared_pair import MemberDriver, forget_all, register, release, shared_pair
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
-from twinbus.pairing.state_sharing import ReadDone, StateAccess, StateSharing
+from twinbus.pairing.state_sharing import IN_SECONDARY, ReadDone, StateAccess, StateSharing
 from twinbus.sdk import (
     RetrySettings,
     client_endpoint,
@@ -248,6 +248,7 @@ class PairState:
     def _cost_facts(self) -> dict[str, Fact]:
         """Return the options that the cost of a pair depends on (M4): spans in seconds."""
         options = self.options
+        shared_in = "none" if options.state is None else "folder"
         return {
             "backlog_queues": options.backlog_queue_count,
             "failover_interval": options.failover_interval.total_seconds(),
@@ -256,6 +257,7 @@ class PairState:
             "ping": options.ping,
             "backlog_check_interval": options.backlog_check_interval.total_seconds(),
             "tries": self._retries.total + 1,
+            "state": IN_SECONDARY if options.state == IN_SECONDARY else shared_in,
         }
 
     def withdraw(self) -> None:

@@ -1,4 +1,4 @@
-"""The shared state in a queue of the secondary (S16): its path, its properties, and its messages.
+"""The shared state in a queue of the secondary (S16): its properties and its messages.
 
 The queue `<name of the primary>/x-twinbus-state` holds changes of the state, a few in each message. Readers peek at all
 messages, and apply the changes in the order of the sequence numbers: the broker's order, so that no clock decides which
@@ -35,7 +35,6 @@ from twinbus.pairing.decide.known_state import (
 )
 from twinbus.pairing.provisioning import LONGEST
 
-STATE_SEGMENT: Final = "x-twinbus-state"
 STATE_CONTENT_TYPE: Final = "application/vnd.twinbus.state+json"
 STATE_PROPERTIES: Final[Mapping[str, int | str | bool]] = {
     "max_size_in_megabytes": 1024,
@@ -49,11 +48,6 @@ STATE_PROPERTIES: Final[Mapping[str, int | str | bool]] = {
 PEEK_PAGE: Final = 250
 # About 35 KB: below one billing unit of 64 KB (M2).
 _MOST_CHANGES: Final = 100
-
-
-def state_queue_path(primary: str) -> str:
-    """Return the path of the state queue for the primary with this name (P4)."""
-    return f"{primary}/{STATE_SEGMENT}"
 
 
 def state_messages(changes: Sequence[StateChange]) -> list[ServiceBusMessage]:

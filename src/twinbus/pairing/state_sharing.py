@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final, Protocol
 from uuid import uuid4
 
-from twinbus.backlog import COUNTING_FAILURES, CREDENTIAL_REFUSED, FailureKind, failure_kind
+from twinbus.backlog import COUNTING_FAILURES, CREDENTIAL_REFUSED, FailureKind, failure_kind, state_queue_path
 from twinbus.pairing.administration import management_failure
 from twinbus.pairing.decide.failover import Entity, EntityMode
 from twinbus.pairing.decide.failover_events import Event, FailoverKnown, RestoreForced
@@ -47,7 +47,6 @@ from twinbus.pairing.decide.known_state import (
     known_failover,
 )
 from twinbus.pairing.shared_state import DriverTimer, SharedEntity
-from twinbus.pairing.state_queue import state_queue_path
 from twinbus.storage_location import refuse_url
 
 _log = logging.getLogger("twinbus.pairing")

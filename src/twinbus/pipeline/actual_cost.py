@@ -23,6 +23,7 @@ from twinbus.money import (
     PingKind,
     Prices,
     Scenario,
+    SharedStateIn,
     StageSpending,
     SyphonRuns,
     actual_bill,
@@ -228,6 +229,8 @@ class ActualCost:
                 found["ping_jitter"] = float(options["ping_jitter"])
             if options.get("ping") in ("message", "link"):
                 found["ping"] = PingKind(options["ping"])
+            if options.get("state") == SharedStateIn.SECONDARY:
+                found["state"] = SharedStateIn.SECONDARY
         for options in self._options.syphons[:1]:
             found |= {"long_poll": timedelta(seconds=float(options["poll"]))} if "poll" in options else {}
         return found

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from twinbus.backlog import STATE_SEGMENT
 from twinbus.ledger import PAIRED, SYPHON_STARTED, Stage
 from twinbus.money import EMPTY_PRIMARY, SESSIONS_PRIMARY, SHORT_POLL, CopyFacts
 
@@ -95,9 +96,18 @@ class BillFacts:
         return _rows(self._by_month(STAGES), ("month", "stage", "role", "failure"), _STAGE_SUMS)
 
     def meters(self) -> list[FactRow]:
-        """Returns what the meters of namespaces counted, by month, entity and operation."""
+        """Returns what the meters of namespaces counted, by month, entity and operation.
+
+        A pair records its peeks at a state queue as those at a backlog queue, and its sends to it as management calls,
+        which no meter counts. So the peeks are in the backlog here, and the sends are left out.
+        """
         keys = ("month", "entity", "backlog", "operation")
-        return _rows(self._by_month(METERS), keys, ("count", "units", "bytes"))
+        found = _rows(self._by_month(METERS), keys, ("count", "units", "bytes"))
+        of_states = [row for row in found if row.entity.endswith(f"/{STATE_SEGMENT}")]
+        return [
+            *(row for row in found if row not in of_states),
+            *(FactRow(row | {"backlog": True}) for row in of_states if row.operation == "peek"),
+        ]
 
     def destinations(self) -> list[FactRow]:
         """Returns messages, units and bytes by entity of the primary: `sent`, `sent_units`, `sent_bytes` and so on."""

@@ -18,7 +18,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioAdministrationClient
 
-from twinbus.backlog import FailureKind
+from twinbus.backlog import FailureKind, state_queue_path
 from twinbus.pairing import AioAdministration
 from twinbus.pairing.decide.known_state import (
     EVERY_ENTITY,
@@ -29,7 +29,7 @@ from twinbus.pairing.decide.known_state import (
     StateChange,
 )
 from twinbus.pairing.state_folder import FolderState
-from twinbus.pairing.state_queue import STATE_PROPERTIES, state_messages, state_of_messages, state_queue_path
+from twinbus.pairing.state_queue import STATE_PROPERTIES, state_messages, state_of_messages
 
 from .conftest import World, state_of
 
