@@ -18,8 +18,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from bench.measuring import Figure, Samples, quantile, show, write_json
-from bench.serving import Server
+from bench.measuring import Figure, quantile, show, write_json
+from bench.serving import Server, watched
 from twinbus.amqp import RECEIVER, SENDER, Properties, Source, Target, build_message
 from twinbus.amqp.frames import AMQP_HEADER, FRAME_HEADER, SASL_FRAME, SASL_HEADER, performative_frame
 from twinbus.amqp.performatives import Attach, Begin, Detach, End, Flow, Open, SaslInit, Transfer
@@ -346,23 +346,6 @@ def fill(connection_string: str) -> None:
             sender.send_messages(ServiceBusMessage(bytes(250_000)))
 
 
-@contextmanager
-def watched(server: Server) -> Iterator[Samples]:
-    seen, stop = Samples([server.meter.rss_megabytes()]), threading.Event()
-
-    def watch() -> None:
-        while not stop.wait(0.02):
-            seen.values.append(server.meter.rss_megabytes())
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        stop.set()
-        thread.join()
-
-
 def measure(name: str, hostility: Hostility, tls: bool, count: int, seconds: float, folder: Path) -> list[Figure]:
     data = folder / name.replace(" ", "-").replace(":", "")
     with Server(data) as server:
@@ -379,7 +362,7 @@ def measure(name: str, hostility: Hostility, tls: bool, count: int, seconds: flo
         cpu = server.meter.cpu_seconds()
         benign.forget()
         peers = Peers(port, context)
-        with watched(server) as seen:
+        with watched(server, 0.02) as seen:
             peers.connect(count, pieces)
             peers.write(seconds)
         cpu = server.meter.cpu_seconds() - cpu

@@ -11,10 +11,8 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +24,7 @@ from bench.bare_server import BareServer
 from bench.bare_sqlite import BareSqlite, some_rows
 from bench.clients import BATCH, Client, ConnectClient, SdkClient
 from bench.measuring import MIB, Figure, ProcessMeter, Samples, quantile, ratios, show, write_json
-from bench.serving import Server
+from bench.serving import Server, watched
 
 BUSY_AIM: Final = 0.25
 BATCHES_AIM: Final = 0.5
@@ -259,24 +257,6 @@ def write_latencies(file: int, size: int, count: int) -> list[float]:
         os.fdatasync(file)
         found.append(time.perf_counter() - before)
     return found
-
-
-@contextmanager
-def watched(server: Server) -> Iterator[Samples]:
-    """The server's memory, looked at ten times a second."""
-    seen, stop = Samples([server.meter.rss_megabytes()]), threading.Event()
-
-    def watch() -> None:
-        while not stop.wait(0.1):
-            seen.values.append(server.meter.rss_megabytes())
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        stop.set()
-        thread.join()
 
 
 def deep(folder: Path, extent: Extent) -> list[Figure]:

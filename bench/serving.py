@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from bench.measuring import ProcessMeter
+from bench.measuring import ProcessMeter, Samples
 
 QUEUES: Final = ("sends", "receives", "deep")
 _LARGEST_MEGABYTES: Final = 5120
@@ -80,3 +82,21 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+@contextmanager
+def watched(server: Server, interval: float = 0.1) -> Iterator[Samples]:
+    """Yields the memory of a server (MiB), measured again and again inside the `with` block."""
+    seen, stop = Samples([server.meter.rss_megabytes()]), threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(interval):
+            seen.values.append(server.meter.rss_megabytes())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        thread.join()
