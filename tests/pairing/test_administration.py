@@ -274,7 +274,7 @@ def test_nothing_is_trusted_that_is_no_certificate_or_not_offered() -> None:
 )
 def test_only_a_namespace_on_this_machine_is_asked_for_its_authority(namespace: str, asked: bool) -> None:
     authority = LocalAuthority(namespace, 1)
-    assert authority.is_for is asked
+    assert authority.is_local is asked
     assert asked or authority.file() is None
 
 

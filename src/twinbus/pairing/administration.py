@@ -295,7 +295,7 @@ class AioAdministration:
         try:
             async with asyncio.timeout(self._seconds):
                 # Fetching blocks, so it runs in a thread. Only a local namespace needs it.
-                authority = await asyncio.to_thread(self._authority.file) if self._authority.is_for else None
+                authority = await asyncio.to_thread(self._authority.file) if self._authority.is_local else None
                 try:
                     found = await method(*arguments, **request_keywords(self._seconds, authority), **keywords)
                 except Exception as error:
@@ -377,7 +377,7 @@ def _is_authority_outdated(authority: LocalAuthority, error: Exception) -> bool:
 
     A namespace that was started again may have another authority. One that was just starting offered none.
     """
-    return authority.is_for and management_failure(error).kind is FailureKind.CERTIFICATE
+    return authority.is_local and management_failure(error).kind is FailureKind.CERTIFICATE
 
 
 def _record_failure(

@@ -31,7 +31,7 @@ class LocalAuthority:
         self._outdated: list[tempfile._TemporaryFileWrapper[bytes]] = []
 
     @property
-    def is_for(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the namespace is on this machine."""
         return is_loopback(self._host)
 
@@ -41,7 +41,7 @@ class LocalAuthority:
         with self._lock:
             # A caller that waited while another caller fetched uses the result of that fetch: requests for ten queues
             # fetch only once.
-            if self._file is None and self.is_for and self._fetches == before:
+            if self._file is None and self.is_local and self._fetches == before:
                 self._fetches += 1
                 offered = fetch_authority(self._host, self._port, self._seconds)
                 if offered is not None:
