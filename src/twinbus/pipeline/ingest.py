@@ -234,10 +234,10 @@ def _write_batch(change: TablesChange, batch: ParsedBatch, ledger: StorageLocati
     with ExitStack() as stack:
         fresh = _fresh_entries(stack, good, known_entries(tables, before, batch))
         halves = fresh.where(F.col("kind").isin(_INTENT, _OUTCOME)).unionAll(tables.read(PENDING, version=before))
-        met = stack.enter_context(_cached(join_halves(halves)))
+        joined = stack.enter_context(_cached(join_halves(halves)))
         whole = fresh.where(F.col("kind") == _OPERATION)
-        _add(change, OPERATIONS, operations(whole, met), batch)
-        change.replace(PENDING, pending(met))
+        _add(change, OPERATIONS, operations(whole, joined), batch)
+        change.replace(PENDING, pending(joined))
         others = fresh.where(~F.col("kind").isin(_OPERATION, _INTENT, _OUTCOME))
         _add(change, ENTRIES, others.withColumn("day", day()), batch)
         add_steps(change, batch.count)
@@ -308,21 +308,21 @@ def join_halves(halves: DataFrame) -> DataFrame:
     return intents.join(outcomes, "id", "full_outer")
 
 
-def operations(whole: DataFrame, met: DataFrame) -> DataFrame:
+def operations(whole: DataFrame, joined: DataFrame) -> DataFrame:
     """Returns the operations that have ended: written as one line, or as an intent and an outcome."""
     ended = F.col("at") + F.round(F.col("seconds") * 1000).cast("long")
     one = whole.withColumns({"whole": F.lit(True), "ended": ended})
-    two = met.where("kind is not null and ended is not null").withColumn("whole", F.lit(False))
+    two = joined.where("kind is not null and ended is not null").withColumn("whole", F.lit(False))
     resolved = {"destination": destination(), "day": day()}
     names = columns(SCHEMAS[OPERATIONS])
     return one.withColumns(resolved).select(*names).unionAll(two.withColumns(resolved).select(*names))
 
 
-def pending(met: DataFrame) -> DataFrame:
+def pending(joined: DataFrame) -> DataFrame:
     """Returns, as entries, the intents without an outcome and the outcomes without an intent."""
     kind = F.coalesce("kind", F.lit(_OUTCOME)).alias("kind")
     names = [name for name in columns(SCHEMAS[PENDING]) if name not in ("kind", "at")]
-    return met.where("kind is null or ended is null").select(kind, F.coalesce("at", "ended").alias("at"), *names)
+    return joined.where("kind is null or ended is null").select(kind, F.coalesce("at", "ended").alias("at"), *names)
 
 
 def destination() -> Column:
