@@ -25,6 +25,7 @@ from twinbus.money import (
     OutageKind,
     Prices,
     Scenario,
+    SharedStateIn,
     StageDifference,
     StageSpending,
     SyphonRuns,
@@ -94,6 +95,18 @@ def test_l4_receives_of_a_second_subscription_are_explained_by_the_subscription(
     facts = replace(HOME, deliverable=1644, subscriptions=2)
     found = compared(spent(Stage.RECEIVE_PRIMARY, 1644), facts=facts)
     assert parts(found[Stage.RECEIVE_PRIMARY]) == [(44, "receives of 2 subscriptions; 1 in the forecast")]
+
+
+def test_l4_s16_writes_to_a_shared_state_are_compared_with_those_of_the_forecast() -> None:
+    scenario = replace(SCENARIO, count_interval=timedelta(0), syphons=0, state=SharedStateIn.SECONDARY)
+    beside = forecast(scenario, PRICES)
+    writes = beside.bill.of(stage=Stage.MANAGE).units
+    assert writes == 12, "a failover, 10 pings and a restore"
+    for calls, shown in ((writes, []), (writes + 5, [(5, "17 in the ledger, 12 in the forecast")])):
+        facts = replace(HOME, manage={"client": calls})
+        found = compared(spent(Stage.MANAGE, calls), facts=facts, beside=beside)[Stage.MANAGE]
+        why = "management calls of a client, and writes to the shared state"
+        assert parts(found) == [(units, f"{why}: {both}") for units, both in shown]
 
 
 def test_l4_more_messages_than_in_the_forecast_explain_a_part_in_each_of_their_stages() -> None:
