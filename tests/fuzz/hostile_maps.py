@@ -214,7 +214,7 @@ SECTIONS: Final[dict[str, Callable[[bytes], bytes]]] = {
 
 
 def _array_of_maps(found: bytes) -> bytes:
-    if found[0] == 0xC1:
+    if found.startswith(b"\xc1") and len(found) >= 3:  # a mutated map may be shorter
         content = b"\xd1" + (found[1] + 3).to_bytes(4) + found[2].to_bytes(4) + found[3:]
     else:
         content = found
