@@ -28,7 +28,10 @@ from typing import Final, NoReturn
 SIGNALLED: Final = 128
 """The exit code after a signal is this number plus the number of the signal, as in shells."""
 _CLOSING_SECONDS: Final = 3.0
-_ending = threading.Lock()
+_CLOSING: Final = b"\0"
+"""What the main thread sends to the thread of a `_SignalWatch` when it has handled SIGINT: no number of a signal."""
+# Reentrant: a second signal may arrive while the main thread ends the process.
+_ending = threading.RLock()
 _watch: _SignalWatch | None = None
 
 
@@ -62,20 +65,24 @@ def stop_on_signals() -> threading.Event:
     stopping = threading.Event()
     _watch.stopping, _watch.ending = stopping, frozenset({signal.SIGINT, signal.SIGTERM})
     for number in _watch.ending:
-        # The handler may run during a call of the JVM, so it must not make another call.
-        signal.signal(number, lambda *_: stopping.set())
+        signal.signal(number, _watch.stop)
     return stopping
 
 
 class _SignalWatch:
-    """A thread that gets the number of each signal, also while the main thread runs no Python code."""
+    """A thread that gets the number of each signal, also while the main thread runs no Python code.
+
+    An event loop of uvloop takes these numbers away from the thread while it runs. So the handlers of the main thread
+    do the same as the thread.
+    """
 
     def __init__(self) -> None:
         self.ending: frozenset[signal.Signals] = frozenset()
         """The signals that end the process."""
         self.stopping: threading.Event | None = None
         """Is set by the first signal. Without it, the process ends a few seconds after the first signal."""
-        self._is_interrupted = False
+        self._handled = 0
+        """How many signals the main thread has handled."""
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -83,10 +90,24 @@ class _SignalWatch:
         self._thread.start()
 
     def interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        """Handle the first SIGINT in the main thread. The thread of this watch handles the second."""
-        if not self._is_interrupted:
-            self._is_interrupted = True
-            raise KeyboardInterrupt
+        """Handle SIGINT in the main thread."""
+        self._handle()
+        os.write(self._writer, _CLOSING)
+        raise KeyboardInterrupt
+
+    def stop(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle a signal in the main thread after `stop_on_signals`.
+
+        It may arrive during a call of the JVM, so this must not make another call.
+        """
+        self._handle()
+        assert self.stopping is not None
+        self.stopping.set()
+
+    def _handle(self) -> None:
+        self._handled += 1
+        if self._handled > 1:
+            end_interrupted()
 
     def close(self) -> None:
         if (current := signal.set_wakeup_fd(self._before)) != self._writer:
@@ -96,7 +117,7 @@ class _SignalWatch:
         os.close(self._reader)
 
     def _run(self) -> None:
-        count, seconds = 0, None
+        count, seconds = 0, None  # signals so far, and how long the verb may still close
         while True:
             if not select.select([self._reader], [], [], seconds)[0]:
                 end_interrupted()
@@ -108,7 +129,7 @@ class _SignalWatch:
                 end_interrupted()
             if count and self.stopping is not None:
                 self.stopping.set()
-            elif count:
+            elif count or _CLOSING in numbers:
                 seconds = _CLOSING_SECONDS
 
 
@@ -127,11 +148,11 @@ def end_interrupted() -> NoReturn:
 
     The process does not end in the usual way: threads and the connection to the JVM would print their own errors.
     """
-    _ending.acquire()  # never released: two threads may call this
+    _ending.acquire()  # never released: of two threads, one ends the process
     for child in _children() if "pyspark" in sys.modules else ():
         with suppress(OSError):
             os.kill(child, signal.SIGKILL)
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a signal has interrupted another flush
         sys.stdout.flush()
     # On a terminal, the characters ^C stand at the start of the line.
     with suppress(OSError):
