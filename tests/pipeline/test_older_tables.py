@@ -17,7 +17,7 @@ from tests.pipeline.queues import new_queue
 from twinbus.cli.main import app
 from twinbus.ledger import Ledger, Stage
 from twinbus.pipeline.ingest import ingest_ledger
-from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, is_followed
+from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, is_followed, result_over_history
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, PENDING, PROBLEMS, Tables
 from twinbus.testing import LocalNamespace
 
@@ -35,9 +35,10 @@ def test_d3_older_tables_are_read_and_their_stream_resumes(spark: SparkSession, 
     root, ledger = opened(found, tmp_path)
     said, tables = expected(found / "tables.json"), Tables(spark, root)
     assert is_followed(JOBS["cost"], tables.version())
+    assert not is_followed(JOBS["reconcile"], tables.version()), "its tallies have another format now"
     with Ledger(ledger) as writer:
         writer.begin(Stage.SEND_PRIMARY, "contoso", "orders", "new", 1).end()
-    query = ingest_ledger(spark, ledger, root, extend=follow_jobs(("cost",)))
+    query = ingest_ledger(spark, ledger, root, extend=follow_jobs(("cost", "reconcile")))
     query.awaitTermination()
     assert sum(progress["numInputRows"] for progress in query.recentProgress) == 3, "header, operation, closed"
     prefix = writer.writer.rpartition("-")[2]
@@ -47,6 +48,9 @@ def test_d3_older_tables_are_read_and_their_stream_resumes(spark: SparkSession, 
         said["cost"]["send_primary"][name] += 1
     assert is_followed(JOBS["cost"], tables.version()), "the sums come from the tallies of all batches"
     check(tables, said)
+    assert is_followed(JOBS["reconcile"], tables.version()), "its tallies were made again from the history"
+    rows = [run(tables, JOBS["reconcile"]).collect() for run in (current_result, result_over_history)]
+    assert sorted(map(str, rows[0])) == sorted(map(str, rows[1])) != []
 
 
 @pytest.mark.thorough

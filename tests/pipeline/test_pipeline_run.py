@@ -62,7 +62,7 @@ def test_d5_the_results_of_every_snapshot_are_those_of_its_tables(spark: SparkSe
         assert {(row["snapshot"], row["segments"]) for row in stated} == {(number, versions[SEGMENTS])}
     versions = versions_in(root, numbers[-1])
     results = {RESULTS + name for name in (*JOBS, INCOMPLETE, CLOCKS, AS_OF)}
-    assert {*versions} == {*SCHEMAS, SEGMENTS, *(job.table for job in JOBS.values()), *results}
+    assert {*versions} == {*SCHEMAS, SEGMENTS, *(name for job in JOBS.values() for name in job.tables), *results}
     history_only = replace(tables.version(), tables={name: versions[name] for name in SCHEMAS})
     for name, job in JOBS.items():
         rows = stored_rows(tables, history_only, job, WriterStates.in_ledger(ledger)).collect()

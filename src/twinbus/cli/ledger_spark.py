@@ -31,6 +31,7 @@ from twinbus.cli.ledger import LedgerLocation, has_segments
 from twinbus.cli.ledger_audit import AuditDeadAfter, run_audit_on_spark, spark_errors_explained
 from twinbus.cli.local_paths import path_or_url
 from twinbus.cli.network import network_options
+from twinbus.cli.option_values import span_option
 from twinbus.cli.result_answers import AsIs, MaxAge, Request, find_results
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
@@ -108,6 +109,13 @@ DeprecatedFormat = Annotated[Format, typer.Option("--format", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Follow = Annotated[bool, typer.Option("--follow", help="Keep running: print again after new entries. Needs --ledger.")]
 Every = Annotated[float, typer.Option(min=1, help="With --follow: seconds between two checks for new entries.")]
+Horizon = Annotated[
+    timedelta,
+    span_option(
+        "Finished messages whose newest entry is older than this are settled: they keep no row of their own.",
+        show_default="30d",
+    ),
+]
 Jdbc = Annotated[
     str | None,
     typer.Option(
@@ -145,6 +153,8 @@ class LedgerJobOptions:
     as_is: bool = False
     silence: timedelta = SILENCE
     """A writer that no lock shows counts as dead after this time without an entry."""
+    horizon: timedelta = timedelta(days=30)
+    """With --follow: finished messages whose newest entry is older than this are settled."""
 
     @property
     def on_spark(self) -> str | None:
@@ -265,6 +275,7 @@ def reconcile(
     audit: Annotated[bool, typer.Option("--audit", help="Compare the ledger with the backlog queues first.")] = False,
     secondary: AuditedSecondary = None,
     dead_after: AuditDeadAfter = None,
+    horizon: Horizon = timedelta(days=30),
 ) -> None:
     """Check that every message is accounted for, in a ledger of any size.
 
@@ -284,7 +295,7 @@ def reconcile(
       twinbus ledger reconcile ./tables --ledger ./ledger --audit
     """
     silence = None if dead_after is None else timedelta(seconds=dead_after)
-    options = options if silence is None else replace(options, silence=silence)
+    options = replace(options, horizon=horizon, silence=options.silence if silence is None else silence)
     audited = _audited(options, secondary, silence) if audit else None
     code = 0
     for answer in _answers("reconcile", options, "--audit" if audit else None):
@@ -374,7 +385,7 @@ def _opened(
         tables.remove()
     if options.ledger is None:
         return tables, WriterStates(silence=options.silence), None
-    every, extend = (options.every, follow_jobs(jobs)) if options.follow else (None, None)
+    every, extend = (options.every, follow_jobs(jobs, options.horizon)) if options.follow else (None, None)
     writers = WriterStates.in_ledger(options.ledger, options.silence)
     return tables, writers, ingest_ledger(tables.spark, options.ledger, options.tables, every=every, extend=extend)
 

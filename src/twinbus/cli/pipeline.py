@@ -21,7 +21,7 @@ from twinbus.cli.errors import Debug, errors_reported
 from twinbus.cli.interrupts import stop_on_signals
 from twinbus.cli.ledger import DEAD_AFTER, DeadAfter, LedgerLocation
 from twinbus.cli.ledger_audit import spark_errors_explained
-from twinbus.cli.ledger_spark import Every, TablesFolder
+from twinbus.cli.ledger_spark import Every, Horizon, TablesFolder
 from twinbus.cli.spinner import shown_meanwhile
 from twinbus.cli.terminal import console, still_protected
 from twinbus.pipeline import TableStorage
@@ -49,6 +49,7 @@ def run(
     follow: Annotated[bool, typer.Option("--follow", help="Keep running: a batch for new entries.")] = False,
     every: Every = 10.0,
     dead_after: DeadAfter = DEAD_AFTER,
+    horizon: Horizon = timedelta(days=30),
     json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each batch.")] = False,
     master: Master = None,
     debug: Debug = False,
@@ -75,7 +76,7 @@ def run(
 
         found: SimpleQueue[CommittedBatch] = SimpleQueue()
         silence = timedelta(seconds=dead_after)
-        made = PipelineRun(spark, ledger, tables, silence=silence, report=found.put)
+        made = PipelineRun(spark, ledger, tables, silence=silence, horizon=horizon, report=found.put)
         idle = "waiting for new entries" if follow else "looking for new entries"
         with _shown(made, found, idle, json=json):
             _run(made, every if follow else None)

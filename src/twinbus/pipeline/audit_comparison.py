@@ -34,6 +34,7 @@ from twinbus.ledger import (
 )
 from twinbus.pipeline import reconcile
 from twinbus.pipeline.jobs import JOBS, followed_sums, is_followed, read_history
+from twinbus.pipeline.settling import SettledState
 from twinbus.pipeline.snapshots import TablesVersion
 from twinbus.pipeline.tables import Tables, struct
 from twinbus.pipeline.writer_states import WriterStates
@@ -65,7 +66,8 @@ class TablesReading:
     def sums(self) -> DataFrame:
         """Returns the sums of each message, as the job `reconcile` merges them."""
         job = JOBS["reconcile"]
-        if is_followed(job, self.version):
+        # An audit may ask for any message: also for one that is settled, and has no row of its own.
+        if is_followed(job, self.version) and not SettledState.of(self.tables, self.version).is_any:
             return followed_sums(self.tables, self.version, job, self.writers)
         operations, entries = self.history
         return job.resolve(job.merge(job.tally(operations, entries)), entries)

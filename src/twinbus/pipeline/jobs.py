@@ -9,13 +9,16 @@ then names that table.
 The result of a followed job is computed from the stored tallies, without reading the history again. If a job was not
 followed for some batches, its stored tallies are useless, and following it again starts with the whole history.
 
-The modules `reconcile`, `cost`, `incidents` and `latency` define one job each.
+The modules `reconcile`, `cost`, `incidents` and `latency` define one job each. Followed, `reconcile` keeps no row of
+messages that are finished for long (`settling`).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Final
 
@@ -25,6 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from twinbus.ledger import UNKNOWN, Intent, Outcome, balance, id_of_writer
 from twinbus.pipeline import cost, incidents, latency, reconcile
 from twinbus.pipeline.ingest import day, destination
+from twinbus.pipeline.settling import HORIZON, OPEN, SETTLED, Horizon, SettledState, advance_open, with_settled
 from twinbus.pipeline.snapshots import TablesVersion
 from twinbus.pipeline.tables import (
     ENTRIES,
@@ -78,11 +82,18 @@ class LedgerJob:
     stored_by: str = ""
     """Another job, if the stored tallies of that job contain those of this one. `part` selects them."""
     part: Callable[[DataFrame], DataFrame] = lambda tallies: tallies
+    settles: bool = False
+    """Whether the stored tallies of finished messages are settled (`settling`)."""
 
     @property
     def table(self) -> str:
         """The table of the stored tallies."""
-        return TALLIES + (self.stored_by or self.name)
+        return OPEN if self.settles else TALLIES + (self.stored_by or self.name)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """All tables that a followed job keeps."""
+        return (OPEN, SETTLED) if self.settles else (self.table,)
 
 
 JOBS: Final[Mapping[str, LedgerJob]] = {
@@ -99,6 +110,7 @@ JOBS: Final[Mapping[str, LedgerJob]] = {
             reconcile.stored,
             resolve=reconcile.resolve,
             judges_intents=True,
+            settles=True,
         ),
         LedgerJob(
             "cost",
@@ -206,21 +218,28 @@ def _of_dead_writer(begun: DataFrame, tables: Tables, version: TablesVersion, wr
 # --- followed --------------------------------------------------------------------------------------------------------
 
 
-def follow_jobs(names: Sequence[str]) -> Callable[[TablesChange], None]:
+def follow_jobs(
+    names: Sequence[str], horizon: timedelta = HORIZON, now: Callable[[], float] = time.time
+) -> Callable[[TablesChange], None]:
     """Returns a function for the argument `extend` of `ingest_ledger`.
 
-    For each batch, this function adds the tallies of the named jobs to the change of the batch.
+    For each batch, this function adds the tallies of the named jobs to the change of the batch. A finished message
+    whose newest entry is older than `horizon` is settled: it has no row of its own any more. `now` returns seconds
+    since the epoch.
     """
-    return partial(_follow, tuple(names))
+    return partial(_follow, tuple(names), Horizon(horizon, now))
 
 
-def _follow(names: tuple[str, ...], change: TablesChange) -> None:
+def _follow(names: tuple[str, ...], horizon: Horizon, change: TablesChange) -> None:
     for name in dict.fromkeys(JOBS[name].stored_by or name for name in names):
-        advance(change, JOBS[name])
+        advance(change, JOBS[name], horizon)
 
 
-def advance(change: TablesChange, job: LedgerJob) -> None:
+def advance(change: TablesChange, job: LedgerJob, horizon: Horizon) -> None:
     """Adds the tallies of a batch. If the last batch has no tallies of this job, adds those of the whole history."""
+    if job.settles:
+        advance_open(change, horizon)
+        return
     table, tables = job.table, change.tables
     goes_on = is_followed(job, change.before)
     if goes_on and not change.added.get(OPERATIONS) and not change.added.get(ENTRIES):
@@ -270,9 +289,11 @@ def current_sums(
 ) -> DataFrame:
     """Returns the merged tallies that the result of a job for a window is computed from.
 
-    Those of a followed job are for all time. All others are of the days that the job reads for the window.
+    Those of a followed job are for all time. All others are of the days that the job reads for the window; so are
+    those of a followed job whose settled messages have too few times for this window.
     """
-    if is_followed(job, version):
+    is_split = job.settles and SettledState.of(tables, version).splits(window)
+    if is_followed(job, version) and not is_split:
         return followed_sums(tables, version, job, writers)
     return _history_sums(tables, version, job, window, writers)
 
@@ -291,7 +312,8 @@ def followed_sums(tables: Tables, version: TablesVersion, job: LedgerJob, writer
     nothing = tables.read_files(ENTRIES, (), SCHEMAS[ENTRIES])
     undone = _in_flight(tables, version, writers if job.judges_intents else None)
     in_flight = job.tally(undone, nothing).select(*columns(job.tallies))
-    return job.resolve(job.merge(kept.unionAll(in_flight)), kept)
+    sums = job.resolve(job.merge(kept.unionAll(in_flight)), kept)
+    return with_settled(sums, tables, version) if job.settles else sums
 
 
 def stored_tallies(tables: Tables, version: TablesVersion, job: LedgerJob) -> DataFrame:

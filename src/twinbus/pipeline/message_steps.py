@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger import OK, Movement
@@ -58,8 +58,13 @@ def steps_of(operations: DataFrame, entries: DataFrame) -> DataFrame:
     moves = entries.where(F.col("kind") == Movement.kind).withColumn("entry", F.col("id"))
     moved = moves.withColumns({"id": F.explode("ids"), "ended": F.lit(None).cast("long")})
     moved = moved.withColumn("destination", F.lower("destination"))
-    prefix = F.substring(F.md5(F.col("id").cast("binary")), 1, 4).alias("prefix")
+    prefix = prefix_of("id")
     return done.select(prefix, *names, "entry").unionAll(moved.select(prefix, *names, "entry"))
+
+
+def prefix_of(message: str) -> Column:
+    """Returns the prefix of a column with message ids."""
+    return F.substring(F.md5(F.col(message).cast("binary")), 1, 4).alias("prefix")
 
 
 def merged_runs(runs: Sequence[int], new: int) -> int:

@@ -32,12 +32,13 @@ SUMS: Final = (
     "dead_lettered",
     "doubted",
     "redirected",
+    "away",
     "found",
 )
 TALLIES: Final = (
     "destination string, id string, "
     + ", ".join(f"{name} int" for name in SUMS)
-    + ", first_accepted long, last_accepted long, last long, doubted_at long, seen_at long"
+    + ", first_accepted long, last_accepted long, last long, doubted_at long, seen_at long, from_start boolean"
 )
 RESULT: Final = "destination string, id string, messages long, " + ", ".join(f"{name} long" for name in JUDGED)
 TIMES: Final = ("first_accepted", "last_accepted", "last")
@@ -61,7 +62,7 @@ _MOVED: Final[Mapping[str, Mapping[str, int]]] = {
     Move.RESUBMITTED: {"dead_lettered": -1},
     # A redirected message belongs to another entity: its acceptance and its stored copy now count for that entity.
     Move.REDIRECTED: {"accepted": 1, "stored": 1, "redirected": 1},
-    _AWAY: {"accepted": -1, "stored": -1, "dead_lettered": -1},
+    _AWAY: {"accepted": -1, "stored": -1, "dead_lettered": -1, "away": 1},
     Move.POSSIBLE_DUPLICATE: {"doubted": 1},
     Move.FOUND: {"found": 1},
     Move.LOST: {"removed": 1},
@@ -108,6 +109,7 @@ def tally(operations: DataFrame, entries: DataFrame, only: DataFrame | None = No
         F.col("at").alias("last"),
         F.when(_adds("maybe_removed") > 0, F.col("at")).alias("doubted_at"),
         F.when(F.col("effect").isin([n for n, sees in enumerate(_SIGHTING) if sees]), F.col("at")).alias("seen_at"),
+        F.lit(False).alias("from_start"),
     )
 
 
@@ -188,6 +190,7 @@ def merge(tallies: DataFrame) -> DataFrame:
         F.max("last").alias("last"),
         F.max("doubted_at").alias("doubted_at"),
         F.max("seen_at").alias("seen_at"),
+        F.max("from_start").alias("from_start"),
     )
 
 
@@ -228,7 +231,9 @@ def judge(sums: DataFrame, window: TimeWindow, newest: int, edge: timedelta = ED
     rows = rows.withColumn("in_flight", doubtful)
     renamed = [F.col(f"is_{name}").alias(name) for name in ("delivered", "dead_lettered")]
     kept = [name for name in JUDGED if name not in ("delivered", "dead_lettered")]
-    return rows.select("destination", "id", *TIMES, *kept, *renamed).select("destination", "id", *TIMES, *JUDGED)
+    messages = F.col("messages") if "messages" in sums.columns else F.lit(1).alias("messages")
+    names = ("destination", "id", "messages", *TIMES)
+    return rows.withColumn("messages", messages).select(*names, *kept, *renamed).select(*names, *JUDGED)
 
 
 def with_verdict(sums: DataFrame) -> DataFrame:
@@ -289,9 +294,9 @@ def summed(judged: DataFrame, *times: str) -> DataFrame:
 
     With `times`, the other messages have a row for each combination of these columns.
     """
-    rows = judged.withColumn("id", F.when(_is_listed(), F.col("id")))
+    rows = judged.withColumn("id", F.when(is_listed(), F.col("id")))
     return rows.groupBy("destination", "id", *times).agg(
-        F.count("*").alias("messages"), *(F.sum(name).cast("long").alias(name) for name in JUDGED)
+        *(F.sum(name).cast("long").alias(name) for name in ("messages", *JUDGED))
     )
 
 
@@ -304,11 +309,12 @@ def stored(sums: DataFrame, newest: int) -> DataFrame:
     judged = judge(sums, TimeWindow(), newest)
     last = F.when(F.col("first_accepted").isNull(), hour_of("last"))
     hours = {"first_accepted": hour_of("first_accepted"), "last_accepted": hour_of("last_accepted"), "last": last}
-    times = {name: F.when(_is_listed(), F.col(name)).otherwise(hour) for name, hour in hours.items()}
+    times = {name: F.when(is_listed(), F.col(name)).otherwise(hour) for name, hour in hours.items()}
     return summed(judged.withColumns(times), *TIMES)
 
 
-def _is_listed() -> Column:
+def is_listed() -> Column:
+    """Returns the condition that a message with its verdict is listed by id."""
     return reduce(or_, (F.col(name) != 0 for name in LISTED_SUMS))
 
 

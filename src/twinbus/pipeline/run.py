@@ -37,6 +37,7 @@ from twinbus.pipeline.jobs import JOBS, advance
 from twinbus.pipeline.result_tables import PARTS, read_as_of
 from twinbus.pipeline.results import add_results, compute_results, parts_of, unchanged_results
 from twinbus.pipeline.segment_source import available_bytes
+from twinbus.pipeline.settling import HORIZON, Horizon
 from twinbus.pipeline.snapshots import TablesVersion
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, Tables, TablesChange
 from twinbus.pipeline.writer_states import WriterStates
@@ -70,7 +71,8 @@ class CommittedBatch:
 class PipelineRun:
     """Ingests a ledger into the tables at `root`, with the results of all jobs.
 
-    `silence` is the time without an entry after which a writer counts as dead, if no lock shows its state. `report` is
+    `silence` is the time without an entry after which a writer counts as dead, if no lock shows its state. Finished
+    messages whose newest entry is older than `horizon` are settled. `report` is
     called after each batch, and after new results because of a dead writer, in the thread that committed them.
     """
 
@@ -81,6 +83,7 @@ class PipelineRun:
         root: str | os.PathLike[str],
         *,
         silence: timedelta = SILENCE,
+        horizon: timedelta = HORIZON,
         report: Callable[[CommittedBatch], object] = lambda _: None,
     ) -> None:
         if not hasattr(spark, "_jsparkSession"):
@@ -93,6 +96,7 @@ class PipelineRun:
         """What the run does now. Empty while it waits for new entries."""
         self._ledger = StorageLocation.parse(ledger).absolute()
         self._silence = silence
+        self._horizon = Horizon(horizon)
         self._report = report
         self._turn = threading.Lock()
         """Held by the thread that changes the tables: the thread of the batches, or the one that calls `update`."""
@@ -184,7 +188,7 @@ class PipelineRun:
         """Adds the tallies of all jobs to a change, and their results."""
         self.phase = "adding up"
         with change.tables.parallel_queries() as pool:
-            for advanced in [pool.submit(advance, change, job) for job in _STORING]:
+            for advanced in [pool.submit(advance, change, job, self._horizon) for job in _STORING]:
                 advanced.result()
             after, self.phase = change.after(), "computing results"
             unchanged = unchanged_results(change)

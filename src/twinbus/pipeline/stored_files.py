@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from twinbus.object_store import ObjectFolder
-from twinbus.pipeline.table_log import DataFile, described
+from twinbus.pipeline.table_log import DataFile, described, new_file
 from twinbus.storage_location import StorageLocation
 
 _WRITTEN: Final = "path string, size long, rows long, partition map<string,string>, statistics string"
@@ -47,7 +47,7 @@ def write_files(table: StorageLocation, rows: DataFrame, day: str | None, prefix
         rows = rows.sortWithinPartitions(day)
     write: Callable[[Batches], Batches] = partial(_write, table.text, day, prefix)
     found = rows.mapInArrow(write, _WRITTEN).collect()
-    return [DataFile(row.path, row.size, row.rows, row.partition, row.statistics) for row in found]
+    return [new_file(row.path, row.size, row.rows, row.partition, row.statistics) for row in found]
 
 
 def _write(url: str, day: str | None, prefix: str, batches: Batches) -> Batches:

@@ -46,7 +46,7 @@ _COMPRESSION: Final = WriterProperties(compression="ZSTD")
 # Longer texts are no good limits: every entry of the log would have them.
 _LONGEST_LIMIT: Final = 64
 _LIMITED_TYPES: Final = (int, str)
-_NEEDED_LIMITS: Final = ("id", "at", "ended")
+_NEEDED_LIMITS: Final = ("id", "at", "ended", "prefix", "messages", "until")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,15 @@ def described(file: BinaryIO, path: str, partition: Mapping[str, str]) -> DataFi
     """Returns the opened file as a file of a table, with its statistics."""
     found = parquet.ParquetFile(file).metadata
     size = file.seek(0, 2)
-    return DataFile(path, size, found.num_rows, partition, json.dumps(_statistics(found)))
+    return new_file(path, size, found.num_rows, partition, json.dumps(_statistics(found)))
+
+
+def new_file(path: str, size: int, rows: int, partition: Mapping[str, str], statistics: str) -> DataFile:
+    """Returns a file that no commit has added yet. `statistics` are those of `described`."""
+    found = json.loads(statistics)
+    least, most = found["minValues"], found["maxValues"]
+    limits = {name: (least[name], most[name]) for name in _NEEDED_LIMITS if name in least}
+    return DataFile(path, size, rows, partition, statistics, limits)
 
 
 def _statistics(found: parquet.FileMetaData) -> dict[str, Any]:
