@@ -84,6 +84,7 @@ def test_s16_a_failover_of_the_future_engaged_now() -> None:
 def test_s16_paths_ignore_case_and_slashes() -> None:
     assert taken_over(OVER_SINCE, entity="/ORDERS/") is not None
     assert taken_over(OVER_SINCE, replace(RESTORED, entity="ORDERS/")) is None
+    assert s.entity_key("/~Orders~/") == "~orders~"
 
 
 # --- S15: holds ------------------------------------------------------------------------------------------------------
@@ -108,6 +109,7 @@ def test_s16_paths_ignore_case_and_slashes() -> None:
         ([hold("orders"), hold(), release("orders")], False),
         ([release("orders"), hold()], True),
         ([hold(), release(), hold("bills")], False),
+        ([hold(), release("orders"), release()], False),
         ([hold("orders"), RESTORED], True),
         ([hold("orders"), OVER_SINCE, RESTORED], True),
     ],
@@ -129,6 +131,7 @@ def test_s15_what_is_held_is_listed_for_a_person() -> None:
         "not z",
         "b",
     )
+    assert apply_changes([hold(), release("a"), hold("a")]).held_names() == ("all entities", "a")
 
 
 def test_s15_a_hold_has_no_age_limit_and_no_future() -> None:
@@ -257,7 +260,7 @@ def test_s15_the_holds_of_any_state_can_be_written_again(written: list[s.StateCh
 
 
 def test_s16_the_text_is_what_the_docs_show() -> None:
-    found = json.loads(s.state_text([OVER_SINCE, hold("bills")]))
+    found = json.loads(s.state_text([OVER_SINCE, hold()]))
     assert found == {
         "version": 1,
         "changes": [
@@ -274,7 +277,7 @@ def test_s16_the_text_is_what_the_docs_show() -> None:
             },
             {
                 "what": "held",
-                "entity": "bills",
+                "entity": "*",
                 "writer": "operator",
                 "cause": "forced",
                 "engaged_at": "2023-11-14T21:56:40.000+00:00",
@@ -291,52 +294,86 @@ def test_s16_a_later_version_may_add_kinds_causes_and_fields() -> None:
 
 
 GOOD = json.loads(s.state_text([OVER_SINCE]))["changes"][0]
+NO_STATE = "the text is no shared state: "
+
+
+def changed(**fields: object) -> str:
+    """A state with one change that has these fields instead of its own."""
+    return json.dumps({"version": 1, "changes": [GOOD | fields]})
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "error"),
     [
-        "",
-        "{",
-        "[]",
-        "null",
-        "7",
-        '"text"',
-        "[" * 600_000,
-        "{}",
-        '{"version": 2, "changes": []}',
-        '{"version": 1}',
-        '{"version": 1, "changes": {}}',
-        '{"version": 1, "changes": [7]}',
-        " " * (s.MAX_STATE_BYTES + 1),
-        b"\xff\xfe\xfa",
-        *(
-            json.dumps({"version": 1, "changes": [GOOD | wrong]})
-            for wrong in (
-                {"entity": ""},
-                {"entity": None},
-                {"entity": "x" * 1025},
-                {"writer": 5},
-                {"cause": None},
-                {"engaged_at": "yesterday"},
-                {"engaged_at": "2023-11-14T22:11:40"},
-                {"engaged_at": "0001-01-01T00:00:00+23:59"},
-                {"next_ping_at": 5},
-                {"written_at": None},
-                {"ping_interval": 0},
-                {"ping_interval": 1801},
-                {"ping_interval": True},
-                {"ping_interval": float("nan")},
-                {"failed_trials": -1},
-                {"failed_trials": 65},
-                {"failed_trials": 1.0},
-            )
+        ("", NO_STATE),
+        ("{", NO_STATE),
+        ("[]", NO_STATE),
+        ("null", NO_STATE),
+        ("7", NO_STATE),
+        ('"text"', NO_STATE),
+        ("[" * 600_000, NO_STATE),
+        ("{}", f"{NO_STATE}'version'"),
+        ('{"version": 2, "changes": []}', "the state has version '2'; this Twinbus reads 1"),
+        (
+            '{"version": "12345678901234567890123", "changes": []}',
+            "the state has version '12345678901234567890'; this Twinbus reads 1",
         ),
+        ('{"version": 1}', NO_STATE),
+        ('{"version": 1, "changes": {}}', "the state has version '1'; this Twinbus reads 1"),
+        ('{"version": 1, "changes": [7]}', "a change is no JSON object"),
+        (" " * (1024 * 1024 + 1), "the text is longer than 1048576 bytes"),
+        (b"\xff\xfe\xfa", NO_STATE),
+        (changed(entity=""), "entity is no text"),
+        (changed(entity=None), "entity is no text"),
+        (changed(entity="x" * 1025), "entity is no text"),
+        (changed(writer=5), "writer is no text"),
+        (changed(cause=None), "cause is no text"),
+        (changed(engaged_at="yesterday"), "engaged_at is no time"),
+        (changed(engaged_at="2023-11-14T22:11:40"), "engaged_at has no time zone, or is far from today"),
+        (changed(engaged_at="0001-01-01T00:00:00+23:59"), "engaged_at has no time zone, or is far from today"),
+        (changed(engaged_at="1970-01-02T00:00:00+00:00"), "engaged_at has no time zone, or is far from today"),
+        (changed(written_at="9999-01-01T00:00:00+00:00"), "written_at has no time zone, or is far from today"),
+        (changed(next_ping_at=5), "next_ping_at is no time"),
+        (changed(written_at=None), "written_at is no time"),
+        (changed(ping_interval=0), "ping_interval is no interval"),
+        (changed(ping_interval=1801), "ping_interval is no interval"),
+        (changed(ping_interval=True), "ping_interval is no interval"),
+        (changed(ping_interval=float("nan")), "ping_interval is no interval"),
+        (changed(failed_trials=-1), "failed_trials is no count"),
+        (changed(failed_trials=65), "failed_trials is no count"),
+        (changed(failed_trials=1.0), "failed_trials is no count"),
     ],
 )
-def test_s16_a_text_that_is_no_state_is_refused(text: str | bytes) -> None:
-    with pytest.raises(s.StateFormatError):
+def test_s16_a_text_that_is_no_state_is_refused(text: str | bytes, error: str) -> None:
+    with pytest.raises(s.StateFormatError) as raised:
         s.read_state(text)
+    found = str(raised.value)
+    assert found.startswith(error) if error is NO_STATE else found == error
+
+
+def test_s16_the_longest_texts_and_the_outermost_numbers_are_read() -> None:
+    text = changed(
+        entity="x" * 1024,
+        engaged_at="1970-01-02T00:00:00.001+00:00",
+        next_ping_at="9998-12-31T23:59:59-05:00",
+        ping_interval=1800,
+        failed_trials=64,
+    )
+    (found,) = s.read_state(text.ljust(1024 * 1024))
+    assert isinstance(found, s.FailoverRecord)
+    assert (found.entity, found.ping_interval, found.failed_trials) == ("x" * 1024, 1800.0, 64)
+    assert (found.engaged_at, found.next_ping_at) == (86400.001, 253_370_782_799.0)
+
+
+def test_s15_a_path_that_no_entity_can_have_is_refused() -> None:
+    s.refuse_impossible_path("x")
+    s.refuse_impossible_path(f"/{'x' * 260}/")
+    for path, shown in (("/", "'/'"), ("", "''"), ("x" * 261, repr("x" * 30))):
+        with pytest.raises(ValueError, match="is no path") as raised:
+            s.refuse_impossible_path(path)
+        assert str(raised.value) == (
+            f"{shown} is no path of a queue or topic: give 1 to 260 characters, or leave it out for all entities"
+        )
 
 
 @given(st.binary(max_size=200))
@@ -347,4 +384,5 @@ def test_s16_no_bytes_raise_another_error(data: bytes) -> None:
 
 def test_the_empty_state_knows_nothing() -> None:
     assert KnownState() == NOTHING_KNOWN
+    assert s.StateReading(NOTHING_KNOWN) == (NOTHING_KNOWN, (), False)
     assert s.hold_changes(NOTHING_KNOWN) == ()
