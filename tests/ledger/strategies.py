@@ -23,7 +23,7 @@ from twinbus.ledger.entries import (
 TEXTS = st.text(st.characters(), max_size=20)
 NUMBERS = st.integers(0, 2**62)
 IDS = st.lists(TEXTS, max_size=3).map(tuple)
-# Written with six decimals.
+# Written in microseconds.
 SECONDS = st.integers(0, 10**9).map(lambda millionths: round(millionths / 10**6, 6))
 # Without NaN and infinities: JSON cannot express them.
 FACTS = st.dictionaries(TEXTS, TEXTS | NUMBERS | st.booleans() | st.floats(allow_nan=False, allow_infinity=False))

@@ -95,7 +95,7 @@ def test_the_line_of_a_send_stays_as_it_was_published() -> None:
     assert encode_entry(entry) == (
         '{"v":1,"kind":"operation","at":1700000000000,"id":"00ff00ff00ff00ff-7","stage":"send_backlog",'
         '"namespace":"paris","entity":"contoso/x-servicebus-transfer/0","destination":"contoso/orders",'
-        '"ids":["a","uuid:\\u2026"],"bytes":10,"units":2,"seconds":0.250000,"result":"unknown","cause":"timeout",'
+        '"ids":["a","uuid:\\u2026"],"bytes":10,"units":2,"seconds":250000e-6,"result":"unknown","cause":"timeout",'
         '"failed":["a"]}\n'
     )
     state = State(at=1, id="a-1", event="restored", pair="contoso", facts={"entity": "orders"})

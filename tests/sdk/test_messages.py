@@ -16,6 +16,7 @@ from twinbus.sdk.messages import (
     batch_messages,
     encoded_body,
     encoded_size,
+    id_and_size,
     message_size,
     outgoing_message,
     sdk_value,
@@ -57,6 +58,14 @@ def test_m2_a_long_text_counts_with_and_without_a_message_id(properties: dict[st
 def test_m2_a_body_that_is_not_data_is_encoded_to_be_measured() -> None:
     raw = AmqpAnnotatedMessage(value_body={"a": 1})
     assert message_size(raw, UNIT) == encoded_size(raw)
+
+
+def test_m2_the_id_and_the_size_of_a_message_are_those_of_its_raw_message() -> None:
+    message = ServiceBusMessage(bytes(100), message_id="one")
+    assert id_and_size(message, UNIT) == ("one", message_size(message.raw_amqp_message, UNIT))
+    raw: Any = message.raw_amqp_message
+    raw.properties = None
+    assert id_and_size(message, UNIT) == (None, message_size(raw, UNIT))
 
 
 @pytest.mark.parametrize("body", [{"data_body": [b"a", b"b"]}, {"value_body": "a"}, {"sequence_body": [["a"], [1]]}])

@@ -159,30 +159,28 @@ class GroupWriter:
         with self._segments.lock:
             if self._ended:
                 self.queue.append(item)
-            else:
-                line = self._line(item, time.time() - self.now()).encode()
-                if line:
-                    self._write_line(line)
+            elif line := self._line(item, time.time() - self.now()).encode():
+                if self._is_blocked or self._unwritten or self._unreported.count:
+                    self._write_after_others(line)
+                else:
+                    try:
+                        self._segments.write(line, 1)
+                    except OSError as error:
+                        self._store(line, 1)
+                        self._is_blocked = True
+                        self._record_failure(error)
+                    except BaseException:  # KeyboardInterrupt in this thread: the line may be in the segment or not
+                        self._store(line, 1)
+                        raise
         if self._unlogged:
             self._log_now()
         if self.is_asleep:
             self._wake()
 
-    def _write_line(self, line: bytes) -> None:
-        if self._is_blocked or self._unwritten or self._unreported.count:
-            self._store(line, 1)
-            if not self._is_blocked:
-                self._try_write()
-            return
-        try:
-            self._segments.write(line, 1)
-        except OSError as error:
-            self._store(line, 1)
-            self._is_blocked = True
-            self._record_failure(error)
-        except BaseException:  # KeyboardInterrupt in the caller's thread: the line may be in the segment or not
-            self._store(line, 1)
-            raise
+    def _write_after_others(self, line: bytes) -> None:
+        self._store(line, 1)
+        if not self._is_blocked:
+            self._try_write()
 
     def write(self) -> str | None:
         """Writes all queued entries to the segment, without waiting for a sync. Returns why this failed, or None."""

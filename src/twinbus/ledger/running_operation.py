@@ -24,13 +24,14 @@ from typing import Final, Protocol
 
 from twinbus.ledger.entries import OK, Metered, Movement, Operation, State, billable_units
 from twinbus.ledger.json_lines import (
+    OK_FIELDS,
     id_text,
     intent_line,
-    operation_ending,
     operation_line,
     outcome_line,
     quoted,
     quoted_ids,
+    result_fields,
 )
 
 NOTIFY_EVERY: Final = 256
@@ -125,14 +126,13 @@ class RunningOperation:
         if state == _ALL_WRITTEN or (state == _INTENT_WRITTEN and ending is None):
             return ""
         id_ = f"{self._writer.writer_id}-{self._number}"
-        how = ""
-        if ending is not None:
+        fields = OK_FIELDS
+        if ending is not None and ending is not _OK_ENDING:
             result, cause, failed = ending
-            texts = [id_text(one) for one in failed] if failed else ()
-            how = operation_ending(self._ended - begun, result, cause, texts)
-            if state == _INTENT_WRITTEN:
-                self._state = _ALL_WRITTEN
-                return outcome_line(int((clock_offset + self._ended) * 1000), id_, how)
+            fields = result_fields(result, cause, [id_text(one) for one in failed])
+        if state == _INTENT_WRITTEN:
+            self._state = _ALL_WRITTEN
+            return outcome_line(int((clock_offset + self._ended) * 1000), id_, self._ended - begun, fields)
         ids, size, at = self._ids, self._size, int((clock_offset + begun) * 1000)
         total = size if isinstance(size, int) else sum(size)
         if isinstance(ids, str):
@@ -146,7 +146,7 @@ class RunningOperation:
             self._state = _INTENT_WRITTEN
             return intent_line(at, id_, self._prefix, array, total, units)
         self._state = _ALL_WRITTEN
-        return operation_line(at, id_, self._prefix, array, total, units, how)
+        return operation_line(at, id_, self._prefix, array, total, units, self._ended - begun, fields)
 
     def give_up(self) -> None:
         """Makes `next_line` return "" from now on: this operation cannot be encoded."""

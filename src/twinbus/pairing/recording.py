@@ -33,6 +33,7 @@ from twinbus.sdk import (
     CANCELLED_AT_DEADLINE,
     amqp_messages,
     encoded_size,
+    id_and_size,
     message_size,
     open_sync_link,
     was_interrupted_at_deadline,
@@ -73,7 +74,8 @@ class OperationRecorder:
         ledger = self.ledger
         if ledger is None:
             return call
-        ledger.check()
+        if ledger.stops_on_error:
+            ledger.check()
         return partial(_record_try, ledger, prefix, message, call)
 
     def aio_recorded(self, prefix: str, message: Any, call: AioCall[T]) -> AioCall[T]:
@@ -81,7 +83,8 @@ class OperationRecorder:
         ledger = self.ledger
         if ledger is None:
             return call
-        ledger.check()
+        if ledger.stops_on_error:
+            ledger.check()
         return partial(_record_aio_try, ledger, prefix, message, call)
 
     @contextlib.contextmanager
@@ -148,10 +151,9 @@ async def _record_aio_try(ledger: Ledger, prefix: str, message: Any, call: AioCa
 
 
 def _begin(ledger: Ledger, prefix: str, message: Any) -> RunningOperation:
-    if isinstance(message, ServiceBusMessage):
-        raw = message.raw_amqp_message
-        if raw.properties is not None and isinstance(raw.properties.message_id, str):
-            return ledger.begin_as(prefix, raw.properties.message_id, size_of(raw))
+    if type(message) is ServiceBusMessage:
+        id_, size = id_and_size(message, UNIT_BYTES)
+        return ledger.begin_as(prefix, id_ if isinstance(id_, str) else (id_,), size)
     return ledger.begin_as(prefix, *_ids_and_sizes(message))
 
 

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         batch_messages,
         encoded_body,
         encoded_size,
+        id_and_size,
         message_size,
         new_batch,
         outgoing_message,
@@ -114,6 +115,7 @@ __all__ = [
     "given_keywords",
     "has_credit",
     "hides_pings",
+    "id_and_size",
     "interrupt",
     "interrupt_at_deadline",
     "is_closed",
@@ -156,8 +158,8 @@ _NAMES_BY_MODULE: Final = {
         "was_interrupted_at_deadline"
     ),
     "messages": (
-        "TransformingBatch amqp_messages batch_messages encoded_body encoded_size message_size "
-        "new_batch outgoing_message sdk_value set_data_body"
+        "TransformingBatch amqp_messages batch_messages encoded_body encoded_size id_and_size "
+        "message_size new_batch outgoing_message sdk_value set_data_body"
     ),
     "private_names": "SdkVersionError check_confirms_settlement check_version",
     "sender_credentials": (

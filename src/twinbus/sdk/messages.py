@@ -143,6 +143,13 @@ def message_size(raw: AmqpAnnotatedMessage, unit: int) -> int:
     return encoded_size(raw)
 
 
+def id_and_size(message: ServiceBusMessage, unit: int) -> tuple[Any, int]:
+    """Return the id of a message, None if it has none, and its `message_size`."""
+    raw = message.raw_amqp_message
+    properties = raw._properties
+    return None if properties is None else properties.message_id, message_size(raw, unit)
+
+
 def _texts_length(properties: Mapping[str, Any]) -> int:
     texts = _texts(properties)
     try:
