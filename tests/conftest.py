@@ -4,6 +4,7 @@ Profiles: `ci` always generates the same inputs, `explore` new inputs in each ru
 """
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -27,6 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "thorough: only the tiers `all` and `soak` run it")
     if tier := config.getoption("tier"):
         os.environ[VARIABLE] = tier
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell lets background jobs ignore Ctrl-C. The verbs that tests interrupt would inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
