@@ -68,6 +68,7 @@ def test_d3_paths_and_options_are_checked_before_spark_starts(
         (("cost", "forecast", "--outage", "-1h"), f"'-1h' {SPAN}"),
         (("cost", "forecast", "--message-size", "big"), "'big' is not a size. Give a number with B, KB or MB"),
         (("syphon", "--wait-for-destinations", "soon"), f"'soon' {SPAN}"),
+        (("pipeline", "run", "ledger", "tables", "--horizon", "soon"), f"'soon' {SPAN}"),
     ],
 )
 def test_m4_a_value_that_cannot_be_read_is_answered_with_the_accepted_forms(
