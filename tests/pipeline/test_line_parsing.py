@@ -15,8 +15,9 @@ import pytest
 from tests.pipeline.books import MIDNIGHT, history, operation, segment_name
 from tests.tiers import budget
 from twinbus.ledger import EntryError, Stage, decode_entry, encode_entry
-from twinbus.pipeline.ingest import ParsedBatch
 from twinbus.pipeline.line_parsing import ENTRY_COLUMNS, REST, parse_lines
+from twinbus.pipeline.packed_rows import unpack
+from twinbus.pipeline.parsed_batch import ParsedBatch
 from twinbus.pipeline.segment_source import SegmentPartition, SegmentRange, SegmentReader
 from twinbus.pipeline.table_log import DataFile
 from twinbus.storage_location import StorageLocation
@@ -107,7 +108,8 @@ def test_d3_a_problem_in_any_part_of_a_segment_has_its_line_number(tmp_path: Pat
         part = SegmentRange(segment, begin, min(begin + 1000, len(data)))
         rows += [row for batch in reader.read(SegmentPartition((part,))) for row in batch.to_pylist()]
     assert [row["number"] for row in rows if row["problem"]] == [8, 31, 50]
-    assert [row["at"] for row in rows if not row["problem"]] == [
+    packed = [unpack(row["packed"]) for row in rows if not row["problem"]]
+    assert [at for lines in packed for at in lines["at"].to_pylist()] == [
         MIDNIGHT + number for number in range(50) if number not in (7, 30, 49)
     ]
 
@@ -135,5 +137,5 @@ def test_d3_files_that_cannot_have_a_line_of_a_batch_are_not_compared_with_it(
     limits: dict[str, tuple[Any, Any]], may: bool
 ) -> None:
     rows: Any = None  # it does not look at the rows
-    batch = ParsedBatch(rows, 2, 0, first_day=0, last_day=0, oldest=10, newest=20, ids=("b", "c"))
+    batch = ParsedBatch(rows, lines=2, others=0, rejected=0, oldest=10, newest=20, ids=("b", "c"))
     assert batch.may_be_in(DataFile("file", 1, 1, {}, limits=limits)) is may

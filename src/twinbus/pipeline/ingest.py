@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Final
 
@@ -22,84 +20,28 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
 
 from twinbus.errors import OperatorError
-from twinbus.ledger import Intent, Operation, Outcome
 from twinbus.object_store import read_text
 from twinbus.pipeline.checkpoints import checkpoints_of, refuse_no_file_system
+from twinbus.pipeline.frames import cached
 from twinbus.pipeline.ingested_segments import IngestedLedger, ingested_by_batch
 from twinbus.pipeline.line_parsing import ENTRY_COLUMNS
 from twinbus.pipeline.message_steps import add_steps
+from twinbus.pipeline.new_operations import add_operations, known_files
+from twinbus.pipeline.operation_rows import DAY_MILLISECONDS, LAST_DAY
+from twinbus.pipeline.parsed_batch import ParsedBatch, measured
 from twinbus.pipeline.segment_source import LedgerDataSource
 from twinbus.pipeline.session import start_query
 from twinbus.pipeline.snapshots import TablesVersion
-from twinbus.pipeline.table_log import AppTransaction, DataFile
-from twinbus.pipeline.tables import (
-    ENTRIES,
-    OPERATIONS,
-    PENDING,
-    PROBLEMS,
-    SCHEMAS,
-    Tables,
-    TablesChange,
-    columns,
-)
+from twinbus.pipeline.table_log import AppTransaction
+from twinbus.pipeline.tables import ENTRIES, PROBLEMS, SCHEMAS, Tables, TablesChange, columns
 from twinbus.storage_location import StorageLocation
 
-_OPERATION, _INTENT, _OUTCOME = Operation.kind, Intent.kind, Outcome.kind
-_OUTCOME_COLUMNS: Final = ("seconds", "result", "cause", "failed")
-# Days since 1970. An entry may have any number as its time, but Spark's dates have a limit.
-_LAST_DAY: Final = 2_932_896
-
 _KEY: Final = "key"
-_TASK_ROWS: Final = 250_000
-_FEW_ROWS: Final = 50_000
-_MOST_FILES: Final = 64
-# A longer limit of a text may be cut off in the log.
-_WHOLE_LIMIT: Final = 31
 
 Extend = Callable[[TablesChange], None]
 """A function that adds files to the change that a batch makes."""
 Committed = Callable[[TablesChange, TablesVersion], object]
 """A function that is called after the commit of a change, with the snapshot."""
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedBatch:
-    """The parsed lines of one batch."""
-
-    rows: DataFrame
-    count: int
-    rejected: int
-    """Lines that are not entries."""
-    first_day: int
-    last_day: int
-    """Days since 1970."""
-    oldest: int
-    newest: int
-    """Times of the oldest and the newest entry."""
-    ids: tuple[str, str]
-    """The least and the greatest id of the entries."""
-
-    def may_be_in(self, file: DataFile) -> bool:
-        """Returns whether a file of operations or entries may have a line of this batch.
-
-        A line that was written twice has the same id and the same time both times. The outcome of an operation has the
-        time at which the operation ended.
-        """
-        least, greatest = file.limits.get("id", self.ids)
-        if len(greatest) <= _WHOLE_LIMIT and (greatest < self.ids[0] or self.ids[1] < least):
-            return False
-        if "at" not in file.limits:
-            return True
-        began, ended = file.limits["at"], file.limits.get("ended", file.limits["at"])
-        return bool(min(began[0], ended[0]) <= self.newest and self.oldest <= max(began[1], ended[1]))
-
-    def write_tasks(self) -> int | None:
-        """Returns how many tasks write the rows, without a shuffle. Each task writes a file for each of its days.
-
-        Returns None if that could be too many files.
-        """
-        tasks = max(min(2, math.ceil(self.count / _FEW_ROWS)), math.ceil(self.count / _TASK_ROWS), 1)
-        return tasks if tasks * (self.last_day - self.first_day + 1) <= _MOST_FILES else None
 
 
 # --- the stream ------------------------------------------------------------------------------------------------------
@@ -189,11 +131,11 @@ def commit_batch(
 
     `ingested` is the part of the ledger that the batch has.
     """
-    with _cached(lines) as rows:
-        batch = _measure(rows)
+    with cached(lines) as rows:
+        batch = measured(rows)
         change = tables.change()
         change.ingested = ingested
-        tables.set_partitions(change.before, PENDING, rows=batch.count)
+        tables.set_partitions(change.before, rows=batch.others + batch.rejected)
         _write_batch(change, batch, ledger)
         if extend is not None:
             extend(change)
@@ -203,44 +145,20 @@ def commit_batch(
         return version
 
 
-@contextmanager
-def _cached(rows: DataFrame) -> Iterator[DataFrame]:
-    """Yields the rows. Spark computes them once and keeps them until the end of the block."""
-    kept = rows.persist()
-    try:
-        yield kept
-    finally:
-        kept.unpersist()
-
-
-def _measure(rows: DataFrame) -> ParsedBatch:
-    number = _day_number()
-    ends = (number, F.col("at"), F.col("id"))
-    found = rows.agg(F.count("*"), F.count("problem"), *map(F.min, ends), *map(F.max, ends)).first()
-    assert found is not None, "an aggregate without keys has a row"
-    count, rejected, first_day, oldest, least, last_day, newest, greatest = found
-    return ParsedBatch(
-        rows, count, rejected, first_day or 0, last_day or 0, oldest or 0, newest or 0, (least or "", greatest or "")
-    )
-
-
 def _write_batch(change: TablesChange, batch: ParsedBatch, ledger: StorageLocation) -> None:
     tables, before = change.tables, change.before
-    good = batch.rows.where("problem is null").select(*ENTRY_COLUMNS)
     change.newest = max(before.newest, batch.newest)
     if batch.rejected:
         known_problems = tables.read(PROBLEMS, version=before).select("file", "line")
-        _add(change, PROBLEMS, problems(batch.rows, ledger).join(known_problems, ["file", "line"], "left_anti"))
+        found = problems(batch.rows, ledger).join(known_problems, ["file", "line"], "left_anti")
+        change.add(PROBLEMS, found.select(*columns(SCHEMAS[PROBLEMS])))
     with ExitStack() as stack:
-        fresh = _fresh_entries(stack, good, known_entries(tables, before, batch))
-        halves = fresh.where(F.col("kind").isin(_INTENT, _OUTCOME)).unionAll(tables.read(PENDING, version=before))
-        joined = stack.enter_context(_cached(join_halves(halves)))
-        whole = fresh.where(F.col("kind") == _OPERATION)
-        _add(change, OPERATIONS, operations(whole, joined), batch)
-        change.replace(PENDING, pending(joined))
-        others = fresh.where(~F.col("kind").isin(_OPERATION, _INTENT, _OUTCOME))
-        _add(change, ENTRIES, others.withColumn("day", day()), batch)
-        add_steps(change, batch.count)
+        if batch.others:
+            entries = batch.rows.where("kind is not null").select(*ENTRY_COLUMNS)
+            fresh = _fresh_entries(stack, entries, known_entries(tables, before, batch)).withColumn("day", day())
+            change.add(ENTRIES, fresh.select(*columns(SCHEMAS[ENTRIES])), tasks=batch.write_tasks(batch.others))
+        added = add_operations(change, batch, stack)
+        add_steps(change, added, batch.lines + batch.others)
 
 
 def _fresh_entries(stack: ExitStack, entries: DataFrame, known: DataFrame | None) -> DataFrame:
@@ -254,7 +172,7 @@ def _fresh_entries(stack: ExitStack, entries: DataFrame, known: DataFrame | None
     if known is not None:
         keys = keys.unionAll(known.select(_hashed_key().alias(_KEY), F.lit(0)))
     counts = keys.groupBy(_KEY).agg(F.count("*").alias("all"), F.sum("new").alias("new"))
-    again = stack.enter_context(_cached(counts.where("all > 1 and new > 0").select(_KEY)))
+    again = stack.enter_context(cached(counts.where("all > 1 and new > 0").select(_KEY)))
     if not again.count():
         return entries
     once = keyed.join(again, _KEY, "left_anti").select(*entries.columns)
@@ -262,67 +180,23 @@ def _fresh_entries(stack: ExitStack, entries: DataFrame, known: DataFrame | None
     if known is not None:
         suspected = known.withColumn(_KEY, _hashed_key()).join(again, _KEY, "left_semi").select("kind", "id")
         several = several.join(suspected, ["kind", "id"], "left_anti").select(*entries.columns)
-    return once.unionAll(stack.enter_context(_cached(several)))
+    return once.unionAll(stack.enter_context(cached(several)))
 
 
 def _hashed_key() -> Column:
     return F.xxhash64("kind", "id")
 
 
-def _add(change: TablesChange, table: str, rows: DataFrame, batch: ParsedBatch | None = None) -> None:
-    change.add(table, rows.select(*columns(SCHEMAS[table])), tasks=None if batch is None else batch.write_tasks())
-
-
-# --- what is new -----------------------------------------------------------------------------------------------------
-
-
 def known_entries(tables: Tables, version: TablesVersion, batch: ParsedBatch) -> DataFrame | None:
     """Returns kind and id of the entries in the tables that may be in the batch again; None if there are none.
 
-    These are the entries of the days of the batch, of one day before and of one day after. Files that cannot have a
-    line of the batch are left out: otherwise every batch of a day would read all batches of that day before.
+    These are entries of the days of the batch, of one day before and of one day after, without operations.
     """
-    days = (batch.first_day - 1, batch.last_day + 1)
-    files = {
-        table: [file for file in tables.files(table, version, days) if batch.may_be_in(file)]
-        for table in (OPERATIONS, ENTRIES)
-    }
-    if not any(files.values()) and not tables.files(PENDING, version):
-        return None
-    kinds = F.when(F.col("whole"), F.array(F.lit(_OPERATION))).otherwise(F.array(F.lit(_INTENT), F.lit(_OUTCOME)))
-    done, others = (tables.read_files(table, found, SCHEMAS[table]) for table, found in files.items())
-    return (
-        done.select(F.explode(kinds).alias("kind"), "id")
-        .unionAll(others.select("kind", "id"))
-        .unionAll(tables.read(PENDING, version=version).select("kind", "id"))
-    )
+    files = known_files(tables, ENTRIES, version, batch)
+    return tables.read_files(ENTRIES, files, SCHEMAS[ENTRIES]).select("kind", "id") if files else None
 
 
-# --- operations ------------------------------------------------------------------------------------------------------
-
-
-def join_halves(halves: DataFrame) -> DataFrame:
-    """Joins intents with their outcomes. If one of the two is not in the ledger yet, its columns are null."""
-    intents = halves.where(F.col("kind") == _INTENT).drop(*_OUTCOME_COLUMNS)
-    outcomes = halves.where(F.col("kind") == _OUTCOME).select("id", F.col("at").alias("ended"), *_OUTCOME_COLUMNS)
-    return intents.join(outcomes, "id", "full_outer")
-
-
-def operations(whole: DataFrame, joined: DataFrame) -> DataFrame:
-    """Returns the operations that have ended: written as one line, or as an intent and an outcome."""
-    ended = F.col("at") + F.round(F.col("seconds") * 1000).cast("long")
-    one = whole.withColumns({"whole": F.lit(True), "ended": ended})
-    two = joined.where("kind is not null and ended is not null").withColumn("whole", F.lit(False))
-    resolved = {"destination": destination(), "day": day()}
-    names = columns(SCHEMAS[OPERATIONS])
-    return one.withColumns(resolved).select(*names).unionAll(two.withColumns(resolved).select(*names))
-
-
-def pending(joined: DataFrame) -> DataFrame:
-    """Returns, as entries, the intents without an outcome and the outcomes without an intent."""
-    kind = F.coalesce("kind", F.lit(_OUTCOME)).alias("kind")
-    names = [name for name in columns(SCHEMAS[PENDING]) if name not in ("kind", "at")]
-    return joined.where("kind is null or ended is null").select(kind, F.coalesce("at", "ended").alias("at"), *names)
+# --- columns ---------------------------------------------------------------------------------------------------------
 
 
 def destination() -> Column:
@@ -339,7 +213,7 @@ def problems(rows: DataFrame, ledger: StorageLocation) -> DataFrame:
 
 
 def _day_number() -> Column:
-    return F.expr(f"least(greatest(at div 86400000, 0), {_LAST_DAY})").cast("int")
+    return F.expr(f"least(greatest(at div {DAY_MILLISECONDS}, 0), {LAST_DAY})").cast("int")
 
 
 def day() -> Column:
@@ -349,4 +223,4 @@ def day() -> Column:
 
 def day_of(milliseconds: int) -> Column:
     """Returns the day in UTC of a time in milliseconds since the epoch."""
-    return F.date_from_unix_date(F.lit(min(max(milliseconds // 86_400_000, 0), _LAST_DAY)))
+    return F.date_from_unix_date(F.lit(min(max(milliseconds // DAY_MILLISECONDS, 0), LAST_DAY)))

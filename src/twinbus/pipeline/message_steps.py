@@ -9,57 +9,82 @@ runs: a batch merges its rows with the newest runs when there would be more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from twinbus.ledger import OK, Movement
-from twinbus.pipeline.reconcile import concerned
+from twinbus.ledger import Movement
+from twinbus.pipeline.frames import in_places
+from twinbus.pipeline.packed_rows import PACKED_ROWS, Batches, packed_by_place, unpacked
+from twinbus.pipeline.step_rows import movement_steps, operation_steps, places_of
 from twinbus.pipeline.table_log import DataFile
-from twinbus.pipeline.tables import ENTRIES, OPERATIONS, SCHEMAS, STEPS, TablesChange, columns
+from twinbus.pipeline.tables import ENTRIES, OPERATIONS, SCHEMAS, STEPS, TablesChange
 
 MOST_RUNS: Final = 3
 _FILE_ROWS: Final = 500_000
-_PREFIXES: Final = 16**4
 _ORDER: Final = ("prefix", "id", "at")
 
 
-def add_steps(change: TablesChange, rows: int) -> None:
-    """Adds the steps of the operations and entries that a change adds. `rows` is about the number of these."""
+def add_steps(change: TablesChange, operations: DataFrame, rows: int) -> None:
+    """Adds the steps of the operations and entries that a change adds.
+
+    `operations` are these operations as packed rows. `rows` is about the number of operations and entries.
+    """
     tables, before = change.tables, change.before
-    sources = [change.added_rows(name) for name in (OPERATIONS, ENTRIES)]
+    entries = [change.added_rows(ENTRIES)] if change.added.get(ENTRIES) else []
+    older: list[DataFrame] = []
     if STEPS not in before.tables and before.number:
-        old = [tables.read(name, version=before) for name in (OPERATIONS, ENTRIES)]
-        sources = [one.unionAll(other) for one, other in zip(old, sources, strict=True)]
-    elif not change.added.get(OPERATIONS) and not change.added.get(ENTRIES):
+        entries.append(tables.read(ENTRIES, version=before))
+        older.append(tables.read(OPERATIONS, version=before))
+        rows += sum(_rows(tables.files(name, before)) for name in (ENTRIES, OPERATIONS))
+    elif not change.added.get(OPERATIONS) and not entries:
         return
     runs = _runs(tables.files(STEPS, before))
     merged = [file for run in runs[len(runs) - merged_runs([_rows(run) for run in runs], rows) :] for file in run]
-    new = steps_of(*sources)
+    files = max(1, math.ceil((rows + _rows(merged)) / _FILE_ROWS))
+    parts = [_packed(operations, _of_packed, files)] if change.added.get(OPERATIONS) else []
+    parts += [_packed(one, _of_operations, files) for one in older]
+    moves = (one.where(F.col("kind") == Movement.kind) for one in entries)
+    parts += [_packed(one, _of_entries, files) for one in moves]
     if merged:
-        new = new.unionAll(tables.read_files(STEPS, merged, SCHEMAS[STEPS]))
-    files = math.ceil((rows + _rows(merged)) / _FILE_ROWS)
-    # The prefixes are even. So the ranges are known, and Spark need not read the rows twice to find them.
-    place = F.expr(f"cast(conv(prefix, 16, 10) AS int) * {files} DIV {_PREFIXES}").cast("int")
-    placed = new.repartitionById(files, place) if files > 1 else new.coalesce(1)
+        parts.append(_packed(tables.read_files(STEPS, merged, SCHEMAS[STEPS]), _unchanged, files))
     change.removed[STEPS] = merged
-    change.add(STEPS, placed.sortWithinPartitions(*_ORDER), prefix=f"{before.number + 1:010}-")
+    change.add_packed(STEPS, in_places(parts, files), f"{before.number + 1:010}-", _ORDER)
 
 
-def steps_of(operations: DataFrame, entries: DataFrame) -> DataFrame:
-    """Returns a row for each message of each operation and movement."""
-    names = [name for name in columns(SCHEMAS[STEPS]) if name not in ("prefix", "entry")]
-    texts = {name: F.lit(None).cast("string") for name in ("move", "source", "reason")}
-    each = operations.select("*", F.posexplode("ids").alias("place", "message"))
-    own = F.when(concerned("message"), F.col("result")).otherwise(F.lit(OK))
-    done = each.withColumns({"entry": F.col("id"), "id": F.col("message"), "result": own, **texts})
-    moves = entries.where(F.col("kind") == Movement.kind).withColumn("entry", F.col("id"))
-    moved = moves.withColumns({"id": F.explode("ids"), "ended": F.lit(None).cast("long")})
-    moved = moved.withColumn("destination", F.lower("destination"))
-    prefix = prefix_of("id")
-    return done.select(prefix, *names, "entry").unionAll(moved.select(prefix, *names, "entry"))
+def _packed(rows: DataFrame, steps: Callable[[Batches], Iterator[pa.Table]], files: int) -> DataFrame:
+    """Returns the steps of rows, as packed rows. The place is the number of the file."""
+    pack: Callable[[Batches], Batches] = partial(_pack, steps, files)
+    return rows.mapInArrow(pack, PACKED_ROWS)
+
+
+def _pack(steps: Callable[[Batches], Iterator[pa.Table]], files: int, batches: Batches) -> Batches:
+    for found in steps(batches):
+        yield from packed_by_place(found, places_of(found, files))
+
+
+def _of_packed(batches: Batches) -> Iterator[pa.Table]:
+    return map(operation_steps, unpacked(batches))
+
+
+def _of_operations(batches: Batches) -> Iterator[pa.Table]:
+    return map(operation_steps, map(_table, batches))
+
+
+def _of_entries(batches: Batches) -> Iterator[pa.Table]:
+    return map(movement_steps, map(_table, batches))
+
+
+def _unchanged(batches: Batches) -> Iterator[pa.Table]:
+    return map(_table, batches)
+
+
+def _table(batch: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([batch])
 
 
 def prefix_of(message: str) -> Column:

@@ -23,10 +23,13 @@ from pyspark.sql.types import StructType
 from twinbus.ledger import OPEN_SUFFIX, SEALED_SUFFIX, ShippedLedger, list_segments
 from twinbus.object_store import ObjectFolder
 from twinbus.pipeline.ingested_segments import LOOKED_AT
-from twinbus.pipeline.line_parsing import PARSED_SCHEMA, parse_lines
+from twinbus.pipeline.line_parsing import parse_lines
+from twinbus.pipeline.packed_lines import PACKED_LINES_SCHEMA, packed_lines
 from twinbus.storage_location import StorageLocation
 
-_TASK_BYTES: Final = 16 * 1024 * 1024
+# A task reads so many bytes, from the least to the most. Large tasks have both halves of more operations.
+_LEAST_TASK_BYTES: Final = 16 * 1024 * 1024
+_MOST_TASK_BYTES: Final = 64 * 1024 * 1024
 _READ_BYTES: Final = 4 * 1024 * 1024
 _TRIGGER_BYTES: Final = 512 * 1024 * 1024
 
@@ -65,7 +68,7 @@ class LedgerDataSource(DataSource):
         return "ledger"
 
     def schema(self) -> str:
-        return PARSED_SCHEMA
+        return PACKED_LINES_SCHEMA
 
     def streamReader(self, schema: StructType) -> SegmentReader:  # noqa: N802  # Spark's names, here and below
         most = int(self.options.get("maxBytesPerTrigger", _TRIGGER_BYTES))
@@ -111,24 +114,23 @@ class SegmentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: SegmentOffset, end: SegmentOffset) -> Sequence[InputPartition]:
         shares: list[SegmentPartition] = []
         ranges: list[SegmentRange] = []
-        size = 0
-        for segment, last in end.items():
-            if segment == LOOKED_AT:
-                continue
-            first = start.get(segment, 0)
-            for begin in range(first, last, _TASK_BYTES):
-                found = SegmentRange(segment, begin, min(begin + _TASK_BYTES, last))
+        new = {segment: (start.get(segment, 0), last) for segment, last in end.items() if segment != LOOKED_AT}
+        half = sum(last - first for first, last in new.values()) // 2
+        most, size = min(max(half, _LEAST_TASK_BYTES), _MOST_TASK_BYTES), 0
+        for segment, (first, last) in new.items():
+            for begin in range(first, last, most):
+                found = SegmentRange(segment, begin, min(begin + most, last))
                 ranges.append(found)
                 size += found.end - found.begin
-                if size >= _TASK_BYTES:
+                if size >= most:
                     shares.append(SegmentPartition(tuple(ranges)))
                     ranges, size = [], 0
         return [*shares, SegmentPartition(tuple(ranges))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SegmentPartition)
-        for part in partition.ranges:
-            yield from _lines(self._directory, part)
+        # Packed together: the lines of many small segments are one row.
+        yield from packed_lines(batch for part in partition.ranges for batch in _lines(self._directory, part))
 
     def _available(self, start: SegmentOffset) -> SegmentOffset:
         self._looked_at = int(time.time() * 1000)
@@ -181,7 +183,7 @@ def _end_of_last_line(path: Path, known: int) -> int:
 
 
 def _lines(directory: StorageLocation, part: SegmentRange) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of the lines that begin in the range."""
+    """Yields the parsed lines that begin in the range."""
     found = open_segment(directory, part.segment)
     if found is None:
         return  # the segment was removed for the disk budget; a `dropped` entry reports this

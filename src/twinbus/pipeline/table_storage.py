@@ -9,7 +9,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -117,6 +117,13 @@ class TableStorage:
             partition = dict(folder.split("=", 1) for folder in folders.parts)
             moved.append((str(target.relative_to(self.root / table)), partition))
         return moved
+
+    def take_in(self, staged: str, table: str, paths: Iterable[str]) -> None:
+        """Moves files of a staged folder into a table. They keep their paths."""
+        for path in paths:
+            target = self.root / table / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (Path(staged) / path).rename(target)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ from twinbus.pipeline.checkpoints import CHECKPOINTS_FOLDER, remove_checkpoints
 from twinbus.pipeline.ingested_segments import SEGMENTS, IngestedLedger, IngestedSegments
 from twinbus.pipeline.result_tables import RESULTS, RESULTS_FOLDER
 from twinbus.pipeline.snapshots import Snapshots, TablesVersion
-from twinbus.pipeline.stored_files import read_files, write_files
+from twinbus.pipeline.stored_files import read_files, write_files, write_packed_files
 from twinbus.pipeline.table_log import AppTransaction, DataFile, TableLog, described_file, merged_size
 from twinbus.pipeline.table_storage import OLD_FORMAT, SNAPSHOTS, TableStorage
 from twinbus.storage_location import StorageLocation
@@ -107,6 +107,10 @@ class TablesChange:
         """
         self.schemas[table] = schema or SCHEMAS[table]
         self.added.setdefault(table, []).extend(self.tables.write(table, rows, prefix, tasks))
+
+    def add_packed(self, table: str, packed: DataFrame, prefix: str = "", order: Sequence[str] = ()) -> None:
+        """Writes packed rows, to be added to a table. The arguments are those of `Tables.write_packed`."""
+        self.added.setdefault(table, []).extend(self.tables.write_packed(table, packed, prefix, order))
 
     def replace(self, table: str, rows: DataFrame, schema: str | None = None) -> None:
         """Writes rows, to be the only rows of a table."""
@@ -329,6 +333,22 @@ class Tables:
             writer = rows.write.option("compression", "zstd")
             (writer.partitionBy(_DAY) if by_day else writer).parquet(folder)
             return self.adopted(folder, table, prefix)
+
+    def write_packed(
+        self, table: str, packed: DataFrame, prefix: str = "", order: Sequence[str] = ()
+    ) -> list[DataFile]:
+        """Writes packed rows as new files of a table, and returns the files. A commit has to add them.
+
+        Each task writes one file, or in a table by day a file for each of its days. With `order`, a file is sorted by
+        these columns. The names of the files start with `prefix`.
+        """
+        day = _DAY if table in BY_DAY else None
+        if self.storage.is_url:
+            return write_packed_files(StorageLocation.parse(self.storage.uri(table)), packed, day, prefix, order)
+        with self.storage.staging(table) as folder:
+            files = write_packed_files(StorageLocation.parse(folder), packed, day, prefix, order)
+            self.storage.take_in(folder, table, [file.path for file in files])
+            return files
 
     def adopted(self, folder: str, table: str, prefix: str = "") -> list[DataFile]:
         """Moves the Parquet files of a staged folder into a table, and returns them. A commit has to add them."""
