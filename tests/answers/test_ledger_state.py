@@ -13,7 +13,7 @@ from tests.object_stores import s3_server
 from twinbus.answers import LedgerState, ledger_states
 from twinbus.ledger import Ledger, Role, Stage, list_segments
 from twinbus.object_store import ObjectFolder
-from twinbus.pipeline.ingested_segments import IngestedLedger, IngestedSegments, ingested_by_batch
+from twinbus.pipeline.ingested_segments import LOOKED_AT_FOLDER, IngestedLedger, IngestedSegments, ingested_by_batch
 from twinbus.pipeline.table_storage import TableStorage
 from twinbus.storage_location import StorageLocation
 
@@ -80,6 +80,22 @@ def test_d7_many_batches_stay_few_files_and_keep_what_was_ingested(tmp_path: Pat
         segments.add(IngestedLedger("one", number, {f"{number // 2}": number + 1}))
     assert segments.ledgers() == [IngestedLedger("one", 69, {f"{one}": 2 * one + 2 for one in range(35)})]
     assert len(DeltaTable(tmp_path / "segments").file_uris()) < 10
+
+
+def test_d7_a_look_that_found_no_new_lines_counts_for_the_version_that_had_them_all(tmp_path: Path) -> None:
+    segments = IngestedSegments(TableStorage(tmp_path))
+    first = segments.add(IngestedLedger("one", 5, {"a": 1}))
+    segments.record_look("one", 9, first)
+    segments.record_look("other", 10, first)
+    assert segments.ledgers() == [IngestedLedger("one", 9, {"a": 1})]
+    second = segments.add(IngestedLedger("one", 7, {"a": 2}))
+    assert segments.ledgers() == [IngestedLedger("one", 7, {"a": 2})], "at 9, not all of these lines were there"
+    assert segments.ledgers(first) == [IngestedLedger("one", 9, {"a": 1})]
+    segments.record_look("one", 6, second)
+    assert segments.ledgers() == [IngestedLedger("one", 7, {"a": 2})], "the latest time counts"
+    for look in (tmp_path / LOOKED_AT_FOLDER).iterdir():
+        look.write_text("[]")
+    assert segments.ledgers() == [IngestedLedger("one", 7, {"a": 2})]
 
 
 def test_d7_a_batch_ingests_what_its_offset_has_more_than_the_one_before(tmp_path: Path) -> None:

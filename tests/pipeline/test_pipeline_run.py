@@ -90,8 +90,15 @@ def test_d5_after_an_ingest_without_results_the_next_run_makes_them(spark: Spark
     version = tables.version()
     (cost,) = read(tables.root, "cost", version.tables["results/cost"])
     assert (cost["operations"], cost["messages"]) == (2, 2)
+    (before,) = tables.segments.ledgers(version.tables[SEGMENTS])
     ran(spark, ledger, tables)
     assert tables.version() == version, "there was nothing to do"
+    (after,) = tables.segments.ledgers(version.tables[SEGMENTS])
+    assert before.looked_at < after.looked_at, "but to look"
+    assert before.segments == after.segments
+    (ledger / segment_name(3)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "c")))
+    PipelineRun(spark, ledger, tables.root).update()
+    assert tables.segments.ledgers(version.tables[SEGMENTS]) == [after], "there are new lines"
 
 
 def ran(spark: SparkSession, ledger: Path, tables: Tables) -> None:

@@ -2,10 +2,14 @@
 
 A batch adds a row for each segment that it read more of. The rows of a segment are merged by their largest number of
 bytes. All lines that were in the ledger at its latest `looked_at` are in the tables.
+
+A pipeline that looks at a ledger and finds no new lines makes no commit. It writes the time to a small file, one for
+each ledger (`looked_at/`). The file names the version of the table that had all lines then.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,6 +27,8 @@ from twinbus.pipeline.table_storage import TableStorage
 from twinbus.storage_location import StorageLocation
 
 SEGMENTS: Final = "segments"
+LOOKED_AT_FOLDER: Final = "looked_at"
+"""The folder with the files that name the last look at each ledger."""
 LOOKED_AT: Final = "looked_at"
 """The key of the time in the offset of a stream. No segment has this name."""
 _SCHEMA: Final = pa.schema(
@@ -67,7 +73,22 @@ class IngestedSegments:
             ledger, known = row["ledger"], segments.setdefault(row["ledger"], {})
             times[ledger] = max(times.get(ledger, 0), row[LOOKED_AT])
             known[row["segment"]] = max(known.get(row["segment"], 0), row["bytes"])
+        shown = self._log.version() if version is None else version
+        times = {ledger: max(time, self._last_look(ledger, shown)) for ledger, time in times.items()}
         return [IngestedLedger(ledger, times[ledger], found) for ledger, found in sorted(segments.items())]
+
+    def record_look(self, ledger: str, at: int, version: int) -> None:
+        """Records that this version of the table has all lines that were in a ledger at this time, in milliseconds."""
+        text = json.dumps({"ledger": ledger, LOOKED_AT: at, SEGMENTS: version})
+        self.storage.replace_file(LOOKED_AT_FOLDER, _look_name(ledger), text.encode())
+
+    def _last_look(self, ledger: str, version: int | None) -> int:
+        """Returns when a pipeline found that this version has all lines of the ledger; 0 if it did not."""
+        try:
+            look = json.loads(read_text(self.storage.location, f"{LOOKED_AT_FOLDER}/{_look_name(ledger)}"))
+            return int(look[LOOKED_AT]) if look[SEGMENTS] == version else 0
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return 0  # none, or not one of ours
 
     def create(self) -> int:
         """Makes an empty table if there is none. Returns the latest version."""
@@ -99,6 +120,10 @@ class IngestedSegments:
         if is_rewritten:
             self._log.vacuum()
         return self._log.open().version()
+
+
+def _look_name(ledger: str) -> str:
+    return f"{hashlib.sha256(ledger.encode()).hexdigest()[:16]}.json"
 
 
 def _rows(ledgers: Iterable[IngestedLedger]) -> pa.Table:

@@ -49,6 +49,8 @@ _SLOW: Final = tuple(part for part in parts_of(PARTS) if part not in _OF_BATCH)
 # The pause before the latter are computed again: at least so many seconds, and so many times as long as they took.
 _SLOW_PAUSE: Final = 60.0
 _SLOW_RATIO: Final = 10
+# The pause in seconds before a look without new lines is recorded again. Answers may be 60 s old.
+_LOOK_PAUSE: Final = 15.0
 # The result that depends on which writers are dead.
 _JUDGING: Final = "reconcile"
 _STORING: Final = tuple(job for job in JOBS.values() if not job.stored_by)
@@ -105,6 +107,8 @@ class PipelineRun:
         self._began = 0.0
         self._slow_at = 0.0
         """When results that need the whole history may be computed again."""
+        self._looked_at = 0.0
+        """When the last look without new lines was recorded."""
 
     def start(self, *, every: float | None = None, most_bytes: int | None = None) -> StreamingQuery:
         """Starts to ingest, and returns the running query. The arguments are those of `ingest_ledger`."""
@@ -125,7 +129,8 @@ class PipelineRun:
     def update(self, *, to_the_end: bool = False) -> None:
         """Commits results without a batch: those that are missing, and those that a batch does not make.
 
-        Also commits the results again if a writer has died since, and all its entries are ingested. The tables of the
+        Also commits the results again if a writer has died since, and all its entries are ingested. Records the time if
+        the ledger has no new lines: then the results are true as of now, and no commit says so. The tables of the
         bill and of the timeline need the whole history; while the run follows a ledger, they are computed only for a
         small part of the time, or with `to_the_end`.
         """
@@ -133,6 +138,7 @@ class PipelineRun:
             try:
                 if self._has_died() or self._stale(_OF_BATCH):
                     self._report(self._commit(self._extend))
+                self._record_look()
             finally:
                 self._turn.release()
         if self._stale(_SLOW) and (to_the_end or not self._follows or time.monotonic() >= self._slow_at):
@@ -209,10 +215,23 @@ class PipelineRun:
 
     def _has_entries_of(self, writers: Iterable[str]) -> bool:
         """Returns whether the tables have all entries of these dead writers."""
-        ingested = (one.segments for one in self.tables.segments.ledgers() if one.ledger == str(self._ledger))
-        known, wanted = next(ingested, {}), frozenset(writers)
-        there = available_bytes(self._ledger, {})
-        return all(size <= known.get(name, 0) for name, size in there.items() if _writer_of(name) in wanted)
+        wanted = frozenset(writers)
+        return not any(_writer_of(name) in wanted for name in self._unread_segments())
+
+    def _record_look(self) -> None:
+        """Records that the ledger was looked at, if all its lines are ingested."""
+        now = time.time()  # before the look: lines that are written meanwhile are later
+        version = self.tables.version().tables.get(SEGMENTS)
+        if version and now - self._looked_at >= _LOOK_PAUSE and not self._unread_segments():
+            self.tables.segments.record_look(str(self._ledger), int(now * 1000), version)
+            self._looked_at = now
+
+    def _unread_segments(self) -> list[str]:
+        """Returns the names of segments with lines that are not ingested."""
+        version = self.tables.version().tables.get(SEGMENTS)
+        ingested = (one.segments for one in self.tables.segments.ledgers(version) if one.ledger == str(self._ledger))
+        known = dict(next(ingested, {}))
+        return [name for name, size in available_bytes(self._ledger, known).items() if size > known.get(name, 0)]
 
 
 def _writer_of(segment: str) -> str | None:

@@ -149,6 +149,14 @@ class TableStorage:
     def check_lock(self) -> None:
         """Raises OperatorError if this process has lost the lock. The lock of a folder cannot be lost."""
 
+    def replace_file(self, folder: str, name: str, data: bytes) -> None:
+        """Writes a small file beside the tables, all of it or nothing. It replaces one of this name."""
+        target = self.root / folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        new = target.with_name(f".{uuid4().hex}")
+        new.write_bytes(data)
+        new.replace(target)
+
     def names(self) -> list[str]:
         """Returns the names of the tables, and of other folders and files beside them."""
         return [path.name for path in self.root.iterdir()]

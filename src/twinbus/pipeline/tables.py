@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from twinbus.errors import OperatorError
 from twinbus.pipeline.checkpoints import CHECKPOINTS_FOLDER, remove_checkpoints
-from twinbus.pipeline.ingested_segments import SEGMENTS, IngestedLedger, IngestedSegments
+from twinbus.pipeline.ingested_segments import LOOKED_AT_FOLDER, SEGMENTS, IngestedLedger, IngestedSegments
 from twinbus.pipeline.result_tables import RESULTS, RESULTS_FOLDER
 from twinbus.pipeline.snapshots import Snapshots, TablesVersion
 from twinbus.pipeline.stored_files import read_files, write_files, write_packed_files
@@ -55,7 +55,9 @@ SCHEMAS: Final[Mapping[str, str]] = {
 TALLIES: Final = "tallies-"
 """Prefix of the tables that hold the tallies of a job; the job's name follows."""
 BY_DAY: Final = frozenset({OPERATIONS, ENTRIES})
-_REMOVED: Final = frozenset({*SCHEMAS, SEGMENTS, SNAPSHOTS, RESULTS_FOLDER, CHECKPOINTS_FOLDER, OLD_FORMAT})
+_REMOVED: Final = frozenset(
+    {*SCHEMAS, SEGMENTS, LOOKED_AT_FOLDER, SNAPSHOTS, RESULTS_FOLDER, CHECKPOINTS_FOLDER, OLD_FORMAT}
+)
 # The number of versions of tables whose files are remembered.
 _KNOWN_VERSIONS: Final = 256
 _PARTITIONS: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"

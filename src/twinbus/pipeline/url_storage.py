@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from typing import BinaryIO
 
 from twinbus.object_store import ObjectFolder
@@ -46,6 +47,9 @@ class UrlTableStorage(TableStorage):
 
     def check_lock(self) -> None:
         self._lease.check()
+
+    def replace_file(self, folder: str, name: str, data: bytes) -> None:
+        self._folder.put(f"{folder}/{name}", BytesIO(data))
 
     def names(self) -> list[str]:
         objects, folders = self._folder.list_folder()
