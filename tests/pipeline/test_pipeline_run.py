@@ -149,7 +149,9 @@ def test_d5_the_verb_prints_a_line_for_each_batch(tmp_path: Path) -> None:
     ledger.mkdir()
     for number in (1, 2):
         (ledger / segment_name(number)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, f"{number}")))
-        done = CliRunner().invoke(app, ["pipeline", "run", str(ledger), str(tables), *["--json"] * (number - 1)])
+        done = CliRunner().invoke(
+            app, ["pipeline", "run", str(ledger), str(tables), "--horizon", "8h", *["--json"] * (number - 1)]
+        )
         assert done.exit_code == 0, done.output
         (line,) = done.stdout.splitlines()
         if number == 1:

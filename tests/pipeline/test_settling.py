@@ -9,6 +9,7 @@ from random import Random
 
 import polars
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
@@ -16,11 +17,12 @@ from tests.pipeline.books import HOUR, MIDNIGHT, halves, history, movement, oper
 from tests.tiers import budget
 from twinbus.ledger import Entry, Move, Stage, balance, encode_entry
 from twinbus.pipeline import reconcile, settling
+from twinbus.pipeline.audit_comparison import TablesReading
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, result_over_history
 from twinbus.pipeline.result_tables import JUDGED
 from twinbus.pipeline.settling import OPEN, SETTLED, Horizon, SettledState
-from twinbus.pipeline.snapshots import TablesVersion
+from twinbus.pipeline.snapshots import Snapshots, TablesVersion
 from twinbus.pipeline.tables import Tables, TablesChange
 from twinbus.pipeline.time_window import TimeWindow
 from twinbus.pipeline.writer_states import WriterStates
@@ -170,10 +172,18 @@ def test_d3_whenever_entries_arrive_the_balance_with_settled_messages_is_that_of
     """A fifth of the entries is up to two days late. Ids are used again after they were settled."""
     chance, entries = Random(seed), history(seed + 40)
     entries.sort(key=lambda entry: entry.at + (chance.randrange(2 * DAY) if chance.random() < 0.2 else 0))
-    followed, size = Followed(spark, tmp_path, timedelta(hours=1)), -(-len(entries) // 6)
+    followed, size = Followed(spark, tmp_path, timedelta(hours=1)), -(-len(entries) // 4)
     followed.ingest(*(entries[start : start + size] for start in range(0, len(entries), size)))
     assert followed.settled() > 20
     assert followed.sums() == followed.balance()
+
+
+class DiedError(Exception):
+    """The ingest ends here."""
+
+
+def die(*_: object) -> None:
+    raise DiedError
 
 
 def traffic(day: int, count: int = 40) -> list[Entry]:
@@ -195,8 +205,9 @@ def traffic(day: int, count: int = 40) -> list[Entry]:
 
 @pytest.mark.thorough
 def test_d3_the_rows_of_a_followed_balance_depend_on_the_horizon_and_late_entries_are_still_right(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The batch with late entries is repeated after all its tables were committed, but not the snapshot."""
     followed, days = Followed(spark, tmp_path, timedelta(days=2)), 8
     followed.ingest(*map(traffic, range(days)), check=False)
     # The rows of the horizon, of the day that is not over, and the two of each day that are not finished.
@@ -205,6 +216,9 @@ def test_d3_the_rows_of_a_followed_balance_depend_on_the_horizon_and_late_entrie
     version = followed.tables.version()
     for since, until in ((DAY, None), (2 * HOUR + 1, 30 * HOUR - 1)):
         followed.check(version, TimeWindow(at(MIDNIGHT + since), None if until is None else at(MIDNIGHT + until)))
+    # An audit may ask for any message, also for a settled one.
+    (audited,) = TablesReading(followed.tables, version, followed.dead).sums().where("id = '2-1'").collect()
+    assert (audited.accepted, audited.delivered) == (1, 1)
     now = MIDNIGHT + days * DAY
     begun, ended = halves(operation(Stage.SEND_PRIMARY, "3-5", at=now, to="orders1"))
     reopened: list[Entry] = [
@@ -221,7 +235,12 @@ def test_d3_the_rows_of_a_followed_balance_depend_on_the_horizon_and_late_entrie
         operation(stage, name, at=now, to="orders1")
         for stage, name in ((Stage.SEND_PRIMARY, "0-5"), (Stage.SEND_BACKLOG, "0-7"))
     ]
-    followed.ingest([*reopened, *used_again, operation(Stage.RETURN_PRIMARY, "4-8", at=now)])
+    late = [*reopened, *used_again, operation(Stage.RETURN_PRIMARY, "4-8", at=now)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshots, "add", die)
+        with pytest.raises(StreamingQueryException, match="DiedError"):
+            followed.ingest(late, check=False)
+    followed.ingest()
     found = followed.tables.read(OPEN, reconcile.TALLIES).groupBy("id").agg(F.max("from_start")).collect()
     whole = dict(map(tuple, found))
     assert all(whole[name] for name in ("0-0", "0-12", "0-1", "1-0", "1-12", "1-16", "3-5", "4-8"))
