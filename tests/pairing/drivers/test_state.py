@@ -19,7 +19,8 @@ from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.aio.management import ServiceBusAdministrationClient as AioAdministrationClient
 
 from twinbus.backlog import FailureKind, state_queue_path
-from twinbus.pairing import AioAdministration
+from twinbus.pairing import AioAdministration, state_sharing
+from twinbus.pairing.aio import state_access as aio_state_access
 from twinbus.pairing.decide.known_state import (
     EVERY_ENTITY,
     FailoverRecord,
@@ -30,6 +31,7 @@ from twinbus.pairing.decide.known_state import (
 )
 from twinbus.pairing.state_folder import FolderState
 from twinbus.pairing.state_queue import STATE_PROPERTIES, state_messages, state_of_messages
+from twinbus.pairing.sync import state_access as sync_state_access
 
 from .conftest import World, state_of
 
@@ -89,7 +91,11 @@ class Place:
 
 
 @pytest.fixture(params=["folder", pytest.param("secondary", marks=pytest.mark.thorough)])
-def place(request: pytest.FixtureRequest, world: World, queue: str, tmp_path: Path) -> Place:
+def place(
+    request: pytest.FixtureRequest, world: World, queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Place:
+    for module in (state_sharing, sync_state_access, aio_state_access):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 10.0)  # on a busy machine, a look may take longer than 1 s
     state = str(tmp_path / "state") if request.param == "folder" else "secondary"
     return Place(world, state, f"shared-{world.driver}-{request.param}-{os.getpid()}-{queue}")
 
