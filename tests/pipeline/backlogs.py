@@ -145,11 +145,17 @@ def killing_workers(folder: Path, kills: int) -> type[SyphonSource]:
         if first(folder / str(number)):
             seconds = Random(number).uniform(0, _RANDOM_SECONDS) if is_random else 0.0
             if seconds:
-                threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+                threading.Timer(seconds, _kill_unless_last_try).start()
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     return watched(watch)
+
+
+def _kill_unless_last_try() -> None:
+    """Spark uses a Python worker again: after some time, it may have another task, in its last try."""
+    if may_be_killed():
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killing_when_told(order: Path) -> type[SyphonSource]:
