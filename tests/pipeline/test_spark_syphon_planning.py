@@ -292,6 +292,11 @@ def test_a_plan_and_a_report_come_back_as_they_were() -> None:
     assert LaneReport.of_json(said.to_json()) == said
 
 
+def test_d2_a_report_with_messages_that_a_scan_found_is_the_same_after_json() -> None:
+    scan = ScanResult(0, 7, active=Counter(orders=2), scheduled=Counter(orders=1, bills=3))
+    assert LaneReport.of_json(report("a", scan=scan).to_json()) == report("a", scan=scan)
+
+
 def test_the_json_of_a_plan_stays_as_checkpoints_hold_it() -> None:
     text = (
         '{"number": "run-1", "slices": [{"queue": "a", "lane": 1, "rate": 2.5, "seeds": {"x": 7}, "look": 9}], '

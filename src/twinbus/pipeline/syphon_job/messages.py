@@ -128,6 +128,10 @@ class ScanResult:
     active: Mapping[str, int] = field(default_factory=dict)
     scheduled: Mapping[str, int] = field(default_factory=dict)
 
+    def to_dict(self) -> dict[str, Any]:
+        # Not `asdict`: it makes a wrong copy of a Counter, with tuples as keys.
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneReport:
@@ -164,7 +168,7 @@ class LaneReport:
         values = {name: getattr(self, name) for name in self.__slots__}
         values["counts"] = {path: asdict(counts) for path, counts in self.counts.items()}
         values["memories"] = _plain_memories(self.memories)
-        values["scan"] = None if self.scan is None else asdict(self.scan)
+        values["scan"] = None if self.scan is None else self.scan.to_dict()
         return json.dumps(values)
 
     @classmethod
