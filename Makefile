@@ -100,7 +100,7 @@ install:
 	@$(VENV)/bin/python .ci/pip-progress --require-hashes $(LOCKS:%=-r %)
 	@$(VENV)/bin/python .ci/pip-progress --no-deps --no-build-isolation -e .
 
-LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+LOCK := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-strip-extras \
   --custom-compile-command "make lock" --quiet
 lock: ## the locks anew, from pyproject.toml (needs uv)
 	@command -v uv >/dev/null || { echo "make lock needs uv" >&2; exit 1; }

@@ -5,9 +5,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -26,11 +29,37 @@ def test_every_locked_package_has_a_version_and_hashes_and_no_index(lock: str) -
     packages = re.split(r"\n(?=[a-z0-9])", text)[1:]
     assert len(packages) > 3
     for package in packages:
-        assert re.match(r"[\w.-]+==\S+", package), package.splitlines()[0]
+        assert re.match(r"[\w.-]+(\[[\w,-]+\])?==\S+", package), package.splitlines()[0]
         assert "--hash=sha256:" in package
     assert "index-url" not in text
     assert "find-links" not in text
     assert "://" not in text
+
+
+def extras_in(lock: str) -> dict[str, set[str]]:
+    """Return the extras of each package that `lock` names."""
+    packages = re.findall(r"^([\w.-]+)(?:\[([\w,-]+)\])?==", (ROOT / lock).read_text(encoding="utf-8"), re.MULTILINE)
+    return {canonicalize_name(name): set(filter(None, extras.split(","))) for name, extras in packages}
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-dev.lock"])
+def test_a_lock_names_every_extra_that_one_of_its_packages_requires(lock: str) -> None:
+    """pip with hashes takes the newest `a[extra]` if the lock pins only `a`, and fails, because that one has no hash."""
+    locked = extras_in(lock)
+    required = [Requirement(text) for name in locked for text in requires_of(name)]
+    with_extras = [one for one in required if one.extras and canonicalize_name(one.name) in locked]
+    assert with_extras
+    for one in with_extras:
+        if one.marker is None or one.marker.evaluate({"extra": ""}):
+            assert one.extras <= locked[canonicalize_name(one.name)], str(one)
+
+
+def requires_of(package: str) -> list[str]:
+    """Return what an installed package requires. A package for another platform is not installed, and requires nothing."""
+    try:
+        return metadata.requires(package) or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 GOOD = {"name": "a", "version": "1", "vulns": []}
