@@ -44,7 +44,7 @@ def extras_in(lock: str) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("lock", ["requirements.lock", "requirements-dev.lock"])
 def test_a_lock_names_every_extra_that_one_of_its_packages_requires(lock: str) -> None:
-    """pip with hashes takes the newest `a[extra]` if the lock pins only `a`, and fails, because that one has no hash."""
+    """If a lock pins only `a`, pip takes the newest `a[extra]`, which has no hash, and fails."""
     locked = extras_in(lock)
     required = [Requirement(text) for name in locked for text in requires_of(name)]
     with_extras = [one for one in required if one.extras and canonicalize_name(one.name) in locked]
@@ -55,7 +55,7 @@ def test_a_lock_names_every_extra_that_one_of_its_packages_requires(lock: str) -
 
 
 def requires_of(package: str) -> list[str]:
-    """Return what an installed package requires. A package for another platform is not installed, and requires nothing."""
+    """Return what a package requires: nothing if it is for another platform, and not installed."""
     try:
         return metadata.requires(package) or []
     except metadata.PackageNotFoundError:
