@@ -31,6 +31,11 @@ def test_p1_the_administration_client_of_a_pair_uses_the_proxy_of_the_client(
         assert administration_options(client) == {"proxies": {"http": url, "https": url}}
 
 
+def test_p1_the_administration_client_of_a_pair_trusts_what_the_client_trusts() -> None:
+    with ServiceBusClient.from_connection_string(CONNECTION, connection_verify="ca.pem") as client:
+        assert administration_options(client) == {"connection_verify": "ca.pem"}
+
+
 def test_a_client_without_a_proxy_needs_no_options() -> None:
     with ServiceBusClient.from_connection_string(CONNECTION) as client:
         assert administration_options(client) == {}

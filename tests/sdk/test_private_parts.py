@@ -46,7 +46,7 @@ PARTS: Final = (
     Part("client", "_credential", "clients.admin_credential, clients.connection_settings"),
     Part("client", "_entity_name", "clients.client_entity"),
     Part("config", "connection_port", "clients.client_endpoint, clients.connection_settings"),
-    Part("config", "connection_verify", "clients.connection_settings"),
+    Part("config", "connection_verify", "clients.connection_settings, clients.administration_options"),
     Part("config", "custom_endpoint_address", "concurrent_sends.allow_concurrent_sends"),
     Part("config", "custom_endpoint_hostname", "clients.client_endpoint, clients.connection_settings"),
     Part("config", "http_proxy", "clients.connection_settings, clients.administration_options"),

@@ -92,9 +92,9 @@ class Administration:
         name = _managed_namespace(client)
 
         def make() -> ServiceBusAdministrationClient:
-            return ServiceBusAdministrationClient(
-                name, management_credential(client), transport=ClosingTransport(), **administration_options(client)
-            )
+            options = administration_options(client)
+            credential, transport = management_credential(client), ClosingTransport(**options)
+            return ServiceBusAdministrationClient(name, credential, transport=transport, **options)
 
         return cls(name, make, seconds=seconds)
 

@@ -89,14 +89,15 @@ def connection_settings(client: Any) -> ConnectionSettings:
 
 
 def administration_options(client: Any) -> dict[str, Any]:
-    """Return keyword arguments with which an administration client uses the client's proxy. Empty without a proxy."""
-    proxy = client._config.http_proxy
+    """Return keyword arguments with which an administration client uses the client's proxy and trusted certificates."""
+    authority, proxy = getattr(client._config, "connection_verify", None), client._config.http_proxy
+    options: dict[str, Any] = {"connection_verify": authority} if authority else {}
     if not proxy:
-        return {}
+        return options
     host = _bracketed(str(proxy["proxy_hostname"]).removeprefix("http://"))
     user, password = (quote(str(proxy.get(name) or ""), safe="") for name in ("username", "password"))
     url = f"http://{f'{user}:{password}@' if user or password else ''}{host}:{proxy['proxy_port']}"
-    return {"proxies": {"http": url, "https": url}}
+    return {**options, "proxies": {"http": url, "https": url}}
 
 
 def _bracketed(host: str) -> str:
