@@ -109,15 +109,13 @@ def running(folder: Path) -> Iterator[PrivateMachine]:
 
 
 @contextmanager
-def with_contoso(folder: Path) -> Iterator[tuple[PrivateMachine, dict[str, Any]]]:
+def with_contoso(folder: Path, *options: str) -> Iterator[tuple[PrivateMachine, dict[str, Any]]]:
     """Start a machine with a namespace as contoso.servicebus.windows.net, which Python trusts there.
 
-    Returns the machine, and what `twinbus serve` printed about the name.
+    `options` are further options of `twinbus serve`. Returns the machine, and what `serve` printed about the name.
     """
-    with (
-        running(folder) as machine,
-        serving("--json", "--memory", "--azure-names", "contoso=primary", prefix=machine.inside([])) as server,
-    ):
+    named = ("--json", "--memory", "--azure-names", "contoso=primary", *options)
+    with running(folder) as machine, serving(*named, prefix=machine.inside([])) as server:
         told = server.namespaces["primary"]["azure"]
         assert told["ports"] == [5671, 443]
         machine.name_here("contoso.servicebus.windows.net", ca=told["ca"])

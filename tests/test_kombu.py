@@ -12,16 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from azure.core.exceptions import ClientAuthenticationError
+from azure.servicebus import TransportType
 from celery import Celery
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
 from kombu.transport import azureservicebus
 
+from tests import tinyproxy
 from tests.compat.celery.workers import HERE, SECONDS, SOURCE
+from tests.entra import OWNER, RECEIVER, IssuedTokens, Issuer, TokenEndpoint
 from twinbus import EntityMode, OptionError, SendAvailabilityOptions
-from twinbus.errors import OperatorError
+from twinbus.connect import HttpProxy, NetworkOptions, named_credential
+from twinbus.connect import TransportType as NativeTransportType
+from twinbus.errors import CallerError, OperatorError
 from twinbus.kombu import KombuChannel, KombuTransport, broker_url
-from twinbus.testing import LocalNamespace
+from twinbus.testing import LocalNamespace, LocalNamespaces
 
 KEY = "tHe+seCret/kEy="
 ONE, OTHER = (
@@ -106,6 +112,74 @@ def test_s17_the_options_of_both_clients_are_those_of_kombu_and_of_the_sdk() -> 
     }
 
 
+HOSTS = ("contoso.servicebus.windows.net", "contoso-backup.servicebus.windows.net")
+
+
+@pytest.mark.usefixtures("environment")
+def test_s17_n6_a_host_needs_a_credential_from_the_transport_options_or_the_environment(
+    environment: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(OperatorError, match=f"the primary, {HOSTS[0]}, is a host name, which has no key") as caught:
+        Connection(broker_url(*HOSTS)).connect()
+    assert "TWINBUS_CREDENTIAL" in caught.value.hint
+    environment.setenv("TWINBUS_CREDENTIAL", "cli")
+    assert settings(broker_url(*HOSTS)).credential == "cli"
+    assert settings(broker_url(*HOSTS), credential="managed-identity= abc").credential == "managed-identity=abc"
+    own = IssuedTokens(Issuer())
+    assert settings(broker_url(*HOSTS), credential=own).credential is own
+    environment.setenv("TWINBUS_CREDENTIAL", "nobody")
+    with pytest.raises(CallerError, match="'nobody' is not a credential: choose default, cli"):
+        Connection(broker_url(*HOSTS)).connect()
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (KEY, "Endpoint is missing from the connection string"),
+        ("contoso", "it is neither a connection string nor a host such as contoso.servicebus.windows.net"),
+        (ONE.replace("Endpoint=", ""), "part 1 of the connection string"),
+        (ONE.rpartition(";")[0], "SharedAccessKey is missing from the connection string"),
+    ],
+)
+def test_s17_x4_what_is_no_namespace_is_refused_by_side_and_reason_without_showing_it(text: str, reason: str) -> None:
+    with pytest.raises(OperatorError, match="the secondary cannot be used: ") as caught:
+        Connection(broker_url(ONE, text), transport_options={"credential": "cli"}).connect()
+    assert reason in str(caught.value)
+    assert not shows_key(str(caught.value))
+
+
+@pytest.mark.usefixtures("environment")
+def test_s17_the_way_to_the_namespaces_comes_from_the_variables_of_the_command_line(
+    environment: pytest.MonkeyPatch,
+) -> None:
+    assert settings("twinbus://").network == {"primary": NetworkOptions(), "secondary": NetworkOptions()}
+    for name, text in {
+        "TRANSPORT_TYPE": "websocket",
+        "PROXY": "http://proxy:3128",
+        "PROXY_CREDENTIALS": "twin:sesame",
+        "PRIMARY_ENDPOINT": "sb://gateway.example",
+        "CA": "ca.pem",
+    }.items():
+        environment.setenv(f"TWINBUS_{name}", text)
+    found = settings("twinbus://")
+    both: dict[str, Any] = {
+        "transport_type": NativeTransportType.AmqpOverWebsocket,
+        "http_proxy": HttpProxy("proxy", 3128, "twin", "sesame"),
+        "connection_verify": "ca.pem",
+    }
+    assert found.network == {
+        "primary": NetworkOptions(**both, custom_endpoint_address="sb://gateway.example"),
+        "secondary": NetworkOptions(**both),
+    }
+    assert "sesame" not in repr(found)
+    for name, text in (("TRANSPORT_TYPE", "pigeon"), ("PROXY", "https://proxy"), ("SECONDARY_ENDPOINT", "a:b:c")):
+        with environment.context() as changed:
+            changed.setenv(f"TWINBUS_{name}", text)
+            with pytest.raises(CallerError, match=f"TWINBUS_{name}"):
+                Connection("twinbus://").connect()
+
+
 # --- secrets ---------------------------------------------------------------------------------------------------------
 
 
@@ -126,6 +200,7 @@ def test_s17_x4_neither_kombu_nor_celery_prints_a_key(url: str) -> None:
     for text in (repr(connection), repr(connection.transport.settings), report):
         assert not shows_key(text)
     assert connection.as_uri(include_password=True) == url
+    assert Connection(broker_url(*HOSTS)).as_uri() == f"twinbus://{hosts}"
 
 
 @pytest.mark.parametrize("url", [f"twinbus://tasks:{KEY}@contoso", f"twinbus://tasks:{KEY}@contoso/?ttl=absolute"])
@@ -302,6 +377,88 @@ def test_s17_s13_the_child_of_a_fork_publishes_through_a_pair_of_its_own(url: st
         check=False,
     )
     assert done.stdout == "child, parent 1, parent 2\n", done.stderr
+
+
+# --- without keys, and through a proxy -------------------------------------------------------------------------------
+
+KEYS = Issuer()
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[TokenEndpoint]:
+    with TokenEndpoint(IssuedTokens(KEYS, OWNER)) as endpoint:
+        for name, text in endpoint.environment.items():
+            monkeypatch.setenv(name, text)
+        # A credential keeps the endpoint that it was made with.
+        named_credential.cache_clear()
+        yield endpoint
+    named_credential.cache_clear()
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[tinyproxy.Tinyproxy]:
+    with tinyproxy.running(tmp_path, username="twin", password="sesame") as proxy:
+        yield proxy
+
+
+def diverted_and_home(connection: Any) -> None:
+    """Publish to the primary and to the backlog, and wait until the syphon has brought home what was diverted."""
+    publish(connection, "before")
+    pair = connection.transport.shared.pair
+    pair.force_failover("orders")
+    publish(connection, "during")
+    [entity] = pair.entities()
+    assert entity.state is EntityMode.FAILED_OVER
+    pair.force_restore("orders")
+    assert received(connection, 2) == ["before", "during"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("way", ["AMQP", "a proxy"])
+def test_s17_n6_a_credential_signs_in_to_both_namespaces(
+    endpoint: TokenEndpoint, proxy: tinyproxy.Tinyproxy, environment: pytest.MonkeyPatch, way: str
+) -> None:
+    """All settings are variables, as of the command line. No variable and no URL has a key."""
+    environment.setenv("TWINBUS_CREDENTIAL", "managed-identity")
+    if way == "a proxy":
+        environment.setenv("TWINBUS_PROXY", proxy.url)
+        environment.setenv("TWINBUS_PROXY_CREDENTIALS", "twin:sesame")
+    with LocalNamespaces("primary", "secondary", memory=True, jwks=KEYS.key_set) as found:
+        environment.setenv("TWINBUS_CA", str(found["primary"].ca))
+        for side, name in zip(("primary", "secondary"), VARIABLES, strict=True):
+            environment.setenv(name, f"localhost:{found[side].port}")
+        options = {"pairing": {**BRIEF, "enable_syphon": True}, "wait_time_seconds": 1}
+        with Connection("twinbus://", transport_options=options) as connection:
+            diverted_and_home(connection)
+    assert endpoint.asked
+    assert (proxy.tunnels > 0) is (way == "a proxy")
+
+
+@pytest.mark.thorough
+def test_s17_n6_the_role_of_a_token_counts(environment: pytest.MonkeyPatch) -> None:
+    credential = IssuedTokens(KEYS, RECEIVER)
+    with LocalNamespaces("primary", "secondary", memory=True, jwks=KEYS.key_set) as found:
+        environment.setenv("TWINBUS_CA", str(found["primary"].ca))
+        url = broker_url(*(f"localhost:{found[side].port}" for side in ("primary", "secondary")))
+        options = {"pairing": {**BRIEF, "provision": "assume"}, "credential": credential}
+        with Connection(url, transport_options=options) as connection, pytest.raises(ClientAuthenticationError):
+            publish(connection, "before")
+    assert credential.given
+
+
+@pytest.mark.thorough
+def test_s17_the_options_of_the_clients_lead_through_a_proxy(
+    both: tuple[LocalNamespace, LocalNamespace], url: str, proxy: tinyproxy.Tinyproxy
+) -> None:
+    client = {"transport_type": TransportType.AmqpOverWebsocket, "http_proxy": proxy.for_sdk}
+    options = {"pairing": BRIEF, "client": client}
+    with pytest.MonkeyPatch.context() as patch:
+        for side, namespace in zip(("PRIMARY", "SECONDARY"), both, strict=True):
+            patch.setenv(f"TWINBUS_{side}_ENDPOINT", f"sb://localhost:{namespace.port}")
+        with Connection(url, transport_options=options) as connection:
+            publish(connection, "through")
+            assert proxy.tunnels >= 2, "a request of the administration, and the link of a sender"
+            assert received(connection, 1) == ["through"]
 
 
 def test_s17_the_transport_is_kombus_own_with_a_pair() -> None:

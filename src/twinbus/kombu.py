@@ -6,8 +6,9 @@
     app = Celery("shop", broker=broker_url())
 
 The connection strings come from the variables TWINBUS_PRIMARY_CONNECTION_STRING and
-TWINBUS_SECONDARY_CONNECTION_STRING, or from the URL. While the primary cannot be reached, published tasks divert to the
-backlog. A syphon brings them home, and workers run them then.
+TWINBUS_SECONDARY_CONNECTION_STRING, or from the URL. A host may stand in the place of a connection string; then a
+credential signs in with Entra ID. While the primary cannot be reached, published tasks divert to the backlog. A syphon
+brings them home, and workers run them then.
 
 Importing this module makes the scheme known to kombu: kombu has no entry points for transports. Where nothing can be
 imported, name the class: `broker_transport = "twinbus.kombu:KombuTransport"` in Celery, `transport=` in kombu.
@@ -32,7 +33,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from azure.core.exceptions import AzureError, ServiceRequestError, ServiceResponseError
-from azure.servicebus import ServiceBusClient, ServiceBusMessage, parse_connection_string
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import (
     MessagingEntityNotFoundError,
     OperationTimeoutError,
@@ -43,6 +44,13 @@ from azure.servicebus.exceptions import (
 
 import twinbus
 from twinbus.backlog import COUNTING_FAILURES, FailureKind, failure_kind
+from twinbus.connect import (
+    ConnectionString,
+    ConnectionStringError,
+    NetworkOptions,
+    check_credential_name,
+    named_credential,
+)
 from twinbus.errors import OperatorError, RetryError
 from twinbus.extras import missing_extra
 from twinbus.pairing import Administration, Pair, SendAvailabilityOptions, management_failure
@@ -87,8 +95,9 @@ def broker_url(
 ) -> str:
     """Return a URL for `broker_url` of Celery or for `kombu.Connection`.
 
-    A connection string that is not given is read from its variable by every process that connects. `options` are
-    options of a pair, as texts. The URL has the keys of the connection strings; kombu and Celery do not print it.
+    `primary` and `secondary` are connection strings, or hosts. One that is not given is read from its variable by every
+    process that connects. `options` are options of a pair, as texts. The URL has the keys of the connection strings;
+    kombu and Celery do not print it.
 
     Example: `broker_url(options={"failover_interval": "10s"})` returns `twinbus://?failover_interval=10s`.
     """
@@ -107,31 +116,67 @@ class BrokerSettings:
     primary: str = field(repr=False)
     secondary: str = field(repr=False)
     options: SendAvailabilityOptions
+    credential: Any = field(repr=False)
+    """The name of a credential of azure-identity, a credential, or None. For namespaces that are given by host."""
+    network: Mapping[str, NetworkOptions] = field(repr=False)
+    """How each side is reached."""
     client: Mapping[str, Any] = field(repr=False)
+    """Options of both clients. They count before `network`."""
+
+    def make_client(self, text: str, network: NetworkOptions) -> ServiceBusClient:
+        """Return the SDK's client of a namespace. Connects to nothing. Raises MissingExtraError."""
+        endpoint = ConnectionString.of(text)
+        options = {**network.client_options(endpoint, is_aio=False), **self.client}
+        if endpoint.has_key:
+            return ServiceBusClient.from_connection_string(text, **options)
+        credential = named_credential(self.credential) if isinstance(self.credential, str) else self.credential
+        return ServiceBusClient(endpoint.namespace, credential, **options)
 
 
 def _read_settings(url: str, transport_options: Mapping[str, Any]) -> BrokerSettings:
     """Return the settings of a connection. The URL counts before `transport_options`, and these before the environment.
 
-    Raises OperatorError or OptionError. No error has a connection string in it.
+    Raises OperatorError, OptionError, CredentialNameError or NetworkOptionError. No error has a connection string.
     """
     given = _read_url(url)
-    strings = {side: given.pop(side, "") or os.environ.get(name, "") for side, name in _VARIABLES.items()}
-    for side, name in _VARIABLES.items():
+    texts = {side: given.pop(side, "") or os.environ.get(name, "") for side, name in _VARIABLES.items()}
+    credential = transport_options.get("credential") or os.environ.get("TWINBUS_CREDENTIAL") or None
+    if isinstance(credential, str):
+        credential = check_credential_name(credential)
+    for side, text in texts.items():
         if side in transport_options:
-            hint = f"Celery prints these options in its reports. Use the variable {name}, or broker_url()."
+            hint = f"Celery prints these options in its reports. Use the variable {_VARIABLES[side]}, or broker_url()."
             raise OperatorError(f"the transport options have a connection string of the {side}", hint)
-        if not strings[side]:
-            raise OperatorError(f"there is no connection string of the {side}", f"Set {name}, or use broker_url().")
+        _check_namespace(side, text, credential)
     options = transport_options.get("pairing", {})
     _refuse_unknown(given)
     if not isinstance(options, SendAvailabilityOptions):
         _refuse_unknown(options)
         from_environment = SendAvailabilityOptions.from_environment(os.environ, defaults=_DEFAULTS)
         options = SendAvailabilityOptions.from_mapping(options, defaults=from_environment)
-    options = SendAvailabilityOptions.from_mapping(given, defaults=options)
     retries = {name: transport_options.get(name, value) for name, value in _CLIENT_DEFAULTS.items()}
-    return BrokerSettings(options=options, client={**retries, **transport_options.get("client", {})}, **strings)
+    return BrokerSettings(
+        **texts,
+        options=SendAvailabilityOptions.from_mapping(given, defaults=options),
+        credential=credential,
+        network={side: NetworkOptions.from_environment(os.environ, side) for side in _VARIABLES},
+        client={**retries, **transport_options.get("client", {})},
+    )
+
+
+def _check_namespace(side: str, text: str, credential: object) -> None:
+    """Raise OperatorError if a text is neither a connection string nor a host with a credential."""
+    if not text:
+        name = _VARIABLES[side]
+        raise OperatorError(f"there is no connection string of the {side}", f"Set {name}, or use broker_url().")
+    try:
+        found = ConnectionString.of(text)
+    except ConnectionStringError as error:
+        hint = f"Give a connection string, or a host and a credential, in {_VARIABLES[side]} or to broker_url()."
+        raise OperatorError(f"the {side} cannot be used: {error}", hint) from None
+    if not found.has_key and credential is None:
+        hint = "Name a credential in TWINBUS_CREDENTIAL or in the transport options. Or give a connection string."
+        raise OperatorError(f"the {side}, {found.host}, is a host name, which has no key", hint)
 
 
 def _refuse_unknown(options: Iterable[str]) -> None:
@@ -169,8 +214,8 @@ class _ProcessPair:
         self.process = os.getpid()
         self.users = 0
         self._clients = [
-            ServiceBusClient.from_connection_string(text, **settings.client)
-            for text in (settings.primary, settings.secondary)
+            settings.make_client(settings.primary, settings.network["primary"]),
+            settings.make_client(settings.secondary, settings.network["secondary"]),
         ]
         try:
             self.pair: Pair = twinbus.pair_namespaces(*self._clients, options=settings.options)
@@ -217,9 +262,13 @@ _sharing = threading.Lock()
 
 
 def _forget_after_fork() -> None:
-    """Give the child of a fork a lock of its own. The pairs are the parent's: the child makes its own."""
+    """Give the child of a fork a lock and credentials of its own. The pairs are the parent's: the child makes its own.
+
+    The parent's credentials may have open connections, on which the child must not write.
+    """
     global _sharing  # noqa: PLW0603 - another thread of the parent may have held the lock
     _sharing = threading.Lock()
+    named_credential.cache_clear()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
@@ -406,7 +455,7 @@ class KombuTransport(azureservicebus.Transport):
         try:
             given = _read_url(uri)
             texts = [given.get(side) or os.environ[name] for side, name in _VARIABLES.items()]
-            hosts = [parse_connection_string(text).fully_qualified_namespace for text in texts]
-        except (OperatorError, KeyError, ValueError):
+            hosts = [ConnectionString.of(text).namespace for text in texts]
+        except (OperatorError, KeyError, ConnectionStringError):
             return f"{_SCHEME}://{mask}"
         return f"{_SCHEME}://{','.join(hosts)}"

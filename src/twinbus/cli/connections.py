@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -167,25 +166,14 @@ def aio_administration(text: str, seconds: float, *, side: str = "secondary", **
 
 def aio_client(text: str, *, side: str = "primary") -> ServiceBusClient:
     """Return a client of the SDK that reaches the namespace in the way that the verb was given."""
-    from azure.servicebus import TransportType  # noqa: PLC0415 - slow
-    from azure.servicebus.aio import ServiceBusClient  # noqa: PLC0415
+    from azure.servicebus.aio import ServiceBusClient  # noqa: PLC0415 - slow
 
-    from twinbus.connect import TLS_PORT, AioCredential  # noqa: PLC0415
+    from twinbus.connect import AioCredential  # noqa: PLC0415
 
-    found, network = address(side, text), network_of(side)
-    transport = TransportType.AmqpOverWebsocket if network.uses_websocket else TransportType.Amqp
-    options: dict[str, Any] = {"transport_type": transport}
-    if (proxy := network.http_proxy) is not None:
-        # aiohttp takes the proxy as a URL.
-        options["http_proxy"] = {**asdict(proxy), "proxy_hostname": f"http://{proxy.proxy_hostname}"}
-    if network.custom_endpoint_address is not None:
-        options["custom_endpoint_address"] = network.custom_endpoint_address
-    if network.connection_verify is not None:
-        options["connection_verify"] = network.connection_verify
+    found = address(side, text)
+    options = network_of(side).client_options(found, is_aio=True)
     if found.has_key:
         return ServiceBusClient.from_connection_string(text, **options)
-    if found.port != TLS_PORT:  # in TLS, the SDK takes another port from the custom endpoint only
-        options.setdefault("custom_endpoint_address", f"sb://{found.authority}")
     return ServiceBusClient(found.namespace, AioCredential(_credential()), **options)
 
 

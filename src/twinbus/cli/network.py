@@ -197,9 +197,8 @@ def _checked_credential(name: str | None) -> str | None:
 def _read(given: Mapping[str, Any], endpoints: Mapping[str, str]) -> dict[str, NetworkOptions]:
     if not any(given.values()):
         return {}
-    from twinbus.connect import HttpProxy, NetworkOptionError, NetworkOptions, TransportType  # noqa: PLC0415 - slow
+    from twinbus.connect import TRANSPORT_NAMES, HttpProxy, NetworkOptionError, NetworkOptions  # noqa: PLC0415 - slow
 
-    types = {Way.AMQP: TransportType.Amqp, Way.WEBSOCKET: TransportType.AmqpOverWebsocket, None: None}
     proxy, ca = given["proxy"], given["ca"]
     try:
         found = None if proxy is None else HttpProxy.parse(proxy, os.environ.get(PROXY_CREDENTIALS))
@@ -209,7 +208,7 @@ def _read(given: Mapping[str, Any], endpoints: Mapping[str, str]) -> dict[str, N
     for side, option in endpoints.items():
         try:
             made[side] = NetworkOptions(
-                transport_type=types[given["transport_type"]],
+                transport_type=TRANSPORT_NAMES.get(given["transport_type"]),
                 http_proxy=found,
                 custom_endpoint_address=given[option.replace("-", "_")],
                 connection_verify=None if ca is None else str(ca),

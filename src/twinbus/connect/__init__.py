@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         check_credential_name,
         named_credential,
     )
-    from twinbus.connect.network import HttpProxy, NetworkOptionError, NetworkOptions, TransportType
+    from twinbus.connect.network import TRANSPORT_NAMES, HttpProxy, NetworkOptionError, NetworkOptions, TransportType
     from twinbus.connect.received_message import MessageState, ReceivedMessage
     from twinbus.connect.receiver import (
         NEXT_AVAILABLE,
@@ -84,7 +84,7 @@ _NAMES_BY_MODULE: Final = {
     "management": "Management",
     "message_encoding": "encode_message to_datetime to_millis",
     "named_credentials": "AioCredential CredentialNameError check_credential_name named_credential",
-    "network": "HttpProxy NetworkOptionError NetworkOptions TransportType",
+    "network": "HttpProxy NetworkOptionError NetworkOptions TRANSPORT_NAMES TransportType",
     "received_message": "MessageState ReceivedMessage",
     "receiver": "NEXT_AVAILABLE PEEK_LOCK RECEIVE_AND_DELETE ReceiveMode Receiver SessionChoice",
     "sender": "Sender",
@@ -110,6 +110,7 @@ __all__ = [
     "SAS_SCHEME",
     "SAS_TYPE",
     "TLS_PORT",
+    "TRANSPORT_NAMES",
     "WEBSOCKET_PATH",
     "AioCredential",
     "AzureTokenSource",

@@ -11,7 +11,7 @@ import base64
 import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Self
 from urllib.parse import quote, urlsplit
@@ -36,6 +36,13 @@ class TransportType(StrEnum):
 
     Amqp = "Amqp"
     AmqpOverWebsocket = "AmqpOverWebsocket"
+
+
+TRANSPORT_NAMES: Final[Mapping[str, TransportType]] = {
+    "amqp": TransportType.Amqp,
+    "websocket": TransportType.AmqpOverWebsocket,
+}
+"""The values of --transport-type and of TWINBUS_TRANSPORT_TYPE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +133,35 @@ class NetworkOptions:
             connection_verify=values["connection_verify"],
         )
 
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str], side: str) -> Self:
+        """Return the options of the variables TWINBUS_TRANSPORT_TYPE, _PROXY, _CA and so on (settings.md).
+
+        `side` is `primary` or `secondary`. An empty variable counts as not set. Raises NetworkOptionError with the name
+        of the variable.
+        """
+
+        def given(name: str) -> str | None:
+            return environment.get(f"TWINBUS_{name}") or None
+
+        kind, proxy = given("TRANSPORT_TYPE"), given("PROXY")
+        if kind is not None and kind not in TRANSPORT_NAMES:
+            raise NetworkOptionError(f"TWINBUS_TRANSPORT_TYPE is {kind!r}, not {' or '.join(TRANSPORT_NAMES)}")
+        endpoint = f"{side.upper()}_ENDPOINT"
+        try:
+            found = None if proxy is None else HttpProxy.parse(proxy, given("PROXY_CREDENTIALS"))
+        except NetworkOptionError as error:
+            raise NetworkOptionError(f"TWINBUS_PROXY: {error}") from None
+        try:
+            return cls(
+                transport_type=None if kind is None else TRANSPORT_NAMES[kind],
+                http_proxy=found,
+                custom_endpoint_address=given(endpoint),
+                connection_verify=given("CA"),
+            )
+        except NetworkOptionError as error:
+            raise NetworkOptionError(f"TWINBUS_{endpoint}: {error}") from None
+
     @property
     def uses_websocket(self) -> bool:
         if self.transport_type is None:
@@ -143,6 +179,27 @@ class NetworkOptions:
         host, given = _custom_endpoint(self.custom_endpoint_address)
         default = WEBSOCKET_PORT if self.uses_websocket and endpoint.tls else port
         return host, default if given is None else given
+
+    def client_options(self, endpoint: ConnectionString, *, is_aio: bool) -> dict[str, Any]:
+        """Return keyword arguments for the SDK's client of this namespace, sync or asyncio."""
+        from azure.servicebus import TransportType as SdkTransportType  # noqa: PLC0415 - only callers with a client
+
+        options: dict[str, Any] = {
+            "transport_type": SdkTransportType.AmqpOverWebsocket if self.uses_websocket else SdkTransportType.Amqp
+        }
+        if self.http_proxy is not None:
+            proxy = asdict(self.http_proxy)
+            if is_aio:  # aiohttp takes the host of a proxy as a URL
+                proxy["proxy_hostname"] = f"http://{self.http_proxy.proxy_hostname}"
+            options["http_proxy"] = proxy
+        if self.custom_endpoint_address is not None:
+            options["custom_endpoint_address"] = self.custom_endpoint_address
+        elif not endpoint.has_key and endpoint.port != TLS_PORT:
+            # In TLS, the SDK takes another port from the custom endpoint only.
+            options["custom_endpoint_address"] = f"sb://{endpoint.authority}"
+        if self.connection_verify is not None:
+            options["connection_verify"] = self.connection_verify
+        return options
 
     def http_options(self) -> dict[str, Any]:
         """Return keyword arguments for the SDK's administration client: its proxy, and the certificates to trust."""
