@@ -417,6 +417,37 @@ async def test_health_metrics_and_a_page_are_there_for_anyone_on_this_machine(ht
         assert (await ask(http, "POST", path, b"")).status == 405
 
 
+@pytest.mark.parametrize("signed", [SIGNED, []], ids=["with a key", "without a key"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/orders/messages"),
+        ("POST", f"/orders/messages?timeout=60&{V}"),
+        ("POST", "/orders/messages/head?timeout=60"),
+        ("DELETE", "/orders/messages/head"),
+        ("DELETE", "/events/Subscriptions/audit/Messages/1/31907572-1647-43c3-8741-631acd554d6f"),
+        ("PUT", "/orders/$DeadLetterQueue/messages/1/31907572-1647-43c3-8741-631acd554d6f"),
+    ],
+)
+async def test_n1_the_rest_interface_for_messages_is_refused_by_name(
+    http: HttpHandler, method: str, path: str, signed: list[tuple[str, str]]
+) -> None:
+    refused = await ask(http, method, path, b"hello" if method == "POST" else None, signed)
+    assert refused.status == 501
+    assert b"the REST interface for messages is not served" in refused.body
+    assert b"AMQP" in refused.body
+
+
+async def test_n1_a_queue_may_be_named_like_an_address_of_the_rest_interface(http: HttpHandler) -> None:
+    path = f"/orders/messages/head?{V}"
+    for method, body, status in (
+        ("PUT", recorded_requests.PYTHON_QUEUE, 201),
+        ("GET", None, 200),
+        ("DELETE", None, 200),
+    ):
+        assert (await ask(http, method, path, body, SIGNED)).status == status
+
+
 async def test_metrics_need_the_manage_claim_from_elsewhere(http: HttpHandler) -> None:
     own = make_sas_token("sb://localhost/", "own", "own-key", BORN // 1000 + 60)
     assert (await ask(http, "GET", "/metrics", loopback=False)).status == 401
@@ -617,7 +648,7 @@ async def test_the_default_key_does_not_manage_from_elsewhere(http: HttpHandler)
         ("GET", f"/$Resources/relays?{V}", None, [], 404, "relays"),
         ("PUT", f"/$Resources/queues?{V}", recorded_requests.PYTHON_QUEUE, [], 405, "PUT"),
         ("DELETE", f"/$namespaceinfo?{V}", None, [], 405, "DELETE"),
-        ("POST", f"/orders/messages?{V}", b"hello", [], 405, "POST"),
+        ("POST", f"/orders?{V}", b"hello", [], 405, "POST"),
         ("PATCH", f"/orders?{V}", b"hello", [], 405, "PATCH"),
         ("GET", f"/$Resources/queues?$top=0&{V}", None, [], 400, "$top"),
         ("GET", f"/$Resources/queues?$top=x&{V}", None, [], 400, "$top"),

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 _OWN_PAGES: Final = ("$health", "$ca", "$config")
 _CHALLENGE: Final = {"WWW-Authenticate": "SharedAccessSignature"}
 _BEARER: Final = "bearer "
+_NO_REST: Final = (
+    "the REST interface for messages is not served by this namespace: send and receive with AMQP, on this port or in a "
+    "WebSocket (/$servicebus/websocket)"
+)
 _PAGE: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{name} · Twinbus</title>
 <style>body{{font:16px/1.5 system-ui,sans-serif;max-width:42rem;margin:4rem auto;padding:0 1rem}}</style>
@@ -77,6 +81,16 @@ def is_management(request: HttpRequest) -> bool:
     return request.segments != ("metrics",) and (bool(request.segments) or request.method != "GET")
 
 
+def is_for_messages(request: HttpRequest) -> bool:
+    """Return whether a request is for the service's REST interface for messages, such as `POST /orders/messages`.
+
+    The management API has no POST. Its other requests have an api-version, and may name an entity `orders/messages`.
+    """
+    words = [segment.lower() for segment in request.segments[1:]]
+    is_management = request.method == "GET" or (request.method != "POST" and "api-version" in request.query)
+    return "messages" in words and not is_management
+
+
 class HttpHandler:
     """Answers the HTTP requests of one namespace."""
 
@@ -109,6 +123,8 @@ class HttpHandler:
         """Return the response to a request."""
         if is_for_faults(request):
             return self._answer_faults(request)
+        if is_for_messages(request):
+            return error_response(HTTPStatus.NOT_IMPLEMENTED, _NO_REST)
         if is_management(request):
             return await self._manage(request)
         if not request.segments:
