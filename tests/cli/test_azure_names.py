@@ -24,6 +24,8 @@ from tests.cli.running import COMMAND, SOURCE, Serving, invoke, run, serving
 from twinbus import connect as native
 from twinbus.amqp.frames import AMQP_HEADER
 from twinbus.message import Message
+from twinbus.namespace import AzurePorts
+from twinbus.namespace.serve_plan import AzureNames
 
 SECONDS = 30.0
 ONE, OTHER = "contoso.servicebus.windows.net", "contoso-backup.servicebus.windows.net"
@@ -192,6 +194,46 @@ def test_the_lines_to_set_up_a_machine_are_printed_and_nothing_is_changed() -> N
         ):
             assert part in server.printed
     assert Path("/etc/hosts").read_bytes() == before
+
+
+def set_up(host: str, ports: tuple[int, int], folder: Path) -> list[str]:
+    """Return the printed lines for a server that listens at this address."""
+    made = AzurePorts(AzureNames({ONE: "primary"}, *ports), host, folder)
+    made.close()
+    return made.set_up_lines()
+
+
+def test_a_server_of_this_machine_alone_needs_its_loopback_address_only(tmp_path: Path) -> None:
+    lines = set_up("localhost", (0, 0), tmp_path)
+    assert f"  127.0.0.1 {ONE}" in lines
+    assert [line.split(" -A ")[1].split()[0] for line in lines if "iptables" in line] == ["OUTPUT", "OUTPUT"]
+    assert not [line for line in lines if "ADDRESS-OF-THIS-MACHINE" in line]
+
+
+def test_a_server_for_other_machines_names_their_address_and_redirects_what_comes_from_them(tmp_path: Path) -> None:
+    lines = set_up("0.0.0.0", (0, 0), tmp_path)  # noqa: S104 - the ports are closed at once
+    here, there = lines.index(f"  127.0.0.1 {ONE}"), lines.index(f"  ADDRESS-OF-THIS-MACHINE {ONE}")
+    assert "this machine" in lines[here - 1]
+    assert "each other machine or container" in lines[there - 1]
+    chains = [line.split(" -A ")[1].split()[0] for line in lines if "iptables" in line]
+    assert chains == ["OUTPUT", "OUTPUT", "PREROUTING", "PREROUTING"]
+
+
+def test_the_ports_of_clients_need_no_redirection(tmp_path: Path) -> None:
+    ports = AzurePorts(AzureNames({ONE: "primary"}, 0, 0), "127.0.0.1", tmp_path)
+    ports.close()
+    ports.ports = (5671, 443)
+    assert not [line for line in ports.set_up_lines() if "iptables" in line]
+
+
+@pytest.mark.thorough
+def test_a_new_ca_is_named_so_that_the_earlier_one_is_removed_from_the_stores(tmp_path: Path) -> None:
+    data = ("--data", str(tmp_path / "data"), "--namespace", "primary=0", "--namespace", "secondary=0")
+    told = []
+    for names in (NAMES[:2], NAMES[:2], NAMES):
+        with serving(*data, *names, "--azure-ports", "0,0") as server:
+            told.append("The CA is new" in server.printed)
+    assert told == [False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from typing import Final
 from twinbus.errors import OperatorError
 from twinbus.namespace.engine.descriptions import AuthorizationRule
 from twinbus.namespace.front import Listener, SharedPort, azure_ca_path, constrained_context
-from twinbus.namespace.own_names import SharedNames, is_wildcard
+from twinbus.namespace.own_names import Authority, SharedNames, is_wildcard
 from twinbus.namespace.serve_plan import AMQPS_PORT, HTTPS_PORT, AzureNames
-from twinbus.namespace.server import NamespaceServer, bind_port
+from twinbus.namespace.server import NamespaceServer, bind_port, is_loopback
 
 _FIRST_UNPRIVILEGED: Final = 1024
 
@@ -35,12 +35,15 @@ class AzurePorts:
         self.namespaces = names.namespaces
         self.host = host
         self.ca = azure_ca_path(tls)
+        self.replaces_ca = False
+        """Whether `listen` made a CA in the place of an earlier one, which clients may still trust."""
         self._tls = tls
         self._listeners: list[Listener] = []
         with ExitStack() as undone:
             self._sockets = [undone.enter_context(_bind(host, port)) for port in (names.amqps_port, names.https_port)]
             undone.pop_all()
         self.ports = tuple(int(one.getsockname()[1]) for one in self._sockets)
+        self._address = str(self._sockets[0].getsockname()[0])
 
     def names_of(self, namespace: str) -> list[str]:
         """Return the host names of a namespace."""
@@ -57,8 +60,11 @@ class AzurePorts:
     def listen(self, servers: Sequence[NamespaceServer]) -> None:
         """Listen for the namespaces, which have started. Makes the certificates if needed. Blocks on the disk."""
         contexts = {server.options.name: server.context for server in servers}
+        earlier = self.ca.read_bytes() if self.ca.exists() else None
+        tls = constrained_context(self._tls, sorted(self.namespaces))
+        self.replaces_ca = earlier not in (None, self.ca.read_bytes())
         shared = SharedPort(
-            constrained_context(self._tls, sorted(self.namespaces)),
+            tls,
             SharedNames(self.namespaces, (AMQPS_PORT, HTTPS_PORT, *self.ports)),
             contexts,
         )
@@ -77,15 +83,13 @@ class AzurePorts:
         return f"Endpoint=sb://{name}/;SharedAccessKeyName={rule.name};SharedAccessKey={rule.primary_key}"
 
     def set_up_lines(self) -> list[str]:
-        """Return what to do so that clients on this machine reach the namespaces and trust them."""
-        address = "127.0.0.1" if is_wildcard(self.host) or self.host == "localhost" else self.host
-        lines = ["Add to /etc/hosts, where the clients run (and remove when you are done):"]
-        lines += [f"  {address} {name}" for name in self.namespaces]
-        if self.ports != (AMQPS_PORT, HTTPS_PORT):
-            lines.append("Clients use the ports 5671 and 443. Lead them to these ports, for instance:")
+        """Return what to do so that clients reach the namespaces and trust them."""
+        lines = [*self._hosts_lines(), *self._redirection_lines()]
+        if self.replaces_ca:
             lines += [
-                f"  sudo iptables -t nat -A OUTPUT -o lo -p tcp --dport {theirs} -j REDIRECT --to-ports {ours}"
-                for theirs, ours in zip((AMQPS_PORT, HTTPS_PORT), self.ports, strict=True)
+                "The CA is new: the names have changed, or the earlier CA was about to expire. Remove the earlier one",
+                "from each store that trusts it. In the system's store, the command below replaces it. In Java's:",
+                "  keytool -delete -alias twinbus -keystore a.p12 -storepass changeit",
             ]
         lines += [
             "Let clients trust the CA, which can sign for these names only (no process has its key any more):",
@@ -96,6 +100,38 @@ class AzurePorts:
             "           then -Djavax.net.ssl.trustStore=a.p12 -Djavax.net.ssl.trustStorePassword=changeit",
             f"  CA is    {self.ca.absolute()}",
         ]
+        return lines
+
+    def _hosts_lines(self) -> list[str]:
+        if not is_wildcard(self.host):
+            lines = ["Add to /etc/hosts, where the clients run (and remove when you are done):"]
+            return lines + [f"  {self._address} {name}" for name in self.namespaces]
+        lines = ["Add to /etc/hosts of this machine, if clients run on it (and remove when you are done):"]
+        lines += [f"  127.0.0.1 {name}" for name in self.namespaces]
+        lines.append("Add to /etc/hosts of each other machine or container where clients run:")
+        return lines + [f"  ADDRESS-OF-THIS-MACHINE {name}" for name in self.namespaces]
+
+    def _redirection_lines(self) -> list[str]:
+        """Return how to redirect the ports that clients use, if the ports here are others.
+
+        On this machine, REDIRECT leads to 127.0.0.1, where a server with an address of its own does not listen.
+        """
+        moved = [pair for pair in zip((AMQPS_PORT, HTTPS_PORT), self.ports, strict=True) if pair[0] != pair[1]]
+        if not moved:
+            return []
+        is_local = is_loopback(self.host)
+        has_own_address = not is_local and not is_wildcard(self.host)
+        rule = f"  sudo {'ip6tables' if ':' in self._address else 'iptables'} -t nat -A"
+        lines = ["Clients use the ports 5671 and 443. Redirect them on this machine, for its own clients:"]
+        for theirs, ours in moved:
+            target = f"REDIRECT --to-ports {ours}"
+            if has_own_address:
+                target = f"DNAT --to-destination {Authority(self._address, ours)}"
+            lines.append(f"{rule} OUTPUT -o lo -p tcp --dport {theirs} -j {target}")
+        if not is_local:
+            lines.append("And for clients on other machines or in containers:")
+            for theirs, ours in moved:
+                lines.append(f"{rule} PREROUTING -p tcp --dport {theirs} -j REDIRECT --to-ports {ours}")
         return lines
 
 

@@ -293,7 +293,7 @@ def _kind(description: Description) -> str:
 
 def refuse_public_default_key(options: NamespaceOptions) -> None:
     """Raise OperatorError if the namespace would listen beyond loopback with the well-known default key."""
-    if _is_loopback(options.host):
+    if is_loopback(options.host):
         return
     if any(DEFAULT_KEY in (rule.primary_key, rule.secondary_key) for rule in options.rules):
         raise OperatorError(
@@ -302,7 +302,7 @@ def refuse_public_default_key(options: NamespaceOptions) -> None:
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
