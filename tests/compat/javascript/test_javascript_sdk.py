@@ -4,18 +4,21 @@ Node's own test runner runs each `*.test.js` beside this file; its failing tests
 nothing about Service Bus: the JavaScript tests do, written as a user of the SDK would write them.
 """
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import private_machine, tinyproxy
+from tests.cli.running import SOURCE
 from tests.compat.javascript.node_tests import HERE, outcomes_in, run_chapter
+from tests.entra import OWNER, RECEIVER, SENDER, Issuer
 from tests.private_machine import PrivateMachine
-from twinbus.testing import LocalNamespace
+from twinbus.testing import LocalNamespace, LocalNamespaces
 
-PROXIED = "proxy.test.js"
-CHAPTERS = sorted(path.name for path in HERE.glob("*.test.js") if path.name != PROXIED)
+PROXIED, SIGNED_IN, DIVERTED = "proxy.test.js", "entra.test.js", "backlog.test.js"
+CHAPTERS = sorted({path.name for path in HERE.glob("*.test.js")} - {PROXIED, SIGNED_IN, DIVERTED})
 THOROUGH = ["websocket.test.js"]
 # Each way of the SDK to a namespace: AMQP, HTTPS and WebSocket.
 UNDER_NAMES = ["sending.test.js", "admin_queues.test.js", "websocket.test.js"]
@@ -39,6 +42,26 @@ def test_n1_the_javascript_sdk_is_served_through_a_proxy(
         run_chapter(node, PROXIED, {**environment_of(namespace), "PROXY_PORT": str(proxy.port), **options})
         # The administration, and one for each client.
         assert proxy.tunnels >= 2
+
+
+@pytest.mark.thorough
+def test_n1_n6_the_javascript_sdk_signs_in_with_a_credential(node: list[str]) -> None:
+    issuer = Issuer()
+    tokens = {"OWNER": issuer.token(OWNER), "SENDER": issuer.token(SENDER), "RECEIVER": issuer.token(RECEIVER)}
+    tokens["EXPIRED"] = issuer.token(OWNER, seconds=-60)
+    with LocalNamespace(jwks=issuer.key_set) as namespace:
+        named = {f"TOKEN_OF_{role}": token for role, token in tokens.items()}
+        run_chapter(node, SIGNED_IN, {**environment_of(namespace), **named})
+
+
+@pytest.mark.thorough
+def test_n1_y1_what_the_javascript_sdk_encoded_is_syphoned_and_resubmitted_as_it_was(node: list[str]) -> None:
+    with LocalNamespaces("primary", "secondary", memory=True) as found:
+        strings = {"TWINBUS_SECONDARY_CONNECTION_STRING": found["secondary"].connection_string}
+        python = {"PYTHON": sys.executable, "PYTHONPATH": str(SOURCE)}
+        ca = {"NODE_EXTRA_CA_CERTS": str(found["primary"].ca)}
+        strings["TWINBUS_CONNECTION_STRING"] = found["primary"].connection_string
+        run_chapter(node, DIVERTED, {**strings, **python, **ca})
 
 
 @pytest.fixture(scope="module")
