@@ -29,19 +29,26 @@ TYPED: dict[str, tuple[Any, ...]] = {
     "SYMBOL": (b"symbol",),
     "NULL": (None,),
 }
+# The standard allows these in annotations and in a footer, and not in application properties.
+NESTED: dict[str, tuple[Any, ...]] = {
+    "LIST": ([], [1, "text", b"bytes", True, None], [[-1], {"key": [1.5, uuid.UUID(int=7)]}], [2**31 - 1] * 300),
+    "MAP": ({}, {"key": "text", "other": 1}, {"key": {"key": [False, {}]}}),
+}
 
 
-def value(draw: random.Random) -> Any:
-    kind = draw.choice(list(TYPED))
-    return {"TYPE": kind, "VALUE": draw.choice(TYPED[kind])}
+def value(draw: random.Random, types: dict[str, tuple[Any, ...]]) -> Any:
+    kind = draw.choice(list(types))
+    return {"TYPE": kind, "VALUE": draw.choice(types[kind])}
 
 
 def text(draw: random.Random, longest: int = 128) -> str:
     return "".join(draw.choice("aZ09 /é世") for _ in range(draw.choice((1, 5, longest))))
 
 
-def values(draw: random.Random, *names: str) -> dict[str, Any] | None:
-    return {name: value(draw) for name in names if draw.random() < 0.5} or None
+def values(
+    draw: random.Random, *names: str, types: dict[str, tuple[Any, ...]] = TYPED | NESTED
+) -> dict[str, Any] | None:
+    return {name: value(draw, types) for name in names if draw.random() < 0.5} or None
 
 
 def random_message(seed: int, session: str | None = None) -> AmqpAnnotatedMessage:
@@ -57,7 +64,14 @@ def random_message(seed: int, session: str | None = None) -> AmqpAnnotatedMessag
         annotations["x-opt-partition-key"] = key
     if key := sometimes(lambda: text(draw)):
         annotations["x-opt-via-partition-key"] = key
-    body = draw.choice(({"data_body": [b"two", b"parts"]}, {"value_body": "text"}, {"sequence_body": [[1, "a"], [2]]}))
+    bodies: tuple[dict[str, Any], ...] = (
+        {"data_body": [b"two", b"parts"]},
+        {"value_body": "text"},
+        {"value_body": [1, "a", [b"b", True]]},
+        {"value_body": {"key": {"other": [1]}}},
+        {"sequence_body": [[1, "a", {"key": [2]}], [2]]},
+    )
+    body = draw.choice(bodies)
     ids = (text(draw), uuid.UUID(int=seed), seed + 1, b"binary")
     return AmqpAnnotatedMessage(
         **body,
@@ -75,7 +89,7 @@ def random_message(seed: int, session: str | None = None) -> AmqpAnnotatedMessag
             group_sequence=sometimes(lambda: 42),
             reply_to_group_id=sometimes(lambda: text(draw)),
         ),
-        application_properties={**(values(draw, "one", "two", "three") or {}), "seed": seed},
+        application_properties={**(values(draw, "one", "two", "three", types=TYPED) or {}), "seed": seed},
         annotations=annotations,
         delivery_annotations=values(draw, "x-opt-hop"),
         footer=values(draw, "x-opt-sum"),

@@ -1,13 +1,20 @@
 """Transactions: sends and settlements on several entities are committed together or not at all."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from azure.servicebus._pyamqp._decode import decode_payload
+from azure.servicebus._pyamqp._encode import encode_payload
+from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
+from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from tests.amqp.transaction_requests import declare, discharge
+from tests.compat.python.random_messages import random_message
 from tests.namespace.front.amqp_peer import Peer
 from tests.namespace.front.transaction_peer import TransactionPeer, condition
+from tests.tiers import budget
 from twinbus.amqp import (
     ACCEPTED,
     RECEIVER,
@@ -25,7 +32,7 @@ from twinbus.amqp import (
 )
 from twinbus.namespace.front import transaction_coordinator
 from twinbus.namespace.server import NamespaceServer
-from twinbus.values import Described, Int, Timestamp, ULong
+from twinbus.values import Described, Int, Long, Timestamp, ULong
 
 
 async def left(peer: Peer, entity: str) -> list[str]:
@@ -72,6 +79,55 @@ async def test_n1_a_message_that_is_sent_on_in_a_transaction_may_have_annotation
     assert stored["x-opt-partition-key"] == "key"
     assert type(stored["x-opt-scheduled-enqueue-time"]) is Timestamp
     assert stored["x-opt-sequence-number"] != 9
+
+
+def as_sent_on(seed: int) -> bytes:
+    """Return what the Python SDK sends when it sends on a random message that it received."""
+    first = bytes(encode_payload(bytearray(), PyamqpTransport.to_outgoing_amqp_message(random_message(seed))))
+    received = AmqpAnnotatedMessage(message=decode_payload(memoryview(first)))
+    return bytes(encode_payload(bytearray(), PyamqpTransport.to_outgoing_amqp_message(received)))
+
+
+def carried(raw: bytes) -> dict[str, Any]:
+    """Return what a message carries, without what the namespace adds to it."""
+    sections = split_sections(raw)
+    added = ("x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-message-state", "x-opt-enqueue-sequence-number")
+    return {
+        "properties": replace(sections.properties, message_id=None),
+        "annotations": {key: each for key, each in sections.message_annotations.items() if key not in added},
+        "application properties": sections.application_properties,
+        "delivery annotations": sections.delivery_annotations,
+        "footer": sections.footer,
+        "body": [bytes(sections.raw[start:end]) for _, start, end in sections.body],
+    }
+
+
+async def peeked(peer: Peer, entity: str, sequence_number: int) -> bytes:
+    request = {"from-sequence-number": Long(sequence_number), "message-count": 1}
+    reply = await peer.ask(f"{entity}/$management", "com.microsoft:peek-message", request)
+    (entry,) = reply["body"]["messages"]
+    return bytes(entry["message"])
+
+
+async def test_n1_random_messages_that_are_sent_on_in_transactions_are_stored_as_without(
+    acting: TransactionPeer,
+) -> None:
+    peer, count = acting.peer, budget(25, 100, 1000)
+    plain, in_transaction = await peer.sender("orders"), await peer.sender("bills")
+    for first in range(0, count, 5):
+        payloads = [as_sent_on(seed) for seed in range(first, first + 5)]
+        name = await acting.begin()
+        for number, payload in enumerate(payloads):
+            plain.send(b"%d" % number, payload)
+            in_transaction.send(b"%d" % number, payload, state=transactional_state(name))
+        peer.flush()
+        for answer in await peer.answers(2 * len(payloads)):
+            told = read_transactional(answer.state)
+            assert type(answer.state if told is None else told.outcome) is Accepted
+        assert await acting.commit(name) is None
+    for sequence_number in range(1, count + 1):
+        without, within = [await peeked(peer, entity, sequence_number) for entity in ("orders", "bills")]
+        assert carried(within) == carried(without), f"seed {sequence_number - 1}"
 
 
 async def test_a_commit_makes_messages_visible_in_all_entities(acting: TransactionPeer) -> None:
