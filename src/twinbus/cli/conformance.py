@@ -9,11 +9,13 @@ import asyncio
 import json as json_text
 import os
 import signal
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+import twinbus
 from twinbus.cli import connections
 from twinbus.cli.errors import ATTENTION
 from twinbus.cli.interrupts import SIGNALLED
@@ -31,7 +33,7 @@ def check_conformance(connection_string: str, seconds: float, *, json: bool) -> 
     """Observe the namespace and print the result. Raises typer.Exit with 3 if something differs or is left behind."""
     from twinbus.cli.conformance_checks import Conformance  # noqa: PLC0415 - slow
 
-    result = Conformance(connections.namespace_name("primary", connection_string))
+    result, now = Conformance(connections.namespace_name("primary", connection_string)), datetime.now(UTC)
     try:
         with spinner("observing the namespace in scratch entities"):
             asyncio.run(_observed(connection_string, seconds, result))
@@ -39,7 +41,7 @@ def check_conformance(connection_string: str, seconds: float, *, json: bool) -> 
         for path in result.left:
             typer.echo(printable(f"{path} could not be removed: remove it by hand"), err=True)
     if json:
-        typer.echo(json_text.dumps(_report(result)))
+        typer.echo(json_text.dumps({"time": now.isoformat(timespec="seconds"), **_report(result)}))
     else:
         _print(result)
     if result.differences or result.left:
@@ -84,7 +86,9 @@ def _highest_cost(units: int) -> tuple[Decimal, str]:
 def _report(result: Conformance) -> dict[str, Any]:
     cost, currency = _highest_cost(result.units)
     return {
+        "twinbus": twinbus.__version__,
         "namespace": result.namespace,
+        "tier": result.tier,
         "state": "differs" if result.differences else "agrees",
         "observations": [{**one._asdict(), "agrees": one.agrees} for one in result.observations],
         "differences": len(result.differences),
@@ -100,7 +104,7 @@ def _print(result: Conformance) -> None:
     from rich.text import Text  # noqa: PLC0415 - slow, and not needed with --json
 
     shown = console()
-    shown.print(f"namespace  {printable(result.namespace)}")
+    shown.print(f"namespace  {printable(result.namespace)}, tier {printable(result.tier or 'not known')}")
     cost, currency = _highest_cost(result.units)
     shown.print(f"cost       {result.operations} operations, {result.units} units: at most {cost:.6f} {currency}")
     if result.differences:

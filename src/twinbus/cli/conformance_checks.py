@@ -66,6 +66,8 @@ class Conformance:
     """The result: all observations, what they cost, and the entities that could not be removed."""
 
     namespace: str
+    tier: str | None = None
+    """The tier that the namespace reports, such as Standard or Premium. None until it was asked."""
     observations: list[Observation] = field(default_factory=list)
     operations: int = 0
     units: int = 0
@@ -90,6 +92,7 @@ class Scratch:
         self.operations = self.units = 0
         self._entities: dict[str, bool] = {}
         """The names of the entities that were made or perhaps made, and whether each is a topic."""
+        self._creations: set[asyncio.Future[Any]] = set()
 
     def count(self, operations: int = 1, size: int = 0) -> None:
         """Count operations of messages with `size` bytes each."""
@@ -100,7 +103,7 @@ class Scratch:
         path = self.prefix + name
         self._entities[path] = False
         properties.setdefault("auto_delete_on_idle", _IDLE)
-        await self.administration.request(self.administration.client.create_queue, path, **properties)
+        await self._created(self.administration.request(self.administration.client.create_queue, path, **properties))
         return path
 
     async def topic(self, name: str, **subscription: Any) -> str:
@@ -114,10 +117,19 @@ class Scratch:
             async with made:
                 await made.client.create_topic(path, auto_delete_on_idle=_IDLE)
 
-        await self.administration.request(create)
+        await self._created(self.administration.request(create))
         client = self.administration.client
         await self.administration.request(client.create_subscription, path, "s", **subscription)
         return path
+
+    async def _created(self, creation: Awaitable[Any]) -> None:
+        """Wait for the creation of an entity. If the waiting is cancelled, the creation goes on: `remove` waits for it.
+
+        Without an answer, the entity could appear after its removal.
+        """
+        going_on = asyncio.ensure_future(creation)
+        self._creations.add(going_on)
+        await asyncio.shield(going_on)
 
     async def send(self, path: str, *messages: Message | bytes) -> None:
         self.count(len(messages))
@@ -156,6 +168,7 @@ class Scratch:
 
     async def remove(self) -> list[str]:
         """Remove all entities. Returns the paths of those that could not be removed."""
+        await asyncio.gather(*self._creations, return_exceptions=True)
         client, left = self.administration.client, list[str]()
         places = asyncio.Semaphore(_AT_A_TIME)
 
@@ -215,6 +228,28 @@ async def _sent_on(scratch: Scratch) -> str:
     key = found.annotations.get("x-opt-partition-key")
     kept = [name for name in ("x-opt-locked-until",) if name in found.annotations]
     return f"accepted; key {key!r}, {'old lock kept' if kept else 'no old lock'}"
+
+
+async def _scheduled_by_a_number(scratch: Scratch) -> str:
+    """Send a scheduled time as the SDKs write it when they send on a scheduled message: as a number."""
+    path = await scratch.queue("scheduled")
+    later = int(time.time() + 3600) * 1000
+    await scratch.send(path, build_message(message_annotations={"x-opt-scheduled-enqueue-time": later}, data=b"x"))
+    [found] = await scratch.peeked(path)
+    return found.state.name.lower()
+
+
+async def _order_of_sections(scratch: Scratch) -> str:
+    """Send delivery annotations after the body, as the Python SDK does, and a footer before it, as JavaScript does."""
+    path, body = await scratch.queue("sections"), build_message(data=b"x")
+    annotations = build_message(delivery_annotations={"x-opt-hop": "hop"}, data=b"x").removesuffix(body)
+    footer = build_message(data=b"x", footer={"x-opt-sum": "sum"}).removeprefix(body)
+    await scratch.send(path, body + annotations)
+    await scratch.send(path, footer + body)
+    found = await scratch.peeked(path)
+    bodies, footers = [bytes(one.body) for one in found], [dict(one.footer) for one in found]
+    kept = bodies == [b"x", b"x"] and footers == [{}, {"x-opt-sum": "sum"}]
+    return "accepted; all sections kept" if kept else f"accepted; bodies {bodies}, footers {footers}"
 
 
 async def _deleted_on_receive(scratch: Scratch) -> str:
@@ -442,6 +477,8 @@ ASSUMPTIONS: Final = (
     Assumption("ping", "hidden", _ping),
     Assumption("message_without_id", "gets an id", _message_without_id),
     Assumption("message_sent_on", "accepted; key 'key', no old lock", _sent_on),
+    Assumption("scheduled_time_as_number", "scheduled", _scheduled_by_a_number),
+    Assumption("order_of_sections", "accepted; all sections kept", _order_of_sections),
     Assumption("delivery_annotations_without_lock", "empty", _deleted_on_receive),
     Assumption("full_batch", _ACCEPTED, _full_batch),
     Assumption("missing_entity", "amqp:not-found", _missing_entity),
@@ -503,7 +540,7 @@ async def observe(connection_string: str, seconds: float, result: Conformance) -
                 return Observation(assumption.name, assumption.expected, await _probed(assumption, scratch))
 
         try:
-            await _first_entity(scratch, result.namespace)
+            await _begin(scratch, result)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(observed(assumption)) for assumption in ASSUMPTIONS]
             result.observations = [task.result() for task in tasks]
@@ -512,11 +549,15 @@ async def observe(connection_string: str, seconds: float, result: Conformance) -
             result.operations, result.units = scratch.operations, scratch.units
 
 
-async def _first_entity(scratch: Scratch, namespace: str) -> None:
+async def _begin(scratch: Scratch, result: Conformance) -> None:
+    """Make the first entity, and read the tier of the namespace. Raises OperatorError."""
+    administration = scratch.administration
     try:
         await scratch.queue("first")
+        properties = await administration.request(administration.client.get_namespace_properties)
     except (AzureError, OSError) as error:
-        raise connections.access_error(namespace, error) from error
+        raise connections.access_error(result.namespace, error) from error
+    result.tier = properties.messaging_sku
 
 
 async def _probed(assumption: Assumption, scratch: Scratch) -> str:
