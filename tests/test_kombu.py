@@ -132,6 +132,14 @@ def test_s17_n6_a_host_needs_a_credential_from_the_transport_options_or_the_envi
         Connection(broker_url(*HOSTS)).connect()
 
 
+def test_s17_n6_the_child_of_a_fork_makes_a_credential_of_its_own() -> None:
+    """The parent's may have connections open, which the child must not use."""
+    parents = named_credential("cli")
+    if (child := os.fork()) == 0:
+        os._exit(int(named_credential("cli") is parents))
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize(
     ("text", "reason"),
