@@ -33,7 +33,8 @@ def check_conformance(connection_string: str, seconds: float, *, json: bool) -> 
     """Observe the namespace and print the result. Raises typer.Exit with 3 if something differs or is left behind."""
     from twinbus.cli.conformance_checks import Conformance  # noqa: PLC0415 - slow
 
-    result, now = Conformance(connections.namespace_name("primary", connection_string)), datetime.now(UTC)
+    result = Conformance(connections.namespace_name("primary", connection_string))
+    began = datetime.now(UTC)
     try:
         with spinner("observing the namespace in scratch entities"):
             asyncio.run(_observed(connection_string, seconds, result))
@@ -41,7 +42,7 @@ def check_conformance(connection_string: str, seconds: float, *, json: bool) -> 
         for path in result.left:
             typer.echo(printable(f"{path} could not be removed: remove it by hand"), err=True)
     if json:
-        typer.echo(json_text.dumps({"time": now.isoformat(timespec="seconds"), **_report(result)}))
+        typer.echo(json_text.dumps(_report(result, began)))
     else:
         _print(result)
     if result.differences or result.left:
@@ -83,10 +84,11 @@ def _highest_cost(units: int) -> tuple[Decimal, str]:
     return units * highest / (scale.per if scale is not None else 1), prices.currency
 
 
-def _report(result: Conformance) -> dict[str, Any]:
+def _report(result: Conformance, began: datetime) -> dict[str, Any]:
     cost, currency = _highest_cost(result.units)
     return {
         "twinbus": twinbus.__version__,
+        "time": began.isoformat(timespec="seconds"),
         "namespace": result.namespace,
         "tier": result.tier,
         "state": "differs" if result.differences else "agrees",

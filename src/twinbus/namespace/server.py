@@ -303,6 +303,7 @@ def refuse_public_default_key(options: NamespaceOptions) -> None:
 
 
 def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a server that listens on `host`."""
     if host == "localhost":
         return True
     try:
