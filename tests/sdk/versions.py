@@ -2,9 +2,10 @@
 
 `python -m tests.sdk.versions [--workers 2] [--tests tests/sdk …] [7.14 …]`
 
-Each version gets an environment of its own: a venv that has only that version of azure-servicebus, and behind it, by a
-`.pth` file, the packages of the environment that runs this script. Neither the project's environment nor its locks
-change. The environments are kept in a folder outside of the project, for the next run (`--folder`).
+Each version gets an environment of its own: a venv that has that version of azure-servicebus and uamqp, the AMQP client
+that its option `uamqp_transport` uses. Behind them, by a `.pth` file, come the packages of the environment that runs
+this script. Neither the project's environment nor its locks change. The environments are kept in a folder outside of
+the project, for the next run (`--folder`).
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = ("tests/sdk", "tests/pairing", "tests/compat/python")
 IGNORED = "tests/pairing/simulation"
 """Simulated worlds send nothing through the SDK."""
-EARLIER_VERSIONS = ("7.11", "7.12")
+EARLIER_VERSIONS = ("7.8", "7.11", "7.12")
 """Versions that pairs do not support. Of these, only what docs/guides/serve.md says is tried."""
 EARLIER_TESTS = ("tests/compat/python/test_versions.py",)
+UAMQP = "uamqp==1.6.*"
+# 7.8 is the last version that always uses uamqp. The project has no other package that needs these.
+FURTHER_PACKAGES = {"7.8": ("msrest==0.7.*", "requests-oauthlib==2.0.*", "oauthlib==3.*")}
 OLDER_VERSIONS = ("7.13", "7.14")
 """Versions that need `tests.sdk.older_versions` to use a local namespace."""
 
@@ -58,11 +62,12 @@ def main() -> int:
 def environment(folder: Path, version: str) -> Path:
     """Make the environment of a version, unless it is there, and return its Python."""
     python = folder / "bin" / "python"
-    if not python.exists():
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    if not (site / "uamqp").exists():
         venv.create(folder, with_pip=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run([*pip, f"azure-servicebus=={version}.*"], check=True)
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+        packages = (f"azure-servicebus=={version}.*", UAMQP, *FURTHER_PACKAGES.get(version, ()))
+        subprocess.run([*pip, *packages], check=True)
     # Behind its own packages: a path that a .pth file names comes after the folder of the file.
     site.joinpath("project.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     if version in OLDER_VERSIONS:
