@@ -89,6 +89,22 @@ def test_d3_incidents_and_latency_show_entity_and_times_whole(
     assert max(map(len, shown.splitlines())) <= width
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_m4_a_forecast_shows_what_each_line_is_for(width: int) -> None:
+    shown = invoke("cost", "forecast", "--state", "secondary", COLUMNS=str(width)).stdout
+    assert max(map(len, shown.splitlines())) <= width
+    words = " ".join(shown.replace("│", " ").split())
+    for why in (
+        "the application's sends (without a pair, too)",
+        "pings that succeed: each client per entity",
+        "pings that fail",
+        "a ping that succeeded: does an operator hold the entity?",
+        "syphons look for holds before they move messages",
+        "clients check whether a syphon works",
+    ):
+        assert why in words
+
+
 words = st.text(alphabet="abcdefgh/-0123456789", min_size=1, max_size=24)
 sentences = st.lists(words, min_size=1, max_size=8).map(" ".join)
 
