@@ -93,7 +93,7 @@ def resubmit(
 
     Examples:
       twinbus deadletter resubmit --id 4711
-      twinbus deadletter resubmit --destination orders --to orders-v2 --ledger ./ledger
+      twinbus deadletter resubmit --destination orders --to orders-v2
       twinbus deadletter resubmit --all --yes
     """
     with errors_reported(debug=debug):

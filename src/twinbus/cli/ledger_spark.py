@@ -291,7 +291,7 @@ def reconcile(
       twinbus ledger reconcile ./tables --ledger ./ledger
       twinbus ledger reconcile ./ledger
       twinbus ledger reconcile ./tables --as-is
-      twinbus ledger reconcile ./tables --since 2026-11-01 --until 2026-12-01 --json
+      twinbus ledger reconcile ./tables --since 2026-11-01 --json
       twinbus ledger reconcile ./tables --ledger ./ledger --audit
     """
     silence = None if dead_after is None else timedelta(seconds=dead_after)

@@ -62,7 +62,7 @@ def report(
 
     Examples:
       twinbus report ./ledger -o report.html
-      twinbus report ./ledger --tables ./tables --since 2026-11-01 --title "November"
+      twinbus report ./tables --since 2026-11-01 --title "November"
       twinbus report ./tables --json
     """
     with errors_reported(debug=debug):
