@@ -23,6 +23,7 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
 def test_no_text_for_users_names_a_clause() -> None:
     clause = re.compile(rf"\b({'|'.join(specified())})\b")
     texts = [(source.name, text) for source in sources(PACKAGE) for text in _texts(source.tree)]
+    texts += [(path.name, path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.toml")]
     assert len(texts) > 1000
     # The commands of an SVG path look like clauses.
     assert [(name, text) for name, text in texts if clause.search(text) and not name.endswith("charts.py")] == []
