@@ -119,7 +119,7 @@ docs: $(DOCS_STAMP) ## the site: guides, API, commands, events, metrics; every l
 
 $(DOCS_STAMP): requirements-docs.lock
 	$(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-docs.lock
+	@$(DOCS_VENV)/bin/python .ci/pip-progress --require-hashes -r requirements-docs.lock
 	@touch $@
 
 # Exit code of .ci/audit: 3 if vulnerabilities are known, 4 if the advisories cannot be reached.
@@ -130,7 +130,7 @@ audit: $(AUDIT_STAMP) ## known vulnerabilities of the locked packages (needs the
 
 $(AUDIT_STAMP): requirements-audit.lock
 	$(PYTHON) -m venv $(AUDIT_VENV)
-	$(AUDIT_VENV)/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-audit.lock
+	@$(AUDIT_VENV)/bin/python .ci/pip-progress --require-hashes -r requirements-audit.lock
 	@touch $@
 
 release: $(STAMP) ## build, check and tag a release, upload nothing: VERSION=1.2.3

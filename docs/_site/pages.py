@@ -5,6 +5,7 @@ MkDocs calls the functions `on_…`. `make docs` builds the site.
 
 from __future__ import annotations
 
+import ast
 import posixpath
 import re
 from collections.abc import Iterator
@@ -237,7 +238,25 @@ def api_pages() -> dict[str, str]:
         "api/testing.md": api_page(
             "twinbus.testing", twinbus.testing.__doc__ or "", "twinbus.testing", twinbus.testing.__all__
         ),
+        "api/kombu.md": read_api_page("twinbus.kombu"),
+        # Spark calls the methods of the data source.
+        "api/spark-source.md": read_api_page("twinbus.pipeline.servicebus", members=False),
+        "api/spark-session.md": read_api_page("twinbus.pipeline.session"),
     }
+
+
+def read_api_page(module: str, *, members: bool = True) -> str:
+    """Return the page of a module that this site cannot import: what it needs is not installed for the site."""
+    path = ROOT / "src" / module.replace(".", "/")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    (names,) = (
+        ast.literal_eval(one.value)
+        for one in tree.body
+        if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "__all__"
+    )
+    page = api_page(module, ast.get_docstring(tree) or "", module, names)
+    return page if members else f"{page}    options:\n      members: false\n"
 
 
 def api_page(title: str, text: str, module: str, names: list[str]) -> str:

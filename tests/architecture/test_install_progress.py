@@ -49,6 +49,12 @@ def test_an_installation_that_fails_shows_everything(tmp_path: Path) -> None:
     assert "Downloading pyspark-4.0.tar.gz (400 MB)" in done.stderr
 
 
+def test_every_installation_of_make_shows_how_far_it_is() -> None:
+    recipes = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+    assert [line for line in recipes if "pip install" in line] == []
+    assert len([line for line in recipes if ".ci/pip-progress" in line]) == 4
+
+
 def test_the_state_is_told_with_the_package_and_its_size(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {"__name__": "pip_progress"}
     exec((ROOT / ".ci" / "pip-progress").read_text(encoding="utf-8"), names)  # noqa: S102 - a script without .py

@@ -2,8 +2,10 @@
 
 import ast
 import re
+from collections.abc import Iterator
 
 from .source import PACKAGE, sources
+from .test_clauses import specified
 
 EMPTY_NAMES = re.compile(r"(^|_)(utils?|common|helpers?|managers?|base)(_|$)")
 
@@ -16,3 +18,20 @@ def test_every_module_introduces_itself() -> None:
 
 def test_no_module_has_a_name_that_says_nothing() -> None:
     assert [source.name for source in sources(PACKAGE) if EMPTY_NAMES.search(source.path.stem)] == []
+
+
+def test_no_text_for_users_names_a_clause() -> None:
+    clause = re.compile(rf"\b({'|'.join(specified())})\b")
+    texts = [(source.name, text) for source in sources(PACKAGE) for text in _texts(source.tree)]
+    texts += [(path.name, path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.toml")]
+    assert len(texts) > 1000
+    # The commands of an SVG path look like clauses.
+    assert [(name, text) for name, text in texts if clause.search(text) and not name.endswith("charts.py")] == []
+
+
+def _texts(tree: ast.Module) -> Iterator[str]:
+    """Yield the literals that are text and no docstrings."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value

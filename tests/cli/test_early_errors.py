@@ -12,6 +12,7 @@ from tests.cli.running import COMMAND, PATIENCE, environment, invoke, run, servi
 from tests.cli.syphoned import Backlog
 from twinbus.testing import LocalNamespaces
 
+NEITHER = "contains neither a ledger nor tables"
 SPAN = "is not a span of time. Give a number with ms, s, m, h or d"
 
 
@@ -22,7 +23,10 @@ SPAN = "is not a span of time. Give a number with ms, s, m, h or d"
         (("ledger", "ingest", "file", "tables"), "the ledger file is not a folder", 1),
         (("ledger", "ingest", "ledger", "file/tables"), "the tables cannot be in file/tables: ", 1),
         (("ledger", "ingest", "ledger", "/proc/tables"), "the tables cannot be in /proc/tables: /proc cannot be", 1),
-        (("ledger", "reconcile", "tables"), "tables holds no tables", 1),
+        (("ledger", "reconcile", "nowhere"), f"nowhere {NEITHER}", 1),
+        (("ledger", "incidents", "ledger"), f"ledger {NEITHER}", 1),
+        (("ledger", "latency", "file"), f"file {NEITHER}", 1),
+        (("ledger", "cost", "nowhere", "--tables", "tables"), f"nowhere {NEITHER}", 1),
         (("ledger", "cost", "tables", "--jars", "no.jar", "--ledger", "ledger"), "--jars: no.jar is not a file", 2),
         (
             ("ledger", "incidents", "tables", "--since", "2026-01-02", "--until", "2026-01-01"),
@@ -38,8 +42,8 @@ SPAN = "is not a span of time. Give a number with ms, s, m, h or d"
         (("ledger", "audit", "ledger", "--engine", "spark"), "ledger is not a ledger", 1),
         (("pipeline", "run", "nowhere", "tables"), "the ledger nowhere does not exist", 1),
         (("pipeline", "run", "ledger", "file/tables"), "the tables cannot be in file/tables: ", 1),
-        (("cost", "actual", "tables"), "tables holds no tables", 1),
-        (("report", "nowhere"), "nowhere contains neither a ledger nor tables", 1),
+        (("cost", "actual", "nowhere"), f"nowhere {NEITHER}", 1),
+        (("report", "nowhere"), f"nowhere {NEITHER}", 1),
         (("report", "ledger", "-o", "nowhere/report.html"), "nowhere is not a folder", 1),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -304,10 +304,17 @@ def test_n1_a_near_name_is_offered(bus: Bus) -> None:
         (("send", "q", "--lines"), "the input has no line"),
         (("send", "q", "x", "--count", "2", "--id", "1"), "--id is for one message"),
         (("send", "q", "x", "--property", "a"), "--property 'a' is not name=text"),
-        (("send", "q", "x", "--property", "a:=[1]"), "--property 'a:=[1]' is not name=text"),
+        (("send", "q", "x", "--property", "a:=[1]"), "--property 'a:=[1]' has no value that a message can carry"),
+        (("send", "q", "x", "--property", 'a:="b"'), "after = it is text"),
+        (("send", "q", "x", "--property", "a:=NaN"), "a number of at most 64 bits, true or false"),
+        (("send", "q", "x", "--property", "a:=1e400"), "--property 'a:=1e400' has no value"),
+        (("send", "q", "x", "--property", f"a:={2**63}"), f"--property 'a:={2**63}' has no value"),
+        (("send", "q", "x", "--time-to-live", "0"), "--time-to-live is shorter than 1 ms"),
+        (("send", "q", "x", "--delay", "9999999d"), "--delay ends after the last date"),
         (("send", "q", "x", "--delay", "soon"), "'soon' is not a span of time. Give a number with ms, s, m, h or d"),
         (("peek", "q/$DeadLetterQueue"), "is a dead-letter queue"),
         (("peek", "/"), "the path of the entity is empty"),
+        (("peek", "q", "--after", str(2**63)), f"{2**63} is not in the range"),
         (("create", "t/subscriptions/s", "--topic"), "is a subscription"),
         (("create", "t", "--topic", "--sessions"), "a topic has no --sessions"),
         (("create", "q", "--filter", "1=1"), "a queue has no --filter"),
@@ -319,6 +326,21 @@ def test_n1_wrong_usage_ends_with_2(bus: Bus, arguments: tuple[str, ...], says: 
     done = bus.run(*arguments, input="")
     assert (done.exit_code, done.stdout) == (2, "")
     assert says in done.stderr
+
+
+@pytest.mark.thorough
+def test_n1_what_the_service_refuses_has_a_hint(bus: Bus) -> None:
+    queue, topic = bus.new("--sessions"), bus.new("--topic", kind="topic")
+    sent = bus.run("send", queue, "hi")
+    assert (sent.exit_code, sent.stdout) == (2, "")
+    assert f"error: {bus.authority} refuses this: The entity requires sessions" in sent.stderr
+    assert "hint: Add --session ID" in sent.stderr
+    peeked = bus.run("peek", topic)
+    assert (peeked.exit_code, peeked.stdout) == (2, "")
+    assert f"error: {bus.authority} refuses this: '{topic}' is a topic" in peeked.stderr
+    assert f"hint: Peek at {topic}/subscriptions/NAME." in peeked.stderr
+    long = bus.run("send", queue, "hi", "--session", "s" * 200)
+    assert (long.exit_code, "longer than 128 characters" in long.stderr, "hint:" in long.stderr) == (2, True, False)
 
 
 @pytest.mark.parametrize("arguments", [("list",), ("peek", "q"), ("send", "q", "x")])

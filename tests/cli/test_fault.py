@@ -42,7 +42,7 @@ def test_a_fault_is_set_listed_and_cleared(connection: str) -> None:
         "--seed",
         "9",
     )
-    made = run("fault", "set", "server-busy", "-c", connection, *spec, "--duration", "60", "--json")
+    made = run("fault", "set", "server-busy", "-c", connection, *spec, "--duration", "1m", "--json")
     assert made.returncode == 0, made.stderr
     fault = json.loads(made.stdout)
     wanted = {"kind": "server-busy", "entity": "orders", "points": ["send", "settle"], "probability": 0.5, "count": 3}

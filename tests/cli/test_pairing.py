@@ -149,6 +149,14 @@ def test_s11_a_drill_whose_sends_fail_ends_with_3(server: Serving, strings: dict
     assert done.stdout.splitlines()[-1] == "something did not go as expected"
 
 
+def test_s11_a_drill_looks_for_its_entity_before_it_asks(strings: dict[str, str]) -> None:
+    missing = invoke("drill", "--entity", "nothing", "--count", "1", "--timeout", "3", input="n\n", **strings)
+    assert (missing.exit_code, missing.stdout) == (1, "")
+    assert "error: queue or topic 'nothing' is not on localhost:" in missing.stderr
+    asked = invoke("drill", "--entity", "orders", "--count", "1", "--timeout", "3", input="n\n", **strings)
+    assert "Receivers of orders will get" in asked.stdout
+
+
 def test_s11_a_drill_of_an_entity_that_is_not_there_says_so(strings: dict[str, str]) -> None:
     done = invoke("drill", "--entity", "nothing", "--count", "1", "--timeout", "3", "--yes", **strings)
     assert done.exit_code == 1

@@ -7,6 +7,7 @@ import logging
 import re
 import sys
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.cli.test_whole import VERBS
 from twinbus.cli import progress
 from twinbus.cli.demo import finale, screen
 from twinbus.cli.demo.display import LiveDisplay
-from twinbus.cli.help_panels import show_whole_names
+from twinbus.cli.help_panels import fit_help
 from twinbus.cli.job_answers import JobAnswer, print_rows
 from twinbus.cli.tables import print_table
 from twinbus.namespace import configure_logging
@@ -38,7 +39,7 @@ def test_the_help_of_a_verb_has_whole_names() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", VERBS, ids=" ".join)
 def test_help_shows_options_and_variables_whole_on_80_columns(name: tuple[str, ...]) -> None:
-    show_whole_names()  # as the command line does; `invoke` does not call the command line itself
+    fit_help()  # as the command line does; `invoke` does not call the command line itself
     shown = invoke(*name, "--help", COLUMNS="80").stdout
     assert max(map(len, shown.splitlines())) <= 80
     words = set(re.sub("[│╭╰─,]", " ", shown).replace("]", " ").split())
@@ -47,6 +48,19 @@ def test_help_shows_options_and_variables_whole_on_80_columns(name: tuple[str, .
             assert not {text for text in one.opts if text.startswith("-")} - words
         if getattr(one, "show_envvar", False) and isinstance(one.envvar, str):
             assert one.envvar in words
+
+
+@pytest.mark.parametrize("name", VERBS, ids=" ".join)
+def test_help_shows_examples_whole_and_paragraphs_filled_on_80_columns(name: tuple[str, ...]) -> None:
+    fit_help()
+    shown = invoke(*name, "--help", COLUMNS="80").stdout.partition("╭")[0].splitlines()
+    lines = [line.removeprefix(" ").rstrip() for line in shown]
+    examples = [line for line in VERBS[name].help.splitlines() if line.startswith("  ")]
+    assert examples
+    assert [line for line in examples if line not in lines] == []
+    for line, following in pairwise(lines):
+        if line and following and not following.startswith("  ") and line != "Examples:":
+            assert len(line) + 1 + len(following.split()[0]) > 78, f"{following!r} begins too late"
 
 
 INCIDENT = {
@@ -87,6 +101,22 @@ def test_d3_incidents_and_latency_show_entity_and_times_whole(
     assert "1,234.500" in shown
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_m4_a_forecast_shows_what_each_line_is_for(width: int) -> None:
+    shown = invoke("cost", "forecast", "--state", "secondary", COLUMNS=str(width)).stdout
+    assert max(map(len, shown.splitlines())) <= width
+    words = " ".join(shown.replace("│", " ").split())
+    for why in (
+        "the application's sends (without a pair, too)",
+        "pings that succeed: each client per entity",
+        "pings that fail",
+        "a ping that succeeded: does an operator hold the entity?",
+        "syphons look for holds before they move messages",
+        "clients check whether a syphon works",
+    ):
+        assert why in words
 
 
 words = st.text(alphabet="abcdefgh/-0123456789", min_size=1, max_size=24)

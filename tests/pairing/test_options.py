@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
 from datetime import timedelta
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from twinbus import aio, pair_connection_strings
 from twinbus.backlog import COUNTING_FAILURES, FailureKind
 from twinbus.errors import OptionError
 from twinbus.ledger import Ledger, LedgerOptions
@@ -303,3 +305,21 @@ def test_p2_a_mapping_has_texts_or_values_and_an_unknown_name_is_refused() -> No
     )
     with pytest.raises(OptionError, match="failover_intervall"):
         SendAvailabilityOptions.from_mapping({"failover_intervall": "30s"})
+
+
+STRING = "Endpoint=sb://one.example;SharedAccessKeyName=a;SharedAccessKey=b"
+
+
+@pytest.mark.parametrize("paired", [pair_connection_strings, aio.pair_connection_strings])
+@pytest.mark.parametrize(("primary", "secondary", "side"), [("junk", STRING, "primary"), (STRING, "junk", "secondary")])
+def test_p1_a_connection_string_that_cannot_be_used_is_named(
+    paired: Callable[..., Any], primary: str, secondary: str, side: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^the {side}: Connection string is either blank or malformed"):
+        paired(primary, secondary)
+
+
+@pytest.mark.parametrize("paired", [pair_connection_strings, aio.pair_connection_strings])
+def test_p1_two_namespaces_do_not_get_one_endpoint(paired: Callable[..., Any]) -> None:
+    with pytest.raises(OptionError, match="make two clients, and pair them with pair_namespaces"):
+        paired(STRING, STRING.replace("one", "two"), custom_endpoint_address="sb://gateway.example")

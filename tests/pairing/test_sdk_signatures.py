@@ -13,6 +13,7 @@ import pytest
 import twinbus.aio
 import twinbus.pairing as ours
 from twinbus import SendAvailabilityOptions
+from twinbus.pairing.call_arguments import IdentifiedBatch
 
 TYPED = Path(__file__).with_name("typed_program.py")
 STAND_INS: list[tuple[type, type]] = [
@@ -22,6 +23,7 @@ STAND_INS: list[tuple[type, type]] = [
     (ours.AioPairedSender, aio_sdk.ServiceBusSender),
     (ours.QuietReceiver, sdk.ServiceBusReceiver),
     (ours.AioQuietReceiver, aio_sdk.ServiceBusReceiver),
+    (IdentifiedBatch, sdk.ServiceBusMessageBatch),
 ]
 both = pytest.mark.parametrize(("own", "theirs"), STAND_INS, ids=lambda one: f"{one.__module__}.{one.__name__}")
 CONTEXTS = ("__enter__", "__exit__", "__aenter__", "__aexit__", "__iter__", "__next__", "__aiter__", "__anext__")

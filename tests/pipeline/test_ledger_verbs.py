@@ -53,7 +53,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.usefixtures("spark")
 def test_d3_the_verbs_ingest_and_report_and_a_loss_exits_with_1(ledger: Path, tmp_path: Path) -> None:
     code, said = run("reconcile", str(tmp_path / "tables"))
-    assert (code, "holds no tables" in said) == (1, True)
+    assert (code, "contains neither a ledger nor tables" in said) == (1, True)
     code, said = run("ingest", str(ledger), str(tmp_path / "tables"))
     assert code == 0, said
     assert ["operations", "3"] in [line.split() for line in said.splitlines()]

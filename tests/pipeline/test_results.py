@@ -239,6 +239,8 @@ def test_d7_results_that_are_not_up_to_date_are_shown_only_as_they_are(spark: Sp
     assert f"not up to date: the results do not have all of {segment_name(2)}" in done.stderr
     done = verb("ledger", "reconcile", tables, "--as-is")
     assert (done.returncode, "there are no results in" in done.stderr) == (1, True)
+    done = verb("ledger", "cost", ledger, "--as-is")
+    assert (done.returncode, "there are no results that --as-is could show" in done.stderr) == (1, True)
     done = verb("ledger", "cost", tables, "--as-is", "--since", "2026-09-22T00:30:00")
     assert (done.returncode, "--as-is needs a window of whole hours" in done.stderr) == (2, True)
     done = verb("ledger", "cost", tables, "--as-is", "--master", "local[1]")

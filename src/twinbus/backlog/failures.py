@@ -93,17 +93,17 @@ FAILURE_RULES: Final[Mapping[FailureKind, FailureRule]] = {
     FailureKind.CERTIFICATE: FailureRule(
         False, False, _OPERATOR, "a person must see a certificate that is not trusted, and decide"
     ),
-    FailureKind.SERVER_BUSY: FailureRule(False, False, _SERVICE, "wait and send again (S2, S6)"),
+    FailureKind.SERVER_BUSY: FailureRule(False, False, _SERVICE, "wait and send again"),
     FailureKind.ENTITY_NOT_FOUND: FailureRule(
         False, True, _OPERATOR, "create the entity; one backlog queue may be missing alone"
     ),
-    FailureKind.MESSAGE_TOO_LARGE: FailureRule(False, False, _CALLER, "the message is at fault (S2, S6)"),
+    FailureKind.MESSAGE_TOO_LARGE: FailureRule(False, False, _CALLER, "the message is at fault"),
     FailureKind.BAD_MESSAGE: FailureRule(False, False, _CALLER, "a bad argument, or a message that cannot be encoded"),
     FailureKind.UNKNOWN: FailureRule(
         False, False, _CALLER, "no service was involved: an exception of the program itself must not be hidden"
     ),
-    FailureKind.CANCELLED: FailureRule(False, False, _CALLER, "the caller cancelled the call (S13)"),
-    FailureKind.CLOSED: FailureRule(False, False, _CALLER, "the owner closed the sender or the client (C1)"),
+    FailureKind.CANCELLED: FailureRule(False, False, _CALLER, "the caller cancelled the call"),
+    FailureKind.CLOSED: FailureRule(False, False, _CALLER, "the owner closed the sender or the client"),
     FailureKind.NO_TURN: FailureRule(
         False, False, _SERVICE, "other calls of this process held the link: the service was not asked"
     ),

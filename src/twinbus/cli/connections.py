@@ -258,6 +258,22 @@ def missing_entity(kind: str, path: str, where: str, near: str | None = None) ->
     return OperatorError(f"{kind} {path!r} is not on {where}", f"{hint} `twinbus entity create` makes a new one.")
 
 
+async def refuse_missing_on_primary(primary: str, entity: str, seconds: float) -> None:
+    """Raise OperatorError if the primary answers that it has no such queue or topic.
+
+    A primary that is away, or a key without the Send right, raises nothing.
+    """
+    from twinbus.backlog import FailureKind, failure_kind  # noqa: PLC0415 - slow
+    from twinbus.connect import ServiceBusError  # noqa: PLC0415
+
+    async with access(primary, side="primary").connect(timeout=seconds) as bus:
+        try:
+            await bus.sender(entity)
+        except ServiceBusError as error:
+            if failure_kind(error) is FailureKind.ENTITY_NOT_FOUND:
+                raise missing_entity("queue or topic", entity, namespace_name("primary", primary)) from error
+
+
 def access_error(what: str, error: Exception) -> OperatorError:
     """Return the error for a namespace that refuses the key or cannot be reached. `what` names the namespace.
 

@@ -97,7 +97,7 @@ def forecast(
     Examples:
       twinbus cost forecast --backlog-queues 10 --rate 50 --outage 1h
       twinbus cost forecast --rate 50 --compare backlog-queues=2,5,10,20
-      twinbus cost forecast --rate 50 --outage 15m --outages 4 --compare syphon=standing,after
+      twinbus cost forecast --outages 4 --compare syphon=standing,after
       twinbus cost forecast --tier premium --messaging-units 2 --json
     """
     with errors_reported(debug=debug):

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _SIGNIFICANT = Decimal("0.0001")
 _WIDE = 130
+_OPERATIONS = ("phase", "stage", "operations", "units", "MB", "cost")
+_TEXTS = ("phase", "stage", "why")
 
 
 def money(amount: Decimal) -> str:
@@ -55,23 +57,50 @@ def show_forecast(found: Forecast) -> None:
         f"[bold]{idle.thirty_days:,g}[/] in 30 days",
         markup=True,
     )
-    wide = shown.width >= _WIDE
-    table = _table("phase", "stage", "operations", "units", "MB", "cost", *(["why"] if wide else []))
-    before = ""
-    for line in found.bill.lines:
-        used = line.usage
-        if before and before != used.phase:
-            table.add_section()
-        why = Text.assemble(used.why, (" (without a pair, too)" if used.anyway else "", "dim"))
-        cells = [f"{used.operations:,}", f"{used.units:,}", f"{used.bytes / 1e6:,.1f}", money(line.cost)]
-        table.add_row(used.phase if before != used.phase else "", used.stage, *cells, *([why] if wide else []))
-        before = used.phase
-    shown.print(table)
-    if not wide:
-        shown.print("--json, or a wider terminal, shows what each line is for", style="dim")
+    rows = list(_operations(found.bill))
+    if shown.width >= _WIDE:
+        table = _table(*_OPERATIONS, "why")
+        for number, (cells, why) in enumerate(rows):
+            if number and cells[0]:
+                table.add_section()
+            table.add_row(*cells, why)
+        shown.print(table)
+    else:
+        _print_above_reasons(shown, rows)
     shown.print(_totals(found))
     shown.print(_passages(found))
     _footnotes(shown, found.prices, found.scenario.tier)
+
+
+def _operations(found: Bill) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield for each line of a forecast its cells, and what the operations are for. The phase is in its first line."""
+    before = None
+    for line in found.lines:
+        used = line.usage
+        phase = "" if used.phase == before else used.phase
+        before = used.phase
+        numbers = (f"{used.operations:,}", f"{used.units:,}", f"{used.bytes / 1e6:,.1f}", money(line.cost))
+        yield (phase, used.stage, *numbers), used.why + (" (without a pair, too)" if used.anyway else "")
+
+
+def _print_above_reasons(shown: Console, rows: Sequence[tuple[tuple[str, ...], str]]) -> None:
+    """Print each line of a forecast, and below it what the operations are for."""
+    from rich.padding import Padding  # noqa: PLC0415 - slow
+    from rich.text import Text  # noqa: PLC0415
+
+    widths = [max(map(len, column)) for column in zip(_OPERATIONS, *(cells for cells, _ in rows), strict=True)]
+
+    def in_columns(cells: Sequence[str]) -> str:
+        placed = zip(cells, widths, _OPERATIONS, strict=True)
+        return "  ".join(cell.ljust(width) if name in _TEXTS else cell.rjust(width) for cell, width, name in placed)
+
+    shown.print(Text(in_columns(_OPERATIONS), "bold"))
+    for cells, why in rows:
+        if cells[0]:
+            shown.print()
+        shown.print(in_columns(cells))
+        shown.print(Padding(Text(why, "dim"), (0, 0, 0, widths[0] + 4)))
+    shown.print()
 
 
 def _totals(found: Forecast) -> Table:
@@ -93,7 +122,7 @@ def _totals(found: Forecast) -> Table:
 def _passages(found: Forecast) -> Table:
     from rich.text import Text  # noqa: PLC0415 - slow
 
-    table = _table("a diverted message", "M1's four stages", "as charged today", "put aside meanwhile")
+    table = _table("a diverted message", "sends, receives", "as charged today", "put aside meanwhile")
     columns = ("clause", "billed", "put_aside")
     for one in found.message_units:
         table.add_row(one.stage, *(str(getattr(one, column) or "") for column in columns))
@@ -463,8 +492,7 @@ def _table(first: str, *columns: str, narrow: bool = False) -> Table:
     from rich.table import Table  # noqa: PLC0415 - slow
 
     table = Table(box=box.SIMPLE_HEAD if narrow else box.HEAVY_HEAD)
-    table.add_column(first, no_wrap=first in ("phase", "stage"))
+    table.add_column(first, no_wrap=first in _TEXTS)
     for column in columns:
-        text = column == "why"
-        table.add_column(column, justify="left" if text or column == "stage" else "right", no_wrap=not text)
+        table.add_column(column, justify="left" if column in _TEXTS else "right", no_wrap=column != "why")
     return table

@@ -93,7 +93,7 @@ def resubmit(
 
     Examples:
       twinbus deadletter resubmit --id 4711
-      twinbus deadletter resubmit --destination orders --to orders-v2 --ledger ./ledger
+      twinbus deadletter resubmit --destination orders --to orders-v2
       twinbus deadletter resubmit --all --yes
     """
     with errors_reported(debug=debug):
@@ -136,20 +136,8 @@ class _Backlog:
         self._seconds = seconds
 
     async def refuse_missing(self, entity: str) -> None:
-        """Raise OperatorError if the primary answers that it has no such queue or topic.
-
-        A primary that is away, or a key without the Send right, does not prevent a resubmission.
-        """
-        from twinbus.backlog import FailureKind, failure_kind  # noqa: PLC0415
-        from twinbus.connect import ServiceBusError  # noqa: PLC0415 - other verbs start without it
-
-        async with connections.access(self._primary, side="primary").connect(timeout=self._seconds) as primary:
-            try:
-                await primary.sender(entity)
-            except ServiceBusError as error:
-                if failure_kind(error) is FailureKind.ENTITY_NOT_FOUND:
-                    where = connections.namespace_name("primary", self._primary)
-                    raise connections.missing_entity("queue or topic", entity, where) from error
+        """Raise OperatorError if the primary answers that it has no such queue or topic."""
+        await connections.refuse_missing_on_primary(self._primary, entity, self._seconds)
 
     @asynccontextmanager
     async def opened(self, ledger: Path | None = None) -> AsyncIterator[DeadLetters]:

@@ -89,7 +89,7 @@ def doctor(
     Examples:
       twinbus doctor
       twinbus doctor --entity orders --ledger ./ledger --state ./state
-      twinbus doctor --count 5 --clean     # remove empty queues beyond five, after a confirmation
+      twinbus doctor --count 5 --clean     # remove empty queues beyond five
       twinbus doctor --no-ping --json
       twinbus doctor --conformance
     """

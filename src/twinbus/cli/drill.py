@@ -89,6 +89,7 @@ def drill(
         if entity is None:
             raise WrongUsageError("a drill needs --entity", "Name a queue or topic of the primary.")
         if not yes and not json:
+            asyncio.run(connections.refuse_missing_on_primary(primary, entity, seconds))
             effect = f"Receivers of {printable(entity)} will get {2 * messages} messages of the drill."
             typer.confirm(f"{effect} Continue?", abort=True)
         # The pair's log records are dropped, because the drill prints the same events.

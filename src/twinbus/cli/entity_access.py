@@ -20,6 +20,7 @@ from twinbus.cli import connections
 from twinbus.cli.connections import NOT_TYPED
 from twinbus.cli.errors import WrongUsageError
 from twinbus.errors import OperatorError, TwinbusError
+from twinbus.values import Condition
 
 if TYPE_CHECKING:
     from twinbus.connect import ServiceBusConnection
@@ -95,10 +96,15 @@ class Namespace:
             yield EntityAdministration(self.name, administration, self._text)
 
     @asynccontextmanager
-    async def connected(self, path: EntityPath, kinds: str) -> AsyncIterator[ServiceBusConnection]:
-        """Yield a connection for operations on one entity. `kinds` names what it can be, for an error."""
+    async def connected(
+        self, path: EntityPath, kinds: str, not_allowed: str = ""
+    ) -> AsyncIterator[ServiceBusConnection]:
+        """Yield a connection for operations on one entity. `kinds` names what it can be, for an error.
+
+        `not_allowed` is the hint for an operation that the entity does not allow.
+        """
         from twinbus.backlog import FailureKind, failure_kind  # noqa: PLC0415 - slow
-        from twinbus.connect import ServiceBusCommunicationError  # noqa: PLC0415
+        from twinbus.connect import ServiceBusArgumentError, ServiceBusCommunicationError  # noqa: PLC0415
 
         try:
             async with connections.access(self._text, side="namespace").connect(timeout=self.seconds) as bus:
@@ -109,6 +115,9 @@ class Namespace:
                 raise connections.missing_entity(kinds, str(path), self.name) from error
             if isinstance(error, ServiceBusCommunicationError) or connections.is_refused(error):
                 raise connections.access_error(self.name, error) from error
+            if isinstance(error, ServiceBusArgumentError):
+                hint = not_allowed if error.condition == Condition.NOT_ALLOWED else ""
+                raise WrongUsageError(f"{self.name} refuses this: {error.description}", hint) from error
             raise
 
 

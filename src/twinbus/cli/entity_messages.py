@@ -8,6 +8,7 @@ import json as json_text
 import sys
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
+from math import isfinite
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from uuid import uuid4
@@ -33,6 +34,9 @@ _DELETE_PAGE: Final = 1000
 _SEND_PAGE: Final = 1000
 # The part of a body that the table of `peek` shows.
 _PREVIEW: Final = 60
+# The largest whole number of AMQP, and of a sequence number.
+_LARGEST: Final = 2**63 - 1
+_VALUES: Final = "After := a value is a number of at most 64 bits, true or false; after = it is text."
 # After this time without a message, the messages that are left are locked by other receivers.
 _WAIT_SECONDS: Final = 2.0
 
@@ -43,7 +47,14 @@ def peek(
     connection_string: AnyNamespace,
     count: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 10,
     after: Annotated[
-        int, typer.Option(min=0, help="Only messages after this sequence number.", show_default="from the first")
+        int,
+        typer.Option(
+            min=0,
+            max=_LARGEST - 1,
+            metavar="NUMBER",
+            help="Only messages after this sequence number.",
+            show_default="from the first",
+        ),
     ] = 0,
     dead_letter: DeadLetter = False,
     whole: Annotated[bool, typer.Option("--whole", help="Show whole bodies and all properties.")] = False,
@@ -123,8 +134,10 @@ def send(
             raise WrongUsageError("--id is for one message", "Leave it out: each message gets an id of its own.")
         from twinbus.message import Message  # noqa: PLC0415 - other verbs start without it
 
+        if time_to_live is not None and time_to_live < timedelta(milliseconds=1):
+            raise WrongUsageError("--time-to-live is shorter than 1 ms", "Leave it out for the entity's own time.")
         properties = dict(_property(text) for text in property or ())
-        at = None if delay is None else datetime.now(UTC) + delay
+        at = None if delay is None else _later(delay)
         messages = [
             Message(
                 one,
@@ -180,8 +193,7 @@ def purge(
             kind, found = administration.find(wanted)
             if kind is Kind.TOPIC:
                 raise WrongUsageError(
-                    f"{path} is a topic: its subscriptions hold the messages",
-                    f"Purge {path}/subscriptions/NAME. `twinbus entity list '{path}*'` lists them.",
+                    f"{path} is a topic: its subscriptions hold the messages", _subscriptions_hint("Purge", wanted)
                 )
             counts = administration.counts(kind, wanted)
         scheduled = 0 if dead_letter else getattr(counts, "scheduled_message_count", None) or 0
@@ -205,14 +217,20 @@ def purge(
             raise typer.Exit(ATTENTION)
 
 
+def _subscriptions_hint(verb: str, topic: EntityPath) -> str:
+    return f"{verb} {topic}/subscriptions/NAME. `twinbus entity list '{topic}*'` lists them."
+
+
 # --- peek ------------------------------------------------------------------------------------------------------------
 
 
 async def _peeked(
     namespace: Namespace, path: EntityPath, count: int, after: int, dead_letter: bool
 ) -> list[ReceivedMessage]:
-    kinds = "queue" if path.subscription is None else "subscription"
-    async with namespace.connected(path, kinds) as bus:
+    kinds, hint = "subscription", ""
+    if path.subscription is None:
+        kinds, hint = "queue", _subscriptions_hint("Peek at", path)
+    async with namespace.connected(path, kinds, hint) as bus:
         pages = _pages(bus, path, after + 1 if after else 0, count, dead_letter=dead_letter)
         return [message async for page in pages for message in page]
 
@@ -367,28 +385,40 @@ def _bodies(body: str | None, file: File | None, *, lines: bool) -> list[bytes]:
     return found
 
 
-def _property(text: str) -> tuple[str, object]:
+def _later(delay: timedelta) -> datetime:
+    try:
+        return datetime.now(UTC) + delay
+    except OverflowError:
+        raise WrongUsageError("--delay ends after the last date that Python has", "Give a shorter one.") from None
+
+
+def _property(text: str) -> tuple[str, bool | int | float | str]:
     name, equals, value = text.partition("=")
     typed = name.endswith(":")
     name = name.removesuffix(":")
-    wrong = WrongUsageError(
-        f"--property {text!r} is not name=text or name:=value", "A value is a number, true or false."
-    )
     if not equals or not name:
-        raise wrong
-    if not typed:
-        return name, value
+        raise WrongUsageError(f"--property {text!r} is not name=text or name:=value", _VALUES)
+    return name, _number_or_bool(text, value) if typed else value
+
+
+def _number_or_bool(text: str, value: str) -> bool | int | float:
     try:
         found = json_text.loads(value)
     except ValueError:
-        raise wrong from None
-    if not isinstance(found, bool | int | float | str):
-        raise wrong
-    return name, found
+        found = None
+    if isinstance(found, bool):
+        return found
+    if isinstance(found, int) and -_LARGEST <= found <= _LARGEST:
+        return found
+    if isinstance(found, float) and isfinite(found):
+        return found
+    raise WrongUsageError(f"--property {text!r} has no value that a message can carry", _VALUES)
 
 
 async def _send(namespace: Namespace, path: EntityPath, messages: Sequence[Message]) -> None:
-    async with namespace.connected(path, "queue or topic") as bus, await bus.sender(path.root) as sender:
+    sessions = all(message.session_id is not None for message in messages)
+    hint = "" if sessions else "Add --session ID: each message for this entity belongs to a session."
+    async with namespace.connected(path, "queue or topic", hint) as bus, await bus.sender(path.root) as sender:
         for start in range(0, len(messages), _SEND_PAGE):
             await sender.send(messages[start : start + _SEND_PAGE])
 

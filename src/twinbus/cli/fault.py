@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -12,6 +13,7 @@ import typer
 from twinbus.cli.connections import NOT_TYPED, namespace_name
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.network import credential_name, credential_option
+from twinbus.cli.option_values import span_option
 from twinbus.cli.tables import Cell, print_table
 from twinbus.printable import printable
 
@@ -61,8 +63,8 @@ def set_fault(
     ] = None,
     probability: Annotated[float | None, typer.Option(help="Probability of a hit, above 0 and up to 1.")] = None,
     count: Annotated[int | None, typer.Option(help="Ends after this many hits.")] = None,
-    duration: Annotated[float | None, typer.Option(help="Ends after this many seconds.")] = None,
-    delay: Annotated[float | None, typer.Option(help="For kind delay: seconds.")] = None,
+    duration: Annotated[timedelta | None, span_option("Ends after this time: 30s, 5m.")] = None,
+    delay: Annotated[timedelta | None, span_option("For kind delay: how long, 500ms or 2s.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed and operations: same hits.")] = None,
     after: Annotated[
         bool,
@@ -77,15 +79,16 @@ def set_fault(
     Without --entity and --link it affects the whole namespace. A crash without --on ends the server immediately.
 
     Examples:
-      twinbus fault set black-hole --duration 30                           # half a minute of silence
+      twinbus fault set black-hole --duration 30s  # half a minute of silence
+      twinbus fault set delay --delay 500ms --on send
       twinbus fault set server-busy --entity orders --probability 0.2 --seed 7
-      twinbus fault set drop-ack --entity orders --on send --count 1       # stored, not acknowledged
+      twinbus fault set drop-ack --on send --count 1  # stored, not acknowledged
     """
     with errors_reported(debug=debug):
         from twinbus.namespace import NamespaceRequestError  # noqa: PLC0415 - `serve` starts without it
 
         if kind == "delay" and delay is None:
-            raise WrongUsageError("a fault of kind delay needs --delay", "Give the seconds: --delay 0.5.")
+            raise WrongUsageError("a fault of kind delay needs --delay", "Give a span of time: --delay 500ms.")
         client = _client(connection_string, ca)
         if entity is not None and _is_missing(client, entity):
             where = namespace_name("connection-string", connection_string)
@@ -99,8 +102,8 @@ def set_fault(
                 points=on or (),
                 probability=probability,
                 count=count,
-                duration=duration,
-                delay=delay,
+                duration=_seconds(duration),
+                delay=_seconds(delay),
                 seed=seed,
                 after=after,
             )
@@ -114,6 +117,10 @@ def set_fault(
             typer.echo("the namespace crashes now")
         else:
             typer.echo(f"fault {made['id']} is set: {made['kind']} (seed {made['seed']})")
+
+
+def _seconds(span: timedelta | None) -> float | None:
+    return None if span is None else span.total_seconds()
 
 
 @app.command(name="clear")

@@ -1,8 +1,9 @@
-"""Draws the options in a verb's help so that names of options and environment variables are whole on 80 columns.
+"""Draws a verb's help so that it fits 80 columns: names of options and variables are whole, and paragraphs are filled.
 
 Typer puts names, types and help into six columns of one table. On a small terminal that leaves some 20 columns for the
-help, and Rich cuts longer words. `show_whole_names` replaces Typer's function for one panel of options or arguments:
-the name and its type stand in one column, and above the help if they are too long for it.
+help, and Rich cuts longer words. `fit_help` replaces Typer's function for one panel of options or arguments: the name
+and its type stand in one column, and above the help if they are too long for it. `fit_help` also replaces the function
+that keeps the line breaks of a docstring, which has longer lines than a small terminal.
 """
 
 from __future__ import annotations
@@ -16,15 +17,21 @@ if TYPE_CHECKING:
     from typer.core import TyperArgument, TyperOption
 
 _NAMES: Final = 26
-_FUNCTION: Final = "_print_options_panel"
 
 
-def show_whole_names() -> None:
-    """Use `print_options` for the help of all verbs. tests/cli/test_whole.py shows that Typer calls it."""
+def fit_help() -> None:
+    """Use `print_options` and `fill_paragraphs` for the help of all verbs. tests/cli/test_screens.py shows the help."""
     from typer import rich_utils  # noqa: PLC0415 - slow, and needed for help only
 
-    if hasattr(rich_utils, _FUNCTION):
-        setattr(rich_utils, _FUNCTION, print_options)
+    for name, function in (("_print_options_panel", print_options), ("_fix_linebreaks", fill_paragraphs)):
+        if hasattr(rich_utils, name):
+            setattr(rich_utils, name, function)
+
+
+def fill_paragraphs(paragraphs: Sequence[str], markup_mode: object) -> str:
+    """Return the text of a help, where only indented lines keep their line breaks. Has the signature of Typer's."""
+    del markup_mode
+    return "\n\n".join(text if "\n  " in text else " ".join(text.split("\n")) for text in paragraphs)
 
 
 def print_options(

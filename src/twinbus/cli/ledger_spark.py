@@ -291,7 +291,7 @@ def reconcile(
       twinbus ledger reconcile ./tables --ledger ./ledger
       twinbus ledger reconcile ./ledger
       twinbus ledger reconcile ./tables --as-is
-      twinbus ledger reconcile ./tables --since 2026-11-01 --until 2026-12-01 --json
+      twinbus ledger reconcile ./tables --since 2026-11-01 --json
       twinbus ledger reconcile ./tables --ledger ./ledger --audit
     """
     silence = None if dead_after is None else timedelta(seconds=dead_after)
@@ -353,18 +353,16 @@ def _wants_json(json: bool, form: Format) -> bool:
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
-def ingested_tables(tables: StorageLocation, ledger: StorageLocation | None, master: str | None) -> Tables:
-    """Return the tables. If a ledger is given, its new entries are ingested first. Verbs of other modules use this."""
-    return tables_and_writers(tables, ledger, master)[0]
-
-
 def tables_and_writers(
     tables: StorageLocation,
     ledger: StorageLocation | None,
     master: str | None,
     silence: timedelta = SILENCE,
 ) -> tuple[Tables, WriterStates]:
-    """Return the tables, as `ingested_tables` does, and what is known of the writers of the ledger."""
+    """Return the tables, and what is known of the writers of the ledger. Verbs of other modules use this.
+
+    If a ledger is given, its new entries are ingested first.
+    """
     options = LedgerJobOptions(tables, ledger, None, None, False, master, False, 0.0, None, None, silence=silence)
     place, writers, query = _opened(options, ())
     for _ in _versions(place, query, options):
@@ -400,8 +398,6 @@ def _check_before_spark(options: LedgerJobOptions) -> None:
     if options.ledger is not None:
         refuse_no_folder("the ledger", options.ledger)
         refuse_unusable_tables(options.tables)
-    elif not holds_tables(options.tables):
-        raise OperatorError(f"{options.tables} holds no tables", "Bring a ledger into them: twinbus ledger ingest.")
 
 
 def _tables(options: LedgerJobOptions) -> Tables:

@@ -30,7 +30,7 @@ from twinbus.cli import (
     syphon,
 )
 from twinbus.cli.errors import errors_reported
-from twinbus.cli.help_panels import show_whole_names
+from twinbus.cli.help_panels import fit_help
 from twinbus.cli.local_paths import refuse_urls
 from twinbus.cli.terminal import protect
 
@@ -44,7 +44,7 @@ class _Twinbus(typer.Typer):
 
             separate_stderr()
         protect()
-        show_whole_names()
+        fit_help()
         return super().__call__(*args, **options)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twinbus.cli.cost import PricesFile
-from twinbus.cli.engine import Master, holds_tables
+from twinbus.cli.engine import Master
 from twinbus.cli.errors import Debug, WrongUsageError, errors_reported
 from twinbus.cli.ledger import DEAD_AFTER, DeadAfter, show_judgement
 from twinbus.cli.ledger_spark import (
@@ -27,9 +27,7 @@ from twinbus.cli.ledger_spark import (
 )
 from twinbus.cli.result_answers import AsIs, FoundResults, MaxAge, Request, find_results
 from twinbus.cli.spinner import spinner
-from twinbus.errors import OperatorError
 from twinbus.money import Prices, PricesError, Scenario
-from twinbus.storage_location import StorageLocation
 
 if TYPE_CHECKING:
     from twinbus.pipeline import ReportData
@@ -64,7 +62,7 @@ def report(
 
     Examples:
       twinbus report ./ledger -o report.html
-      twinbus report ./ledger --tables ./tables --since 2026-11-01 --title "November"
+      twinbus report ./tables --since 2026-11-01 --title "November"
       twinbus report ./tables --json
     """
     with errors_reported(debug=debug):
@@ -78,7 +76,6 @@ def report(
             raise WrongUsageError(error.text, error.hint) from error
         check_writable(output)
         given, folder = ledger_and_tables(source, ledger, tables)
-        _refuse_neither(source, given, folder)
         with kept_or_temporary(folder) as place:
             wanted = Request(
                 place, given, in_utc(since), in_utc(until), max_age, as_is, timedelta(seconds=dead_after),
@@ -100,15 +97,6 @@ def report(
             typer.echo(f"report: {output}")
             if as_of is not None:
                 as_of.show(json=False)
-
-
-def _refuse_neither(source: StorageLocation, ledger: StorageLocation | None, tables: StorageLocation | None) -> None:
-    """Raise OperatorError if the user gave neither a ledger nor tables."""
-    if ledger is None and (tables is None or not holds_tables(tables)):
-        raise OperatorError(
-            f"{source} contains neither a ledger nor tables",
-            "Give the directory that the option `ledger` names, or the tables of `twinbus ledger ingest`.",
-        )
 
 
 def _report_data(

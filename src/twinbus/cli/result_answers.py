@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -23,6 +23,7 @@ MaxAge = Annotated[
     float,
     typer.Option(min=0, help="Seconds. Results of the pipeline that are not older are shown without starting Spark."),
 ]
+_COMPUTE: Final = "Leave out --as-is: Spark computes them."
 AsIs = Annotated[bool, typer.Option("--as-is", help="Show the last results at once, however old they are.")]
 
 
@@ -78,15 +79,21 @@ def find_results(name: str, request: Request) -> FoundResults | None:
     """Return the results that answer a request; None if Spark has to compute the answer.
 
     If there are results that are not up to date, print to stderr why Spark is started. With --as-is, raise an error
-    instead of returning None.
+    instead of returning None. Raise OperatorError if there are neither tables nor a ledger.
     """
+    found_tables = holds_tables(request.tables)
+    if request.ledger is None and not found_tables:
+        raise OperatorError(
+            f"{request.tables} contains neither a ledger nor tables",
+            "Give the directory that the option `ledger` names, or the tables of `twinbus ledger ingest`.",
+        )
     if request.on_spark is not None:
         if request.as_is:
             raise WrongUsageError(f"--as-is cannot be combined with {request.on_spark}", "Leave out one of them.")
         return None
-    if not holds_tables(request.tables):
+    if not found_tables:
         if request.as_is:
-            raise OperatorError(f"{request.tables} holds no tables", "Make them: twinbus ledger ingest.")
+            raise OperatorError("there are no results that --as-is could show", _COMPUTE)
         return None
     from twinbus.answers import HourWindow, Results  # noqa: PLC0415 - slow, and needs the extra `tables`
 
@@ -102,7 +109,7 @@ def find_results(name: str, request: Request) -> FoundResults | None:
     as_of = results.as_of(name)
     if request.as_is:
         if as_of is None:
-            raise OperatorError(f"there are no results in {request.tables}", "Leave out --as-is: Spark computes them.")
+            raise OperatorError(f"there are no results in {request.tables}", _COMPUTE)
         return FoundResults(results, window, freshness, now)
     if as_of is not None:
         typer.echo(printable(f"{freshness.reason}: Spark is started; --as-is shows them at once"), err=True)

@@ -185,9 +185,9 @@ def serve(
     the keys in --config and --jwks are read again; links of keys that are gone end.
 
     Examples:
-      twinbus serve --queue orders --topic events/audit  # primary on 5672, secondary on 5673
+      twinbus serve --queue orders --topic events/audit  # on 5672 and 5673
       twinbus serve --data ./bus --namespace orders=0    # one, on a free port
-      twinbus serve --config Config.json                 # the entities of Microsoft's emulator
+      twinbus serve --config Config.json                 # the emulator's entities
       twinbus serve --memory --json                      # for a program
     """
     with errors_reported(debug=debug):

@@ -127,12 +127,12 @@ def syphon(
     With --drain: 0 if all was moved, 3 if messages are left or it was stopped before, 1 if the audit finds a loss.
 
     Examples:
-      twinbus syphon                                     # as long as the pair is used
-      twinbus syphon --drain --ledger ./ledger           # until nothing more can move
+      twinbus syphon                                    # while the pair is used
+      twinbus syphon --drain --ledger ./ledger          # until nothing can move
       twinbus syphon --drain --wait-for-destinations 10m
-      twinbus syphon --dry-run                           # what would be moved
-      twinbus syphon --drain --engine spark --lanes 4    # at scale, on Spark
-      twinbus syphon --proxy http://proxy.example:3128   # where only 443 goes out
+      twinbus syphon --dry-run                          # what would be moved
+      twinbus syphon --drain --engine spark --lanes 4   # at scale, on Spark
+      twinbus syphon --proxy http://proxy.example:3128  # where only 443 goes out
     """
     with errors_reported(debug=debug):
         from twinbus.namespace import configure_logging  # noqa: PLC0415 - slow

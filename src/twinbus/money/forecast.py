@@ -42,7 +42,7 @@ ALIAS_BYTES: Final = 64
 RECEIVED_BYTES: Final = 215
 """Bytes that the service adds to a message that is received, as measured on a local namespace."""
 PING_BYTES: Final = 150
-STATE_WRITES: Final = "clients write failovers, pings and restores for other processes (S16)"
+STATE_WRITES: Final = "clients write failovers, pings and restores for other processes"
 """What a line of the forecast is for that has these writes."""
 _DAY, _HOUR = 86_400, 3600
 
@@ -241,7 +241,7 @@ def _needs(scenario: Scenario, outages: tuple[tuple[OutageModel, int], ...]) -> 
     yield from _traffic(CostPhase.IDLE, _sent(scenario, seconds), mixes.sent)
     yield from _standing(scenario, CostPhase.IDLE, seconds * _standing_share(scenario), 0)
     if scenario.state is SharedStateIn.SECONDARY:
-        why = "each client looks at the shared state when it starts (S16)"
+        why = "each client looks at the shared state when it starts"
         yield _Need(CostPhase.IDLE, Stage.PEEK_BACKLOG, scenario.clients, why=why)
     for outage, times in outages:
         if times:
@@ -272,7 +272,7 @@ def _received(phase: CostPhase, messages: float, mix: MessageMix) -> Iterator[_N
     yield _Need(
         phase, Stage.RECEIVE_PRIMARY, copies, copied, anyway=True, why="each message once per queue or subscription"
     )
-    yield _Need(phase, Stage.COMPLETE_PRIMARY, copies, anyway=True, why="completion of a peek-lock receive (M2)")
+    yield _Need(phase, Stage.COMPLETE_PRIMARY, copies, anyway=True, why="completion of a peek-lock receive")
 
 
 def _standing_share(scenario: Scenario) -> float:
@@ -286,7 +286,7 @@ def _standing(scenario: Scenario, phase: CostPhase, seconds: float, used: float)
     if scenario.syphon is not SyphonRuns.STANDING or not scenario.syphons:
         return
     quiet = (scenario.backlog_queues - used) / scenario.backlog_queues
-    yield _Need(phase, Stage.EMPTY_RECEIVE, _polls(scenario, seconds) * quiet, why="long polls without a message (Y2)")
+    yield _Need(phase, Stage.EMPTY_RECEIVE, _polls(scenario, seconds) * quiet, why="long polls without a message")
     scans = scenario.syphons * scenario.backlog_queues * seconds / SCAN_SECONDS
     yield _Need(phase, Stage.PEEK_BACKLOG, scans, why="a scan for forgotten messages every 6 h")
 
@@ -310,16 +310,14 @@ def _outage(scenario: Scenario, outage: OutageModel, times: int, mixes: _Mixes) 
     )
     if scenario.ping is PingKind.MESSAGE:
         ping = MessageMix.uniform(PING_BYTES)
-        why = "pings that succeed: each client per entity (G2)"
+        why = "pings that succeed: each client per entity"
         yield _Need(phase, Stage.PING, times * outage.good_pings, ping, why=why)
         if scenario.outage_kind is OutageKind.ANSWERING:
             yield _Need(phase, Stage.PING, times * outage.bad_pings, ping, fails=True, why="pings that fail")
     yield _Need(phase, Stage.SEND_BACKLOG, times * outage.diverted, mixes.stored, why="every diverted message")
     watched = scenario.clients * queues_used(scenario.backlog_queues, scenario.entities)
     checks = watched * backlog_checks(scenario, outage.seconds + outage.drain_seconds if outage.diverted else 0)
-    yield _Need(
-        phase, Stage.PEEK_BACKLOG, times * checks, mixes.stored, why="clients check whether a syphon works (Y1)"
-    )
+    yield _Need(phase, Stage.PEEK_BACKLOG, times * checks, mixes.stored, why="clients check whether a syphon works")
     if scenario.syphon is SyphonRuns.STANDING and scenario.syphons:
         yield from _standing_in_outage(scenario, outage, times, mixes)
 
@@ -369,7 +367,7 @@ def _drain(scenario: Scenario, outage: OutageModel, times: int, mixes: _Mixes) -
         requests = runs * DRAIN_REQUESTS + times * _counts(scenario, outage.drain_seconds)
         yield _Need(phase, Stage.MANAGE, requests, why="list of backlog queues; display of the remaining messages")
     yield _Need(phase, Stage.RETURN_PRIMARY, moved, mixes.home, anyway=True, why="every diverted message")
-    yield _Need(phase, Stage.COMPLETE_BACKLOG, moved, why="every diverted message, after its send (Y3)")
+    yield _Need(phase, Stage.COMPLETE_BACKLOG, moved, why="every diverted message, after its send")
     yield from _received(phase, moved, mixes.home)
     if scenario.sent is None and scenario.observed is None:
         yield from _traffic(phase, times * outage.drain_seconds * scenario.rate, mixes.sent)
@@ -378,11 +376,11 @@ def _drain(scenario: Scenario, outage: OutageModel, times: int, mixes: _Mixes) -
 def _shared_state(scenario: Scenario, outage: OutageModel, times: int) -> Iterator[_Need]:
     """Yields the needs of pairs and syphons that share their state in the secondary (S15, S16)."""
     yield _Need(CostPhase.OUTAGE, Stage.MANAGE, times * state_writes(scenario, outage), why=STATE_WRITES)
-    holds = "a ping that succeeded: does an operator hold the entity? (S15)"
+    holds = "a ping that succeeded: does an operator hold the entity?"
     yield _Need(CostPhase.OUTAGE, Stage.PEEK_BACKLOG, times * outage.good_pings * STATE_PAGES, why=holds)
     if not outage.diverted or not scenario.syphons:
         return
-    looks, why = times * scenario.syphons * STATE_PAGES, "syphons look for holds before they move messages (S15)"
+    looks, why = times * scenario.syphons * STATE_PAGES, "syphons look for holds before they move messages"
     if scenario.syphon is SyphonRuns.STANDING:
         arriving = min(outage.seconds / STATE_MAX_AGE, outage.diverted)
         yield _Need(CostPhase.OUTAGE, Stage.PEEK_BACKLOG, looks * arriving, why=why)

@@ -127,7 +127,7 @@ class PairMetrics(Collector):
         known = _gauge("backlog_queues", "Backlog queues the pair knows of.")
         usable = _gauge("backlog_queues_usable", "Backlog queues in the rotation now.")
         oldest = _backlog_gauge("oldest_seconds", "How long its oldest message had been there when last looked at.")
-        unattended = _backlog_gauge("unattended", "1 while a message waits there that nobody brings home (Y1).")
+        unattended = _backlog_gauge("unattended", "1 while a message waits there that nobody brings home.")
         for pair, watched in list(self._watched.items()):
             for entity in watched.entities():
                 for mode in EntityMode:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from twinbus.backlog import PRIMARY_NAME_PATTERN, FailureKind, counting_kinds
 from twinbus.errors import OptionError
 from twinbus.ledger import Ledger
 from twinbus.pairing.decide.failover import FailoverPolicy
 
+ClientT = TypeVar("ClientT")
 _SECOND, _MINUTE, _HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 
 
@@ -244,6 +245,28 @@ def chosen_options(
 ) -> SendAvailabilityOptions:
     """Return the options of a pair: those given or the defaults, with `state` if it is given."""
     return (options or SendAvailabilityOptions()).with_state(state)
+
+
+def clients_of(
+    make: Callable[..., ClientT], primary: str, secondary: str, keywords: Mapping[str, Any]
+) -> tuple[ClientT, ClientT]:
+    """Return the clients of two namespaces. `make` makes a client from a connection string and the keywords.
+
+    Raises OptionError for a keyword that two namespaces cannot share. Raises ValueError for a connection string that
+    cannot be used, with its side.
+    """
+    endpoint = keywords.get("custom_endpoint_address")
+    if endpoint is not None:
+        allowed = "given to each client alone: make two clients, and pair them with pair_namespaces"
+        raise OptionError("custom_endpoint_address", endpoint, allowed)
+
+    def made(side: str, text: str) -> ClientT:
+        try:
+            return make(text, **keywords)
+        except ValueError as error:
+            raise ValueError(f"the {side}: {error}") from error
+
+    return made("primary", primary), made("secondary", secondary)
 
 
 def _read(option: str, text: str) -> Any:

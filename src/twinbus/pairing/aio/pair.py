@@ -48,7 +48,7 @@ from twinbus.pairing.decide.failover_events import PingFailed
 from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.events import Notice
 from twinbus.pairing.message_copies import ping_message
-from twinbus.pairing.options import SendAvailabilityOptions, chosen_options
+from twinbus.pairing.options import SendAvailabilityOptions, chosen_options, clients_of
 from twinbus.pairing.pair_interface import PairInterface
 from twinbus.pairing.pair_sides import NotPairedError, PairLoopError, Side, SideState, SideView
 from twinbus.pairing.pair_state import PairState, SyphonFactory
@@ -581,5 +581,5 @@ def pair_connection_strings(
 
     `state` replaces the option `state` (S16).
     """
-    clients = [ServiceBusClient.from_connection_string(text, **kwargs) for text in (primary, secondary)]
-    return Pair(clients[0], clients[1], chosen_options(options, state), syphon=syphon, owns_clients=True)
+    clients = clients_of(ServiceBusClient.from_connection_string, primary, secondary, kwargs)
+    return Pair(*clients, chosen_options(options, state), syphon=syphon, owns_clients=True)

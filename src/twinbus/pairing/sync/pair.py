@@ -26,7 +26,7 @@ from twinbus.pairing.decide.failover_events import PingFailed
 from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.events import Notice
 from twinbus.pairing.message_copies import ping_message
-from twinbus.pairing.options import SendAvailabilityOptions, chosen_options
+from twinbus.pairing.options import SendAvailabilityOptions, chosen_options, clients_of
 from twinbus.pairing.pair_interface import PairInterface
 from twinbus.pairing.pair_sides import Side, SideState, SideView
 from twinbus.pairing.pair_state import PairState, SyphonFactory
@@ -439,8 +439,8 @@ def pair_connection_strings(
 
     `state` replaces the option `state` (S16).
     """
-    clients = [ServiceBusClient.from_connection_string(text, **kwargs) for text in (primary, secondary)]
-    return _paired(clients[0], clients[1], None, chosen_options(options, state), syphon, True)
+    clients = clients_of(ServiceBusClient.from_connection_string, primary, secondary, kwargs)
+    return _paired(*clients, None, chosen_options(options, state), syphon, True)
 
 
 def _paired(

@@ -1,4 +1,4 @@
-"""The Spark data source `servicebus` (D1): `spark.dataSource.register(ServiceBusDataSource)`."""
+"""The Spark data source `servicebus`: `spark.dataSource.register(ServiceBusDataSource)`."""
 
 from twinbus.extras import missing_extra
 

@@ -53,7 +53,10 @@ _NOTHING: Final = RangePartition(0, -1)
 
 
 class ServiceBusDataSource(DataSource):
-    """The data source `servicebus`: `spark.read`, `readStream`, `write`, `writeStream`. Options: `SourceOptions`."""
+    """The data source `servicebus`: Spark reads and writes messages of an entity, in batches and streams.
+
+    Example: `spark.dataSource.register(ServiceBusDataSource)`, then `spark.read.format("servicebus")`.
+    """
 
     @classmethod
     def name(cls) -> str:
