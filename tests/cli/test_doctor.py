@@ -16,13 +16,18 @@ from typer.testing import CliRunner, Result
 
 from tests import fake_clock
 from tests.cli import running
+from tests.pairing.drivers.conftest import set_stored_size
+from twinbus.backlog import FailureKind
 from twinbus.cli.doctor_checks import first_look, second_look
 from twinbus.cli.main import app
 from twinbus.connect import connect
 from twinbus.ledger import Ledger, Role
 from twinbus.pairing import Administration
+from twinbus.pairing.decide.known_state import FailoverRecord
 from twinbus.pairing.findings import RIGHTS
 from twinbus.pairing.provisioning import PROPERTIES
+from twinbus.pairing.state_folder import FolderState
+from twinbus.testing import LocalNamespace
 
 from .running import Serving, authorization_rule, pair_environment, run, serving_config
 
@@ -321,6 +326,30 @@ def test_s15_doctor_names_holds_and_a_syphon_that_runs_without_the_state(
     (tmp_path / "state" / strings["TWINBUS_PRIMARY_NAME"] / "holds.json").write_text("{")
     code, found, _ = examined(strings, *arguments)
     assert (code, "holds.json" in found["state_unreadable"]["cause"]) == (3, True)
+
+
+def test_s16_doctor_names_a_failover_of_the_shared_state(strings: dict[str, str], tmp_path: Path) -> None:
+    now = time.time()
+    record = FailoverRecord("orders", FailureKind.QUOTA_EXCEEDED, now - 7200, now + 900, 1800.0, 12, now - 10, "h:1:x")
+    FolderState(tmp_path, strings["TWINBUS_PRIMARY_NAME"]).write([record])
+    code, found, _ = examined(strings, "--entity", "orders", "--state", str(tmp_path))
+    assert (code, set(found)) == (3, {"failed_over"})
+    assert found["failed_over"]["what"] == "orders has been failed over for 2 hours (quota_exceeded)."
+
+
+def test_s14_doctor_names_a_full_queue_although_its_links_open(tmp_path: Path) -> None:
+    queues = [{"name": "orders"}, {"name": "bills"}]
+    config = {"namespaces": [{"name": "primary", "queues": queues, "topics": [{"name": "events"}]}]}
+    with LocalNamespace("primary", data=tmp_path, config=config) as primary, LocalNamespace("secondary") as secondary:
+        primary.kill()
+        set_stored_size(tmp_path / "primary.sqlite", "orders", 1024 * 2**20)
+        primary.start()
+        environment = {PRIMARY: primary.connection_string, SECONDARY: secondary.connection_string}
+        assert invoke("provision", "--count", "1", **environment).exit_code == 0
+        entities = [part for entity in ("orders", "bills", "events") for part in ("--entity", entity)]
+        code, found, report = examined(environment, "--count", "1", *entities)
+    assert (code, set(found), checks(report)) == (3, {"entity_nearly_full"}, ["entity_nearly_full"])
+    assert found["entity_nearly_full"]["what"] == "orders on the primary is 100% full."
 
 
 def test_the_guide_has_every_check_and_every_right() -> None:

@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.backlog import FailureKind
+from twinbus.pairing.decide.failover_events import DrillCause
+from twinbus.pairing.decide.known_state import FailoverRecord
 from twinbus.pairing.findings import (
     RIGHTS,
     CheckFailure,
+    EntityProperties,
     Finding,
     LedgerFolderFacts,
     PrimaryFacts,
@@ -101,7 +104,7 @@ def test_errors_of_the_network_are_told_in_plain_words(kind: FailureKind, words:
     ],
 )
 def test_an_entity_that_applications_cannot_send_to_is_named(kind: FailureKind, check: str, severity: Severity) -> None:
-    found = only(*findings_of(replace(GOOD, entities={"orders": refused(kind), "events": None}), WELL))
+    found = only(*findings_of(replace(GOOD, entities={"orders": refused(kind)}), WELL))
     assert (found.check, found.severity) == (check, severity)
     assert "orders" in found.what
 
@@ -121,6 +124,45 @@ def test_a_missing_right_on_the_secondary_is_named_with_the_verbs_that_need_it(
     assert (found.check, found.severity) == (f"secondary_{right.lower()}_missing", severity)
     assert f"no {right} right" in found.what
     assert RIGHTS["secondary", right] in found.next_step
+
+
+OPEN = replace(GOOD, entities={"orders": None})
+SIZED = EntityProperties("Active", 0, 1000)
+
+
+@pytest.mark.parametrize(("size", "share"), [(799, None), (800, "80%"), (1000, "100%")])
+def test_an_entity_that_is_nearly_full_needs_attention_although_its_links_open(size: int, share: str | None) -> None:
+    found = findings_of(replace(OPEN, properties={"orders": SIZED._replace(size=size)}), WELL)
+    whats = [] if share is None else [f"orders on the primary is {share} full."]
+    assert [(one.severity, one.check, one.what) for one in found] == [
+        (ATTENTION, "entity_nearly_full", what) for what in whats
+    ]
+
+
+def test_an_entity_without_a_limit_is_never_full() -> None:
+    assert findings_of(replace(OPEN, properties={"orders": EntityProperties("Active", 9, 0)}), WELL) == ()
+
+
+@pytest.mark.parametrize("status", ["Disabled", "SendDisabled", "ReceiveDisabled"])
+def test_an_entity_that_somebody_disabled_needs_attention(status: str) -> None:
+    found = only(*findings_of(replace(OPEN, properties={"orders": SIZED._replace(status=status)}), WELL))
+    assert (found.severity, found.check) == (ATTENTION, "entity_not_active")
+    assert status in found.what
+
+
+def test_an_entity_that_refused_a_link_is_reported_once() -> None:
+    facts = replace(GOOD, entities={"orders": refused(K.ENTITY_DISABLED)})
+    disabled = replace(facts, properties={"orders": SIZED._replace(status="Disabled")})
+    assert only(*findings_of(disabled, WELL)) == only(*findings_of(facts, WELL))
+
+
+def test_without_its_size_nobody_knows_whether_an_entity_accepts_messages() -> None:
+    unread = replace(GOOD, entities={"orders": None, "bills": None}, properties={"bills": SIZED})
+    found = only(*findings_of(unread, WELL))
+    assert (found.severity, found.check) == (NOTE, "entity_accepts_untested")
+    assert "Links to orders open" in found.what
+    found = only(*findings_of(replace(unread, properties_failure=refused(K.UNAUTHORIZED)), WELL))
+    assert "the text of the service" in found.cause
 
 
 def test_what_was_not_tested_is_a_note() -> None:
@@ -332,6 +374,42 @@ def test_s15_a_syphon_without_the_state_is_named_while_nothing_is_held() -> None
     found = only(*findings_of(GOOD, WELL, UNSHARED, StateFacts("folder f")))
     assert (found.severity, found.check) == (Severity.NOTE, "syphon_without_state")
     assert findings_of(GOOD, WELL, UNSHARED) == ()
+
+
+RECORD = FailoverRecord("orders", K.QUOTA_EXCEEDED, 0.0, 8100.0, 1800.0, 12, 7190.0, "host:1:x")
+
+
+def test_s14_s16_a_failover_in_the_state_needs_attention_with_its_age_pings_and_trials() -> None:
+    found = only(*findings_of(GOOD, WELL, None, StateFacts("folder f", failovers=(RECORD,), read_at=7200.0)))
+    assert (found.severity, found.check) == (ATTENTION, "failed_over")
+    assert found.what == "orders has been failed over for 2 hours (quota_exceeded)."
+    assert "The next ping is in 15 minutes; then one every 30 minutes." in found.cause
+    assert "12 trials failed" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"next_ping_at": 7200.0}, "The next ping is due"),
+        ({"failed_trials": 1}, "1 trial failed"),
+        ({"cause": DrillCause.FORCED}, "(forced)"),
+    ],
+)
+def test_s16_a_failover_is_described_by_its_record(changes: dict[str, object], words: str) -> None:
+    record = replace(RECORD, **changes)  # type: ignore[arg-type] # the names vary
+    found = only(*findings_of(GOOD, WELL, None, StateFacts("folder f", failovers=(record,), read_at=7200.0)))
+    assert words in f"{found.what} {found.cause}"
+
+
+def test_s14_a_failover_without_failed_trials_mentions_none() -> None:
+    record = replace(RECORD, failed_trials=0)
+    found = only(*findings_of(GOOD, WELL, None, StateFacts("folder f", failovers=(record,), read_at=7200.0)))
+    assert "trial" not in found.cause
+
+
+def test_s16_a_failover_that_no_process_believes_is_no_finding() -> None:
+    state = StateFacts("folder f", failovers=(RECORD,), read_at=RECORD.written_at + 3 * RECORD.ping_interval + 1)
+    assert findings_of(GOOD, WELL, None, state) == ()
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------

@@ -138,6 +138,8 @@ async def _examined(
     checks: DoctorChecks, facts: SecondaryFacts, entities: list[str] | tuple[()], ping_entity: str | None, *, ping: bool
 ) -> tuple[PrimaryFacts, SecondaryFacts]:
     ours, theirs = await asyncio.gather(checks.primary_facts(entities), checks.looked_at(facts))
+    if entities and ours.failure is None:
+        ours = await checks.examined_entities(ours)
     if ping and ours.failure is None:
         ours = await checks.pings(ours, ping_entity)
     return ours, theirs

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import uuid4
 
-from azure.core.exceptions import AzureError
+from azure.core.exceptions import AzureError, ResourceNotFoundError
 
 from twinbus.backlog import PATH_PROPERTY, FailureKind, backlog_queue_paths, evidence_of, failure_kind
 from twinbus.cli import connections
@@ -41,6 +41,7 @@ from twinbus.pairing import (
     Administration,
     CheckFailure,
     Depth,
+    EntityProperties,
     FoundQueue,
     Inspection,
     LedgerFolderFacts,
@@ -52,6 +53,7 @@ from twinbus.pairing import (
     check_pings,
     clock_of_refusal,
     clock_offset,
+    entity_properties,
     inspect_backlog,
     management_failure,
     service_text,
@@ -108,6 +110,21 @@ class DoctorChecks:
             return PrimaryFacts(host, answer)
         refused_rights = [one for one in found.values() if one is not None and one.kind is FailureKind.UNAUTHORIZED]
         return PrimaryFacts(host, None, found, may_send=not refused_rights)
+
+    async def examined_entities(self, facts: PrimaryFacts) -> PrimaryFacts:
+        """Add status and size of the entities, which a link does not show: a full entity opens links. Needs Manage."""
+        found: dict[str, EntityProperties] = {}
+        async with connections.aio_administration(self.primary, self.seconds, side="primary") as administration:
+            for entity in facts.entities:
+                try:
+                    found[entity] = await entity_properties(administration, entity)
+                except ResourceNotFoundError:
+                    continue
+                except (AzureError, OSError) as error:
+                    # The other entities would be refused, or as silent.
+                    refused = CheckFailure(management_failure(error).kind, service_text(error))
+                    return replace(facts, properties=found, properties_failure=refused)
+        return replace(facts, properties=found)
 
     async def pings(self, facts: PrimaryFacts, entity: str | None) -> PrimaryFacts:
         """Test whether the primary hides pings (G3). A scratch queue that took the ping also shows the Send right."""
@@ -325,4 +342,10 @@ async def state_facts(state: str, name: str, secondary: str, seconds: float) -> 
             return StateFacts(location, is_missing=shared.location.is_missing())
         except Exception as error:
             return StateFacts(location, " ".join(str(error).split()) or type(error).__name__)
-    return StateFacts(location, found.unreadable[0] if found.unreadable else None, found.state.held_names())
+    return StateFacts(
+        location,
+        found.unreadable[0] if found.unreadable else None,
+        found.state.held_names(),
+        tuple(found.state.failovers.values()),
+        time.time(),
+    )

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     )
     from twinbus.pairing.findings import (
         CheckFailure,
+        EntityProperties,
         Finding,
         LedgerFolderFacts,
         PrimaryFacts,
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
         clean_extra,
         clock_of_refusal,
         clock_offset,
+        entity_properties,
         inspect_backlog,
     )
     from twinbus.pairing.message_copies import PING_CONTENT_TYPE
@@ -134,6 +136,7 @@ __all__ = [
     "Drill",
     "DrillMoment",
     "EntityMode",
+    "EntityProperties",
     "EntityState",
     "FailoverEngaged",
     "FailoverHeld",
@@ -192,6 +195,7 @@ __all__ = [
     "clean_extra",
     "clock_of_refusal",
     "clock_offset",
+    "entity_properties",
     "findings_of",
     "inspect_backlog",
     "management_credential",
@@ -232,12 +236,12 @@ _NAMES_BY_MODULE: Final = {
         "SideFaulted UnknownEventError"
     ),
     "findings": (
-        "CheckFailure Finding LedgerFolderFacts PrimaryFacts QueueLook SecondaryFacts Severity StateFacts findings_of "
-        "overall"
+        "CheckFailure EntityProperties Finding LedgerFolderFacts PrimaryFacts QueueLook SecondaryFacts Severity "
+        "StateFacts findings_of overall"
     ),
     "inspection": (
         "Depth FoundQueue Inspection PingCheck Visibility check_pings clean_extra clock_of_refusal clock_offset "
-        "inspect_backlog"
+        "entity_properties inspect_backlog"
     ),
     "message_copies": "PING_CONTENT_TYPE",
     "metrics": "PING_SUCCEEDED",

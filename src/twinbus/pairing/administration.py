@@ -7,11 +7,13 @@ Certificates are always verified; `local_authority` fetches the CA of a local na
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import html
+import queue
 import re
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, assert_never
 
@@ -23,6 +25,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from twinbus.backlog import FailureKind, evidence_of, state_queue_path
 from twinbus.errors import OperatorError
 from twinbus.extras import is_installed
+from twinbus.pairing.daemon_thread import in_daemon_thread
 from twinbus.pairing.errors import QueueCause
 from twinbus.pairing.local_authority import LocalAuthority, is_loopback, split_namespace
 from twinbus.pairing.options import SendAvailabilityOptions
@@ -64,7 +67,8 @@ ALL_ENTITIES: Final = "$Resources"
 class Administration:
     """The management of one secondary. `close` closes the SDK's client only if `owned` is true.
 
-    `recorder` records the requests. The caller may replace it.
+    `recorder` records the requests. `on_answer` is called for each answer of the secondary, also in other threads. The
+    caller may replace both.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Administration:
         self._seconds = seconds
         self._authority = LocalAuthority(self.namespace, seconds / 2)
         self.recorder = NO_RECORDER
+        self.on_answer: Callable[[], object] = _nothing
 
     @classmethod
     def of(
@@ -157,6 +162,7 @@ class Administration:
         except Exception as error:
             _record_failure(self, arguments, started, error)
             raise
+        self.on_answer()
         self.recorder.management(_about(arguments), started)
         return found
 
@@ -174,9 +180,27 @@ class Administration:
     def _each(
         self, paths: tuple[str, ...], one: Callable[[ServiceBusAdministrationClient, str], QueueOutcome]
     ) -> Outcomes:
-        client = self.client
-        with ThreadPoolExecutor(min(len(paths), _AT_ONCE), thread_name_prefix="twinbus-provision") as pool:
-            return dict(zip(paths, pool.map(partial(one, client), paths), strict=True))
+        client, outcomes = self.client, dict[str, QueueOutcome]()
+        waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for path in paths:
+            waiting.put(path)
+
+        def work() -> None:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    path = waiting.get_nowait()
+                    outcomes[path] = one(client, path)
+
+        # Not the threads of an executor: these keep a process from ending while a secondary is silent.
+        threads = [
+            threading.Thread(target=work, name="twinbus-provision", daemon=True)
+            for _ in range(min(len(paths), _AT_ONCE))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {path: outcomes[path] for path in paths}
 
     def _look_up(self, client: ServiceBusAdministrationClient, path: str) -> QueueOutcome:
         try:
@@ -225,6 +249,7 @@ class AioAdministration:
         self._seconds = seconds
         self._authority = LocalAuthority(self.namespace, seconds / 2)
         self.recorder = NO_RECORDER
+        self.on_answer: Callable[[], object] = _nothing
 
     @classmethod
     def of(
@@ -295,17 +320,18 @@ class AioAdministration:
         try:
             async with asyncio.timeout(self._seconds):
                 # Fetching blocks, so it runs in a thread. Only a local namespace needs it.
-                authority = await asyncio.to_thread(self._authority.file) if self._authority.is_local else None
+                authority = await in_daemon_thread(self._authority.file) if self._authority.is_local else None
                 try:
                     found = await method(*arguments, **request_keywords(self._seconds, authority), **keywords)
                 except Exception as error:
                     if not _is_authority_outdated(self._authority, error):
                         raise
-                    authority = await asyncio.to_thread(self._authority.instead_of, authority)
+                    authority = await in_daemon_thread(partial(self._authority.instead_of, authority))
                     found = await method(*arguments, **request_keywords(self._seconds, authority), **keywords)
         except Exception as error:
             _record_failure(self, arguments, started, error)
             raise
+        self.on_answer()
         self.recorder.management(_about(arguments), started)
         return found
 
@@ -367,6 +393,10 @@ def provision_state_queue(administration: Administration, primary: str) -> Provi
 # --- what both share -------------------------------------------------------------------------------------------------
 
 
+def _nothing() -> None:
+    """What `on_answer` does until a caller replaces it."""
+
+
 def _about(arguments: Sequence[object]) -> str:
     """Return the entity of a request, or ALL_ENTITIES for a request that lists entities."""
     return arguments[0] if arguments and isinstance(arguments[0], str) else ALL_ENTITIES
@@ -384,6 +414,8 @@ def _record_failure(
     administration: Administration | AioAdministration, arguments: Sequence[object], started: float, error: Exception
 ) -> None:
     """Record a failed request, and leave the credentials of a proxy out of the error: callers log and show it."""
+    if isinstance(error, HttpResponseError):
+        administration.on_answer()
     administration.recorder.management(_about(arguments), started, failure=management_failure(error).kind)
     error.args = tuple(_without_credentials(one) if isinstance(one, str) else one for one in error.args)
     if isinstance(error, AzureError):

@@ -22,12 +22,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from twinbus.backlog import FailureKind
+from twinbus.pairing.decide.known_state import FailoverRecord, is_current
 
 if TYPE_CHECKING:
     from twinbus.pairing.inspection import FoundQueue, Inspection, PingCheck
 
 NEARLY_FULL: Final = 0.8
-"""A backlog queue is reported if this part of its size is used."""
+"""A queue or topic is reported if this part of its size is used."""
 LARGE_CLOCK_OFFSET: Final = 5.0
 """Seconds. The broker's time is read from a header that has whole seconds."""
 LEDGER_ROOM: Final = 256 * 2**20
@@ -80,17 +81,29 @@ class CheckFailure(NamedTuple):
     detail: str
 
 
+class EntityProperties(NamedTuple):
+    """What the management API shows of an entity. `size` and `capacity` are the used and the allowed bytes."""
+
+    status: str
+    size: int
+    capacity: int
+
+
 @dataclass(frozen=True, slots=True)
 class PrimaryFacts:
     """What the checks of the primary found.
 
     `failure` is the reason why the primary could not be used at all. `entities` has the entities that were tested and,
-    for each that accepts no sender, the reason. `may_send` says whether the Send right was seen; None: not tested.
+    for each that accepts no sender, the reason. `properties` has those whose status and size were read, and
+    `properties_failure` is the reason why the others are not there. `may_send` says whether the Send right was seen;
+    None: not tested.
     """
 
     host: str
     failure: CheckFailure | None = None
     entities: Mapping[str, CheckFailure | None] = field(default_factory=dict)
+    properties: Mapping[str, EntityProperties] = field(default_factory=dict)
+    properties_failure: CheckFailure | None = None
     may_send: bool | None = None
     pings: PingCheck | None = None
 
@@ -152,11 +165,13 @@ class LedgerFolderFacts:
 
 @dataclass(frozen=True, slots=True)
 class StateFacts:
-    """What was found in the shared state (S16). `held` names what an operator holds there."""
+    """What was found in the shared state at the time `read_at` (S16). `held` names what an operator holds."""
 
     location: str
     problem: str | None = None
     held: tuple[str, ...] = ()
+    failovers: tuple[FailoverRecord, ...] = ()
+    read_at: float = 0.0
     is_missing: bool = False
     """The folder does not exist."""
 
@@ -218,6 +233,17 @@ def _about_primary(facts: PrimaryFacts) -> Iterator[Finding]:
         else:
             what, step = f"{entity} accepts no sender ({refused.kind}).", "Look at its status and size on the primary."
             yield Finding(_ATTENTION, "entity_unusable", what, refused.detail, step)
+    for entity, properties in facts.properties.items():
+        if facts.entities[entity] is None:
+            yield from _about_properties(entity, properties)
+    unread = [entity for entity, refused in facts.entities.items() if not refused and entity not in facts.properties]
+    if unread:
+        what = f"Links to {_listed(unread)} open. That messages are accepted was not tested."
+        cause = "A full entity opens links too, and its status and size could not be read."
+        if facts.properties_failure is not None:
+            cause += f" {facts.properties_failure.detail}"
+        step = "Look at status and size on the primary, or give a key with Manage."
+        yield Finding(_NOTE, "entity_accepts_untested", what, cause, step)
     if facts.may_send is None:
         what = "The Send right on the primary was not tested. The key itself was accepted."
         cause = "The doctor knows no entity to open, and made no scratch queue."
@@ -225,6 +251,18 @@ def _about_primary(facts: PrimaryFacts) -> Iterator[Finding]:
     if facts.pings is not None:
         what = f"Pings are {facts.pings.visibility} on the primary."
         yield Finding(_NOTE, "pings", what, f"{facts.pings.detail}.", facts.pings.advice)
+
+
+def _about_properties(entity: str, found: EntityProperties) -> Iterator[Finding]:
+    if found.status != "Active":
+        what = f"{entity} on the primary has the status {found.status}."
+        cause = "Somebody disabled it. Senders that are refused fail over; receivers that are refused get nothing."
+        yield Finding(_ATTENTION, "entity_not_active", what, cause, "Set its status to Active.")
+    if found.capacity and found.size >= NEARLY_FULL * found.capacity:
+        what = f"{entity} on the primary is {found.size / found.capacity:.0%} full."
+        cause = "A full entity opens links and takes pings, but no message: senders get errors, then fail over."
+        step = "Receive its messages, or raise its size."
+        yield Finding(_ATTENTION, "entity_nearly_full", what, cause, step)
 
 
 def _about_secondary(facts: SecondaryFacts) -> Iterator[Finding]:
@@ -469,6 +507,10 @@ def _about_state(facts: StateFacts, ledger: LedgerFolderFacts | None) -> Iterato
         what = f"The {facts.location} of the shared state does not exist."
         cause = "No process has shared a failover or a hold there yet, or applications use another folder."
         yield Finding(_NOTE, "state_missing", what, cause, "Compare it with the option `state` of the applications.")
+    for record in facts.failovers:
+        # Processes do not believe an old record, and start healthy.
+        if is_current(record, facts.read_at):
+            yield _failed_over(record, facts.read_at)
     held = _listed(facts.held)
     if facts.held:
         what, cause = f"An operator holds {held}.", "Processes that pair with this state divert, and send no pings."
@@ -483,6 +525,18 @@ def _about_state(facts: StateFacts, ledger: LedgerFolderFacts | None) -> Iterato
         else:
             cause = "It would deliver to an entity that an operator holds."
             yield Finding(_NOTE, "syphon_without_state", what, cause, "Start it again with --state.")
+
+
+def _failed_over(record: FailoverRecord, now: float) -> Finding:
+    left = record.next_ping_at - now
+    due = f"in {_span(left)}" if left > 0 else "due: the next process that runs sends it"
+    what = f"{record.entity} has been failed over for {_span(now - record.engaged_at)} ({record.cause})."
+    cause = f"Processes with this state divert. The next ping is {due}; then one every {_span(record.ping_interval)}."
+    if record.failed_trials:
+        trials = "1 trial" if record.failed_trials == 1 else f"{record.failed_trials} trials"
+        cause += f" {trials} failed: the primary took a ping, and then no message."
+    step = "Look at its status and size on the primary. It returns with the next ping after the primary works."
+    return Finding(_ATTENTION, "failed_over", what, cause, step)
 
 
 # --- words -----------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from twinbus.backlog import (
     extra_backlog_queues,
 )
 from twinbus.pairing.administration import Administration, AioAdministration, service_text
+from twinbus.pairing.findings import EntityProperties
 from twinbus.pairing.message_copies import ping_message
 from twinbus.pairing.provisioning import LONGEST, PROPERTIES, LosingProperty, losing_properties
 
@@ -209,6 +210,25 @@ def _ahead(date: str | None, here: float) -> float | None:
         return here - parsedate_to_datetime(date or "").timestamp() - 0.5
     except ValueError:
         return None
+
+
+async def entity_properties(administration: AioAdministration, path: str) -> EntityProperties:
+    """Return status and size of a queue or topic.
+
+    Raises ResourceNotFoundError if there is neither, and the other errors of the management API.
+    """
+    client = administration.client
+    found: Any
+    figures: Any
+    try:
+        found = await administration.request(client.get_queue, path)
+        figures = await administration.request(client.get_queue_runtime_properties, path)
+    except (ResourceNotFoundError, AttributeError):
+        # The SDK raises AttributeError if the entity is a topic.
+        found = await administration.request(client.get_topic, path)
+        figures = await administration.request(client.get_topic_runtime_properties, path)
+    capacity = (found.max_size_in_megabytes or 0) * 2**20
+    return EntityProperties(str(_plain(found.status)), figures.size_in_bytes or 0, capacity)
 
 
 # --- cleaning --------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ class LocalAuthority:
         self._file: tempfile._TemporaryFileWrapper[bytes] | None = None
         # Other requests may still read these files, so they stay until `close`.
         self._outdated: list[tempfile._TemporaryFileWrapper[bytes]] = []
+        self._is_closed = False
 
     @property
     def is_local(self) -> bool:
@@ -44,7 +45,7 @@ class LocalAuthority:
             if self._file is None and self.is_local and self._fetches == before:
                 self._fetches += 1
                 offered = fetch_authority(self._host, self._port, self._seconds)
-                if offered is not None:
+                if offered is not None and not self._is_closed:
                     # The file stays open, because closing removes the file.
                     self._file = tempfile.NamedTemporaryFile(prefix="twinbus-ca-", suffix=".pem")  # noqa: SIM115
                     self._file.write(offered.encode("ascii"))
@@ -60,10 +61,11 @@ class LocalAuthority:
         return self.file()
 
     def close(self) -> None:
-        with self._lock:
-            for file in (*self._outdated, *([] if self._file is None else [self._file])):
-                file.close()
-            self._outdated, self._file = [], None
+        # Without the lock: a fetch holds it, and an asyncio pair that closes must not wait for a silent namespace.
+        self._is_closed = True
+        for file in (*self._outdated, *([] if self._file is None else [self._file])):
+            file.close()
+        self._outdated, self._file = [], None
 
 
 def split_namespace(namespace: str) -> tuple[str, int]:

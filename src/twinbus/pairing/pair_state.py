@@ -12,7 +12,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -59,7 +59,7 @@ from twinbus.pairing.pair_sides import (
     Side,
     SideState,
 )
-from twinbus.pairing.provisioning import BACKGROUND_PAUSES, Provisioned, background_pause
+from twinbus.pairing.provisioning import BACKGROUND_PAUSES, Provisioned, ProvisioningError, background_pause
 from twinbus.pairing.recording import OperationRecorder
 from twinbus.pairing.shared_pair import MemberDriver, forget_all, register, release, shared_pair
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
@@ -335,10 +335,21 @@ class PairState:
         for queue, losing in result.losing:
             self.events.emit(BacklogQueueUnsafe(queue, time.monotonic(), *losing))
 
-    def paired_without_backlog(self, failed: Sequence[QueueCause]) -> None:
-        """Report that the pair was made, and no backlog queue was found (P1)."""
-        secondary = str(self.secondary.endpoint)
-        self.events.emit(SecondaryUnreachable(secondary, time.monotonic(), failed[0].kind, len(failed)))
+    def first_try_ended(self, result: Provisioned) -> None:
+        """Report the first try of provisioning. Without a queue, the pair works without a backlog (P1)."""
+        self.provisioned(result)
+        if result.failed and not result.found:
+            secondary = str(self.secondary.endpoint)
+            kind = result.failed[0].kind
+            self.events.emit(SecondaryUnreachable(secondary, time.monotonic(), kind, len(result.failed)))
+
+    def first_try_failed_late(self, error: Exception) -> tuple[QueueCause, ...]:
+        """Report an error that came too late for pairing to raise it (P1). Returns the queues that were not found."""
+        _log.error("%s has no backlog: %s", self.name, error)
+        causes = error.causes if isinstance(error, ProvisioningError) else ()
+        failed = causes or tuple(QueueCause(queue, failure_kind(error), str(error)) for queue in self.queues)
+        self.first_try_ended(Provisioned(failed=failed))
+        return failed
 
     def entities(self) -> tuple[EntityState, ...]:
         now, wall = time.monotonic(), datetime.now(UTC)
@@ -446,7 +457,7 @@ class PairState:
     def backlog_queue_works(self, queue: str) -> None:
         """Report that the pair's syphon used a backlog queue, which brings the queue back into the rotation (S6)."""
         rotation_now = self.rotation.rotation
-        if rotation_now.absent:
+        if len(rotation_now.usable) < len(rotation_now.queues):
             for known in rotation_now.queues:
                 if known.lower() == queue.lower() and known not in rotation_now.usable:
                     self.rotation.advance(rotation.QueueFound(known))

@@ -32,6 +32,10 @@ PROPERTIES: Final[Mapping[str, int | str | bool]] = {
 PAUSES: Final = (1.0, 3.0)
 # Pauses in seconds between tries in the background: growing, then constant (P8).
 BACKGROUND_PAUSES: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+# A pair waits for provisioning while the secondary answers, and no longer than this time for each answer (P1). A silent
+# secondary must not use up the life of a function with 5 s to live. A secondary far away needs the time for its first
+# answer: a token, a TLS handshake and a request.
+SILENCE_SECONDS: Final = 2.0
 # The pause in seconds if every queue that is left was refused: only an operator can change this.
 REFUSED_PAUSE: Final = 300.0
 REFUSED: Final = frozenset({FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION})

@@ -139,7 +139,7 @@ class SharedPair:
         self.is_closed = False
         self._process: int | None = None
         self._timers: list[SharedTimer] = []
-        self.rotation = SharedRotation(queues, options.probation.total_seconds(), self, now=now)
+        self.rotation = SharedRotation(queues, options.probation.total_seconds(), self, sought=queues, now=now)
         self.sharing: StateSharing | None = None
         """What the pairs share with other processes (S16), or None without the option `state`."""
         if options.state is not None:

@@ -197,9 +197,16 @@ class SharedRotation:
     """The backlog queues of a pair and which of them senders may use now."""
 
     def __init__(
-        self, queues: tuple[str, ...], probation: float, driver: PairDriver, *, now: Now = time.monotonic
+        self,
+        queues: tuple[str, ...],
+        probation: float,
+        driver: PairDriver,
+        *,
+        sought: tuple[str, ...] = (),
+        now: Now = time.monotonic,
     ) -> None:
-        self.rotation = Rotation(queues, probation)
+        """`sought` are the queues that provisioning is about to find or create."""
+        self.rotation = Rotation(queues, probation, sought)
         self._driver = driver
         self._now = now
         self._lock = threading.Lock()

@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-_THREADS: Final = 32
+from twinbus.pairing.daemon_thread import in_daemon_thread
+
 _TOKEN_SECONDS: Final = 60.0
 
 
@@ -27,7 +27,6 @@ class ThreadedAdministrationClient:
     def __init__(self, client: ServiceBusAdministrationClient, credential: LoopCredential | None = None) -> None:
         self._client = client
         self._credential = credential
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="twinbus-provision")
 
     @property
     def fully_qualified_namespace(self) -> str:
@@ -39,16 +38,12 @@ class ThreadedAdministrationClient:
 
     async def close(self) -> None:
         """Close the sync client. Threads whose requests were cancelled end by themselves."""
-        try:
-            await self._called(self._client.close)
-        finally:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._called(self._client.close)
 
     async def _called(self, method: Callable[..., Any], *arguments: object, **keywords: object) -> Any:
-        loop = asyncio.get_running_loop()
         if self._credential is not None:
-            self._credential.loop = loop
-        return await loop.run_in_executor(self._threads, partial(method, *arguments, **keywords))
+            self._credential.loop = asyncio.get_running_loop()
+        return await in_daemon_thread(partial(method, *arguments, **keywords))
 
     async def _listed(
         self, method: Callable[..., Iterable[Any]], *arguments: object, **keywords: object

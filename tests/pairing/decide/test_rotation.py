@@ -140,6 +140,30 @@ def test_c1_p7_a_queue_on_probation_is_there_and_one_that_was_never_found_is_not
     assert advance(WITHOUT_1, r.QueueMissing("b2", K.DNS), 5.0).rotation.found == ("b0", "b1")
 
 
+# --- P1, before the first try to find the queues has ended ------------------------------------------------------------
+
+SOUGHT = Rotation(("b0", "b1"), 30.0, sought=("b0", "b1"))
+
+
+def test_p1_a_call_that_finds_only_queues_that_are_sought_waits() -> None:
+    assert (SOUGHT.usable, SOUGHT.found) == ((), ())
+    assert SOUGHT.causes == tuple((queue, K.TIMEOUT, "the secondary has not answered yet") for queue in ("b0", "b1"))
+    assert advance(SOUGHT, r.ProbeAsked(), 1.0) == RotationDecision(SOUGHT, (r.WaitForProbe(None),))
+
+
+def test_p1_a_queue_that_the_first_try_finds_never_left() -> None:
+    assert advance(SOUGHT, r.QueueFound("b1"), 1.0) == RotationDecision(Rotation(("b0", "b1"), 30.0, sought=("b0",)))
+
+
+def test_p1_when_the_first_try_has_found_none_calls_no_longer_wait() -> None:
+    one, effects = advance(SOUGHT, r.QueueMissing("b0", K.TIMEOUT, "silent"), 1.0)
+    assert effects == (r.PublishQueueNotice(r.QueueLeft("b0", 1.0, K.TIMEOUT, 0)),)
+    assert advance(one, r.ProbeAsked(), 1.0).effects == (r.WaitForProbe(None),)
+    none = advance(one, r.QueueMissing("b1", K.TIMEOUT, "silent"), 1.0).rotation
+    assert none.causes == (("b0", K.TIMEOUT, "silent"), ("b1", K.TIMEOUT, "silent"))
+    assert advance(none, r.ProbeAsked(), 1.0) == RotationDecision(none, (r.RaiseUnavailable(),))
+
+
 # --- S6, none left: probes -------------------------------------------------------------------------------------------
 
 

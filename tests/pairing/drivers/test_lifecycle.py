@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import signal
 import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -89,6 +91,86 @@ async def test_p1_p8_the_application_starts_while_the_secondary_is_away_and_the_
     await asyncio.to_thread(world.secondary.start)
     await world.until(lambda: len(pair.backlog_queues) == 2, 20)
     await world.send(sender, ServiceBusMessage("in time"))
+
+
+async def test_p1_a_silent_secondary_does_not_hold_up_the_start_of_an_application(
+    world: World, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The pair is there before the first try has ended, at whose end `secondary_unreachable` is published."""
+    os.kill(world.secondary.pid, signal.SIGSTOP)
+    pair = await world.pair()
+    sender = await world.sender(pair, queue)
+    await world.send(sender, ServiceBusMessage("healthy"))
+    assert pair.backlog_queues == ()
+    assert [one for one in caplog.messages if one.startswith(("secondary_unreachable", "backlog_queue_left"))] == []
+    assert len(await world.held(queue)) == 1
+
+
+async def test_p1_a_call_that_diverts_waits_for_a_slow_secondary(
+    world: World, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.kill(world.secondary.pid, signal.SIGSTOP)
+    pair = await world.pair()
+    sender = await world.sender(pair, queue)
+    await world.do(pair.force_failover, queue)
+    diverting = asyncio.create_task(world.send(sender, ServiceBusMessage("x", message_id="waited")))
+    await asyncio.wait([diverting], timeout=0.2)
+    assert not diverting.done()
+    os.kill(world.secondary.pid, signal.SIGCONT)
+    await diverting
+    await world.until(lambda: len(pair.backlog_queues) == 2)
+    assert [one.message_id for one in await world.backlog(pair)] == ["waited"]
+    assert [one for one in caplog.messages if one.startswith(("secondary_unreachable", "backlog_queue_"))] == []
+
+
+async def test_p1_a_secondary_that_stays_silent_is_reported_and_diverting_raises(
+    world: World, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.kill(world.secondary.pid, signal.SIGSTOP)
+    pair = await world.pair(try_timeout=timedelta(seconds=4))
+    sender = await world.sender(pair, queue)
+    await world.do(pair.force_failover, queue)
+    with pytest.raises(BacklogUnavailableError, match="timeout"):
+        await world.send(sender, ServiceBusMessage("x"))
+    reported = f"secondary_unreachable secondary=localhost:{world.secondary.port} cause=timeout queues=2"
+    await world.until(lambda: [one for one in caplog.messages if one.startswith("secondary_unreachable")] == [reported])
+    os.kill(world.secondary.pid, signal.SIGCONT)
+    await world.until(lambda: len(pair.backlog_queues) == 2, 30)
+
+
+async def test_p1_a_credential_that_a_slow_secondary_refuses_is_reported_loudly(
+    world: World, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = world.secondary.connection_string.replace(KEY, "wrong")
+    os.kill(world.secondary.pid, signal.SIGSTOP)
+    pair = await world.pair(keywords={"strings": (world.primary.connection_string, wrong)})
+    heard: list[Any] = []
+    pair.on("secondary_unreachable", heard.append)
+    os.kill(world.secondary.pid, signal.SIGCONT)
+    await world.until(lambda: len(heard) == 1)
+    assert heard[0].cause in {FailureKind.UNAUTHORIZED, FailureKind.AUTHENTICATION}
+    (error,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR" and "no backlog" in one.message]
+    assert "Give the secondary's credential the Manage right" in error
+    sender = await world.sender(pair, queue)
+    await world.do(pair.force_failover, queue)
+    with pytest.raises(BacklogUnavailableError):
+        await world.send(sender, ServiceBusMessage("x"))
+
+
+async def test_c3_closing_a_pair_does_not_wait_for_a_silent_secondary(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.kill(world.secondary.pid, signal.SIGSTOP)
+    heard: list[Any] = []
+    pair = await world.pair()
+    pair.on("secondary_unreachable", heard.append)
+    await world.do(pair.close)
+    if world.driver == "sync":
+        # The request goes on in a thread that nobody waits for.
+        assert [one for one in threading.enumerate() if one.name.startswith("twinbus-provision")]
+    os.kill(world.secondary.pid, signal.SIGCONT)
+    await world.until(lambda: not [one for one in threading.enumerate() if one.name.startswith("twinbus-provision")])
+    assert heard == []
 
 
 async def test_p1_raise_is_for_those_who_want_it(world: World) -> None:

@@ -1,6 +1,8 @@
 """Processes that live for seconds, during an outage (S16): real processes, counted by what is in the backlog."""
 
 import asyncio
+import os
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,6 +14,30 @@ from twinbus.connect import connect
 from twinbus.testing import LocalNamespace
 
 PROCESSES = budget(3, 20)
+SENDS = {
+    "sync": """
+with pair_connection_strings(*sys.argv[1:3], options=options) as pair, pair.get_queue_sender(sys.argv[3]) as sender:
+    sender.send_messages(ServiceBusMessage("x"))
+""",
+    "aio": """
+async def main():
+    async with aio.pair_connection_strings(*sys.argv[1:3], options=options) as pair:
+        async with pair.get_queue_sender(sys.argv[3]) as sender:
+            await sender.send_messages(ServiceBusMessage("x"))
+
+asyncio.run(main())
+""",
+}
+PATIENT = """
+import asyncio, sys
+from datetime import timedelta
+from azure.servicebus import ServiceBusMessage
+from twinbus import SendAvailabilityOptions, aio, pair_connection_strings
+from twinbus.pairing import administration
+
+options = SendAvailabilityOptions(try_timeout=timedelta(minutes=5))
+"""
+WITHOUT_AIOHTTP = "administration.is_installed = lambda name: False\n"
 JOB = """
 import sys
 from azure.servicebus import ServiceBusMessage
@@ -37,6 +63,23 @@ async def run(*arguments: str) -> tuple[str, str]:
     )
     printed, errors = await child.communicate()
     return printed.decode(), "" if child.returncode == 0 else errors.decode()
+
+
+@pytest.mark.parametrize("driver", ["sync", "aio", "aio without aiohttp"])
+async def test_p1_a_silent_secondary_keeps_no_process_from_ending(
+    primary: LocalNamespace, secondary: LocalNamespace, queue: str, driver: str
+) -> None:
+    """The requests that have no answer would last for minutes."""
+    os.kill(secondary.pid, signal.SIGSTOP)
+    program = PATIENT + (WITHOUT_AIOHTTP if "without" in driver else "") + SENDS[driver.partition(" ")[0]]
+    arguments = (primary.connection_string, secondary.connection_string, queue)
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, *arguments)
+    try:
+        assert await asyncio.wait_for(child.wait(), 60) == 0
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Generator
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakSet
 
 from azure.core.async_paging import AsyncItemPaged
@@ -40,6 +39,7 @@ from twinbus.ledger import Stage
 from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.aio.backlog_link import AioBacklogLinks
 from twinbus.pairing.aio.backlog_peeker import AioBacklogPeeker
+from twinbus.pairing.aio.provisioner import Provisioner
 from twinbus.pairing.aio.sender import PairedSender, detach, release
 from twinbus.pairing.aio.state_access import TaskStateAccess
 from twinbus.pairing.aio.timeouts import LoopTimer, TaskTimeouts, cancel, cancel_until_done, wait_for_event
@@ -52,7 +52,7 @@ from twinbus.pairing.options import SendAvailabilityOptions, chosen_options, cli
 from twinbus.pairing.pair_interface import PairInterface
 from twinbus.pairing.pair_sides import NotPairedError, PairLoopError, Side, SideState, SideView
 from twinbus.pairing.pair_state import PairState, SyphonFactory
-from twinbus.pairing.provisioning import Provisioned, background_pause
+from twinbus.pairing.provisioning import Provisioned
 from twinbus.pairing.receivers import AioQuietReceiver
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
 from twinbus.pairing.state_sharing import FLUSH_SECONDS, StateSharing, look_seconds
@@ -320,12 +320,7 @@ class Pair(
             access = TaskStateAccess(location, secondary, self._timeouts, recorder, self._administration)
         self._state.begin(access)
         try:
-            administration = self._administration()
-            try:
-                await self._provision(administration, background)
-            except BaseException:
-                await administration.close()
-                raise
+            await self._provision(background)
             self._state.start_syphon(self._make_syphon, (self._primary_client, secondary), self._admin)
         except BaseException:
             self._state.withdraw()
@@ -500,29 +495,16 @@ class Pair(
             done = Provisioned(failed=(QueueCause(queue, failure_kind(error), str(error)),))
         self._state.queue_recreated(queue, done)
 
-    async def _provision(self, administration: AioAdministration, background: bool) -> None:
-        """Find or create the backlog queues (P1). With `background`, try failed queues again in the background (P8)."""
-        how: Literal["background", "raise"] = "background" if background else "raise"
-        done = await administration.provision(self._state.queues, replace(self.options, on_secondary_down=how))
-        self._state.provisioned(done)
-        if done.failed and background:
-            if not done.found:
-                self._state.paired_without_backlog(done.failed)
-            self._provisioning = self._timeouts.start(self._provision_again(administration, done.failed))
-        else:
-            await administration.close()
-
-    async def _provision_again(self, administration: AioAdministration, failed: tuple[QueueCause, ...]) -> None:
-        tries = 0
-        try:
-            while failed:
-                tries += 1
-                await asyncio.sleep(background_pause(tries, failed))
-                done = await administration.provision_again([cause.queue for cause in failed])
-                self._state.provisioned(done)
-                failed = done.failed
-        finally:
-            await administration.close()
+    async def _provision(self, background: bool) -> None:
+        """Find or create the backlog queues (P1). With `background`, the pair goes on without them (P8)."""
+        administration = self._administration()
+        if background:
+            provisioner = Provisioner(administration, self._state)
+            self._provisioning = self._timeouts.start(provisioner.run())
+            await provisioner.first_try()
+            return
+        async with administration:
+            self._state.provisioned(await administration.provision(self._state.queues, self.options))
 
 
 class _Driver:

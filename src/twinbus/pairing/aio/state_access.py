@@ -7,7 +7,6 @@ keeps neither the event loop nor the process from ending.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from azure.servicebus.aio import ServiceBusClient
 from twinbus.backlog import failure_kind
 from twinbus.pairing.administration import AioAdministration
 from twinbus.pairing.aio.timeouts import TaskTimeouts
+from twinbus.pairing.daemon_thread import in_daemon_thread
 from twinbus.pairing.decide.known_state import (
     EVERY_ENTITY,
     HoldRecord,
@@ -206,34 +206,6 @@ async def _reported(act: Callable[[], Coroutine[Any, Any, None]], done: WriteDon
         done(error)
     else:
         done(None)
-
-
-async def in_daemon_thread(call: Callable[[], T]) -> T:
-    """Run a call that may block for ever. The executor of the event loop would wait for such a call at the end."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if not future.done():
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type] # without an error there is a result
-
-    def run() -> None:
-        result, failed = None, None
-        try:
-            result = call()
-        except Exception as error:
-            failed = error
-        try:
-            loop.call_soon_threadsafe(settle, result, failed)
-        except RuntimeError:
-            # The loop was closed: nobody waits for the result.
-            return
-
-    threading.Thread(target=run, name="twinbus-state", daemon=True).start()
-    return await future
 
 
 class SharedState:

@@ -2,7 +2,8 @@
 
 The queues that senders may use are *in the rotation*. All senders of a pair share one `Rotation`. A queue that fails
 leaves the rotation for the `probation` time and then returns. A queue that could be neither found nor created stays out
-until it is found.
+until it is found. A queue is *sought* until the first try to find or create it has ended: a call that finds no other
+queue waits for that.
 
 If no queue is left, a call may *probe* one: it sends its messages to the queue that left first, on probation or not.
 One call at a time probes, at most once a second for the pair. The other calls wait for its result. A queue whose probe
@@ -36,11 +37,13 @@ class Absence(NamedTuple):
 class Rotation:
     """The backlog queues of a pair. Immutable: a sender reads `usable` without a lock.
 
-    `absent` is in the order in which queues are probed. `next_probe` is the earliest time of the next probe.
+    `absent` is in the order in which queues are probed. `next_probe` is the earliest time of the next probe. The first
+    try to find or create the queues `sought` has not ended.
     """
 
     queues: tuple[str, ...]
     probation: float
+    sought: tuple[str, ...] = ()
     absent: tuple[Absence, ...] = ()
     probing: bool = False
     next_probe: float = 0.0
@@ -48,13 +51,13 @@ class Rotation:
     usable: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        away = {absence.cause.queue for absence in self.absent}
+        away = {*self.sought, *(absence.cause.queue for absence in self.absent)}
         object.__setattr__(self, "usable", tuple(queue for queue in self.queues if queue not in away))
 
     @property
     def found(self) -> tuple[str, ...]:
         """The queues that exist, in the rotation or on probation."""
-        missing = {absence.cause.queue for absence in self.absent if absence.until is None}
+        missing = {*self.sought, *(absence.cause.queue for absence in self.absent if absence.until is None)}
         return tuple(queue for queue in self.queues if queue not in missing)
 
     @property
@@ -65,7 +68,8 @@ class Rotation:
     @property
     def causes(self) -> tuple[QueueCause, ...]:
         """Why the queues outside the rotation are absent, for BacklogUnavailableError."""
-        return tuple(absence.cause for absence in self.absent)
+        sought = (QueueCause(queue, FailureKind.TIMEOUT, "the secondary has not answered yet") for queue in self.sought)
+        return (*(absence.cause for absence in self.absent), *sought)
 
 
 # --- events: what happened -------------------------------------------------------------------------------------------
@@ -243,9 +247,10 @@ def advance(rotation: Rotation, event: Event, now: float) -> RotationDecision:
             over = [a.cause.queue for a in rotation.absent if a.until is not None and a.until <= now]
             return _return(rotation, over, now)
         case QueueFound():
-            return _return(rotation, [event.queue], now)
+            return _return(_no_longer_sought(rotation, event.queue), [event.queue], now)
         case QueueMissing():
-            return _leave(rotation, QueueCause(event.queue, event.kind, event.detail), now, None)
+            cause = QueueCause(event.queue, event.kind, event.detail)
+            return _leave(_no_longer_sought(rotation, event.queue), cause, now, None)
         case ProbeAsked():
             return _probe(rotation, event.tried, now)
         case ProbeSucceeded():
@@ -268,7 +273,7 @@ def _probe(rotation: Rotation, tried: frozenset[str], now: float) -> RotationDec
     # A queue that was never found is not probed: provisioning looks for it (P8).
     left = [one.cause.queue for one in rotation.absent if one.until is not None and one.cause.queue not in tried]
     if not left:
-        return RotationDecision(rotation, (RaiseUnavailable(),))
+        return RotationDecision(rotation, (WaitForProbe(None) if rotation.sought else RaiseUnavailable(),))
     if rotation.probing:
         return RotationDecision(rotation, (WaitForProbe(None),))
     if now < rotation.next_probe:
@@ -304,6 +309,10 @@ def _return(rotation: Rotation, queues: Iterable[str], now: float) -> RotationDe
             known = known if queue in known else (*known, queue)
     after = replace(rotation, queues=known, absent=absent)
     return RotationDecision(after, (*returned, *_arm(after)))
+
+
+def _no_longer_sought(rotation: Rotation, queue: str) -> Rotation:
+    return replace(rotation, sought=tuple(one for one in rotation.sought if one != queue))
 
 
 def _arm(rotation: Rotation) -> tuple[Effect, ...]:

@@ -30,12 +30,13 @@ from twinbus.pairing.options import SendAvailabilityOptions, chosen_options, cli
 from twinbus.pairing.pair_interface import PairInterface
 from twinbus.pairing.pair_sides import Side, SideState, SideView
 from twinbus.pairing.pair_state import PairState, SyphonFactory
-from twinbus.pairing.provisioning import Provisioned, background_pause
+from twinbus.pairing.provisioning import Provisioned
 from twinbus.pairing.receivers import QuietReceiver
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
 from twinbus.pairing.state_sharing import FLUSH_SECONDS, StateSharing, look_seconds
 from twinbus.pairing.sync.backlog_link import BacklogLinks
 from twinbus.pairing.sync.backlog_peeker import BacklogPeeker
+from twinbus.pairing.sync.provisioner import Provisioner
 from twinbus.pairing.sync.sender import PairedSender, detach, retired_link
 from twinbus.pairing.sync.state_access import ThreadStateAccess
 from twinbus.pairing.sync.timeout_thread import ThreadTimer
@@ -142,12 +143,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver, Ite
     def _pair(self) -> None:
         """Find or create the backlog queues, and start the syphon. Closes the pair if this fails."""
         try:
-            administration = self._administration()
-            try:
-                self._provision(administration)
-            except BaseException:
-                administration.close()
-                raise
+            self._provision()
             clients = (self._primary_client, self._secondary_client)
             self._state.start_syphon(self._make_syphon, clients, self._admin)
         except BaseException:
@@ -339,29 +335,14 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver, Ite
             done = Provisioned(failed=(QueueCause(queue, failure_kind(error), str(error)),))
         self._state.queue_recreated(queue, done)
 
-    def _provision(self, administration: Administration) -> None:
-        """Find or create the backlog queues (P1). With `background`, try failed queues again in the background (P8)."""
-        done = administration.provision(self._state.queues, self.options)
-        self._state.provisioned(done)
-        if done.failed and self.options.on_secondary_down == "background":
-            if not done.found:
-                self._state.paired_without_backlog(done.failed)
-            self._timeouts.workers.run(lambda: self._provision_again(administration, done.failed))
-        else:
-            administration.close()
-
-    def _provision_again(self, administration: Administration, failed: tuple[QueueCause, ...]) -> None:
-        tries = 0
-        try:
-            while failed:
-                tries += 1
-                if self._leaving.wait(background_pause(tries, failed)):
-                    return
-                done = administration.provision_again([cause.queue for cause in failed])
-                self._state.provisioned(done)
-                failed = done.failed
-        finally:
-            administration.close()
+    def _provision(self) -> None:
+        """Find or create the backlog queues (P1). With `background`, the pair goes on without them (P8)."""
+        administration = self._administration()
+        if self.options.on_secondary_down == "background":
+            Provisioner(administration, self._state, self._leaving).provision()
+            return
+        with administration:
+            self._state.provisioned(administration.provision(self._state.queues, self.options))
 
 
 class _Driver:
