@@ -53,6 +53,7 @@ LONGEST_PATH: Final = 260
 """The most characters of the path of an entity, as in the service."""
 _LONGEST_TEXT: Final = 1024
 _MOST_TRIALS: Final = 64
+"""Failed trials above this number are this number: the ping interval is the longest one long before."""
 _EARLIEST, _LATEST = datetime(1970, 1, 2, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 
 
@@ -290,7 +291,7 @@ def _to_json(change: StateChange) -> dict[str, str | float | int]:
                 "engaged_at": _time_text(change.engaged_at),
                 "next_ping_at": _time_text(change.next_ping_at),
                 "ping_interval": change.ping_interval,
-                "failed_trials": change.failed_trials,
+                "failed_trials": min(change.failed_trials, _MOST_TRIALS),
                 "written_at": _time_text(change.written_at),
             }
         case RestoreRecord():
@@ -309,7 +310,7 @@ def _from_json(found: Any) -> StateChange | None:
     match what:
         case "failed_over":
             trials = found.get("failed_trials")
-            if type(trials) is not int or not 0 <= trials <= _MOST_TRIALS:
+            if type(trials) is not int or trials < 0:
                 raise StateFormatError("failed_trials is no count")
             return FailoverRecord(
                 entity,
@@ -317,7 +318,7 @@ def _from_json(found: Any) -> StateChange | None:
                 engaged_at=_time(found, "engaged_at"),
                 next_ping_at=_time(found, "next_ping_at"),
                 ping_interval=_interval(found.get("ping_interval")),
-                failed_trials=trials,
+                failed_trials=min(trials, _MOST_TRIALS),
                 written_at=_time(found, "written_at"),
                 writer=writer,
             )
