@@ -63,7 +63,7 @@ def test_s16_m4_a_failover_has_as_many_changes_as_the_failover_machine_shares(se
     changes: list[object] = []
 
     def note(before: failover.Entity, event: failover_events.Event, after: failover.Entity, now: float) -> None:
-        changes.append(change_to_share(before, after, event, now, wall=now, writer="a"))
+        changes.append(change_to_share(before, after, event, now, wall=now, writer="a", longest_ping=12.0))
 
     walked(seconds, chance=0.0, on_step=note)
     assert state_writes(scenario, model_outage(scenario)) == sum(change is not None for change in changes)

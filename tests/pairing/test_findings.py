@@ -349,6 +349,8 @@ UNSHARED = LedgerFolderFacts("l", syphons=("syphon-host-1-abc",), unshared_sypho
 def test_s16_a_state_that_cannot_be_read_needs_attention() -> None:
     found = only(*findings_of(GOOD, WELL, None, StateFacts("folder f", "holds.json: damaged")))
     assert (found.severity, found.check, found.cause) == (ATTENTION, "state_unreadable", "holds.json: damaged")
+    assert "remove it" in found.next_step
+    assert "`twinbus drill --release`" in found.next_step
 
 
 def test_s15_what_is_held_is_named_although_another_part_of_the_state_cannot_be_read() -> None:

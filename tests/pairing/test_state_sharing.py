@@ -71,6 +71,7 @@ class World:
             self,
             may_create=may_create,
             watch_interval=30.0,
+            longest_ping=12.0,
             now=lambda: self.now,
             wall=lambda: WALL + self.now - 100.0,
         )
@@ -300,13 +301,18 @@ def test_s16_failovers_pings_and_restores_are_written_and_nothing_else(world: Wo
     world.sleep(30.0)
     (second,) = world.written()
     assert isinstance(second, FailoverRecord)
-    assert (second.engaged_at, second.next_ping_at, second.written_at) == (WALL, WALL + 60.0, WALL + 30.0)
+    assert (second.engaged_at, second.next_ping_at, second.written_at) == (WALL, WALL + 42.0, WALL + 30.0)
+    world.sleep(5.0)
+    assert world.writes == []
     orders.advance(e.PingFailed(1, FailureKind.TIMEOUT))
+    (third,) = world.written()
+    assert isinstance(third, FailoverRecord)
+    assert (third.next_ping_at, third.written_at) == (WALL + 60.0, WALL + 35.0)
     world.sleep(5.0)
     assert world.writes == []
     orders.advance(e.RestoreForced())
-    (third,) = world.written()
-    assert isinstance(third, RestoreRecord)
+    (fourth,) = world.written()
+    assert isinstance(fourth, RestoreRecord)
     orders.advance(e.PrimarySendSucceeded())
     world.sleep(300.0)
     assert (world.writes, world.reads) == ([], [])
@@ -350,11 +356,11 @@ def test_s16_a_write_that_fails_is_tried_again_without_undoing_newer_changes(
 def test_s16_closing_writes_what_waits_at_once_and_does_not_try_again(world: World) -> None:
     world.answer()
     told: list[bool] = []
-    world.sharing.on_written.add(lambda: told.append(True))
+    world.sharing.on_finished.add(lambda: told.append(True))
     orders, bills = world.entities
     orders.advance(FAILED)
     bills.advance(FAILED)
-    assert not world.sharing.finish()
+    assert world.sharing.finish() == 1.0
     world.written()
     assert told == []
     world.written(OSError("gone"))
@@ -366,7 +372,63 @@ def test_s16_closing_writes_what_waits_at_once_and_does_not_try_again(world: Wor
 
 def test_s16_a_healthy_pair_has_nothing_to_finish(world: World) -> None:
     world.answer()
-    assert world.sharing.finish()
+    assert world.sharing.finish() == 0.0
+
+
+def pinging_world() -> tuple[World, list[bool]]:
+    """Return a world in which both entities are pinged and nothing waits to be written, and the list of its ends."""
+    world, finished = World(), list[bool]()
+    world.sharing.begin()
+    world.sharing.on_finished.add(lambda: finished.append(True))
+    world.answer(over(next_ping=-1.0), over("bills", next_ping=-1.0))
+    world.sleep(2.0)
+    while world.writes:
+        world.written()
+    assert world.pings == ["orders", "bills"]
+    return world, finished
+
+
+def test_s16_closing_waits_for_the_pings_in_progress_and_then_for_what_they_showed() -> None:
+    world, finished = pinging_world()
+    orders, bills = world.entities
+    assert world.sharing.finish() == 5.0
+    orders.advance(e.PingFailed(1, FailureKind.TIMEOUT))
+    (failed,) = world.written()
+    assert isinstance(failed, FailoverRecord)
+    assert finished == []
+    bills.advance(e.PingSucceeded(1))
+    assert finished == []
+    (restored,) = world.written()
+    assert (type(restored), restored.entity) == (RestoreRecord, "bills")
+    assert finished == [True]
+
+
+def test_s16_closing_waits_no_longer_for_a_ping_whose_result_is_not_shared() -> None:
+    world, finished = pinging_world()
+    orders, bills = world.entities
+    world.sharing.finish()
+    # An operator of another process holds the entities: a ping that succeeded looked for it.
+    orders.advance(e.FailoverKnown(e.DrillCause.FORCED, 0.0, hold=True))
+    assert finished == []
+    bills.advance(e.FailoverKnown(e.DrillCause.FORCED, 0.0, hold=True))
+    assert (world.writes, finished) == ([], [True])
+
+
+def test_s16_a_pair_that_shares_no_more_waits_for_no_ping() -> None:
+    world, finished = pinging_world()
+    world.entities[0].advance(e.PingFailed(1, FailureKind.TIMEOUT))
+    world.sharing.finish()
+    world.sharing._share_no_more(FailureKind.UNAUTHORIZED, REFUSED)
+    assert finished == [True]
+    assert world.sharing.finish() == 0.0
+
+
+def test_s11_s16_closing_waits_for_no_ping_of_a_drill(world: World) -> None:
+    world.answer()
+    world.entities[0].advance(e.FailoverForced())
+    world.sleep(30.0)
+    assert world.pings == ["orders"]
+    assert world.sharing.finish() == 0.0
 
 
 def test_p6_a_state_queue_that_was_deleted_is_created_once_more(world: World) -> None:
@@ -432,9 +494,9 @@ def test_s15_a_release_is_written_only_if_the_state_holds_something(
 def test_s15_closing_waits_for_a_release_that_looks_first(world: World) -> None:
     world.answer()
     told: list[bool] = []
-    world.sharing.on_written.add(lambda: told.append(True))
+    world.sharing.on_finished.add(lambda: told.append(True))
     world.sharing.release("orders")
-    assert not world.sharing.finish()
+    assert world.sharing.finish() == 1.0
     world.answer(hold("orders"))
     assert told == []
     assert isinstance(world.written()[0], ReleaseRecord)

@@ -144,11 +144,11 @@ def queues_used(queues: int, senders: int) -> float:
 def state_writes(scenario: Scenario, outage: OutageModel) -> float:
     """Returns the messages that all clients send to the state queue in one outage (S16).
 
-    A client writes each failover, each ping when it begins, and each restore. It writes the first change at once, and
-    all others of the next STATE_WRITE_PAUSE in one message. The changes of a client's entities are spread over time by
-    the jitter of the first ping.
+    A client writes each failover, each ping when it begins and when it fails, and each restore. It writes the first
+    change at once, and all others of the next STATE_WRITE_PAUSE in one message. The changes of a client's entities are
+    spread over time by the jitter of the first ping.
     """
-    changes = outage.failovers + outage.bad_pings + 2 * outage.good_pings
+    changes = outage.failovers + 2 * (outage.bad_pings + outage.good_pings)
     spread = scenario.ping_interval.total_seconds() * scenario.ping_jitter / STATE_WRITE_PAUSE
     return changes * queues_used(ceil(spread) + 2, scenario.entities) / scenario.entities
 

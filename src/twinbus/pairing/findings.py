@@ -501,7 +501,12 @@ def _about_state(facts: StateFacts, ledger: LedgerFolderFacts | None) -> Iterato
     """Report holds, and syphons that a hold does not reach (S15)."""
     if facts.problem is not None:
         what = f"The shared state in {facts.location}, or a part of it, cannot be read."
-        step = "Mend it. Until then processes start as if that part held nothing, and what they hold stays held."
+        step = (
+            "If it is a file named failover-….json, remove it: the next failover or ping writes it anew. If it has "
+            "holds, run `twinbus drill --release` without --entity, and hold again what must be held. Otherwise check "
+            "the folder, its permissions, or the secondary. Until then processes start as if that part held nothing, "
+            "and what they hold stays held."
+        )
         yield Finding(_ATTENTION, "state_unreadable", what, facts.problem, step)
     if facts.is_missing:
         what = f"The {facts.location} of the shared state does not exist."

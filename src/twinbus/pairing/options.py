@@ -76,8 +76,9 @@ class SendAvailabilityOptions:
     failover_on: Collection[str] = ()
     """Kinds of failure that count as well; a kind with `-` before it does not count (S2)."""
     server_busy_counts_after: timedelta | None = None
-    """Server busy counts towards failover if the primary has been busy for this time and has accepted no message. None:
-    it never counts, unless `failover_on` names it (S2)."""
+    """Server busy counts towards failover if the primary has been busy for this time and has accepted no message. After
+    a longer pause between two answers, the time begins anew. None: it never counts, unless `failover_on` names it
+    (S2)."""
     on_unusable: Literal["divert", "raise"] = "divert"
     """What sends do while the entity is gone from the primary, or the primary refuses the credential (G4)."""
     ping: Literal["auto", "message", "link"] = "auto"

@@ -148,9 +148,19 @@ class SharedPair:
                 self,
                 may_create=options.provision == "create",
                 watch_interval=options.ping_interval.total_seconds(),
+                longest_ping=self._longest_ping,
                 now=now,
                 wall=wall,
             )
+
+    @property
+    def _longest_ping(self) -> float:
+        """Seconds after which every ping has a result.
+
+        After a ping that succeeded, the acting member looks for a hold (S15). If the acting member cannot end the ping,
+        because its event loop is closed, a deputy does (P3).
+        """
+        return self.options.try_timeout.total_seconds() + LOOK_SECONDS + DEPUTY_SECONDS
 
     @property
     def is_used(self) -> bool:
@@ -247,6 +257,17 @@ class SharedPair:
             self.drivers = (acting, *[driver for driver in alive if driver.home is not acting.home][:1])
         return self.drivers != before
 
+    def _replace_closed_loops(self) -> None:
+        """Choose again if the event loop of the acting member or of its deputy was closed.
+
+        A deputy notices that the acting loop was closed, but only when a timer is due. Nobody notices it of a deputy.
+        """
+        if not all(driver.is_alive for driver in self.drivers):
+            with _registering:
+                acted = self._choose()
+            if acted:
+                self.changed()
+
     def forked(self) -> None:
         """Replace locks in the child of a fork, where a copied lock may be held for ever."""
         self.making = threading.Lock()
@@ -259,12 +280,7 @@ class SharedPair:
 
     def state_access(self) -> StateAccess | None:
         """Return the access of the acting member to the shared state. None without members."""
-        if self.drivers and not self.drivers[0].is_alive:
-            # While nothing fails, no timer of a deputy notices that the event loop was closed.
-            with _registering:
-                acted = self._choose()
-            if acted:
-                self.changed()
+        self._replace_closed_loops()
         for member in list(self.members):
             if self.drivers[:1] == (member.driver,):
                 return member.state_access
@@ -284,13 +300,12 @@ class SharedPair:
         return timer
 
     def ping(self, entity: SharedEntity, episode: int) -> None:
+        self._replace_closed_loops()
         for driver in self.drivers[:1]:
             driver.ping(entity, episode)
             if driver.home is not None:
-                # The event loop may be closed before the ping has ended; a deputy may join until then. After a ping
-                # that succeeded, the acting member looks for a hold (S15).
-                limit = self.options.try_timeout.total_seconds() + LOOK_SECONDS + DEPUTY_SECONDS
-                entity.expect_ping(self.now() + limit)
+                # The event loop may be closed before the ping has ended; a deputy may join until then.
+                entity.expect_ping(self.now() + self._longest_ping)
 
     def stop_ping(self, entity: SharedEntity) -> None:
         for member in list(self.members):

@@ -6,7 +6,8 @@ once, other entities with their first sender. The first call of a sender that wa
 the look, so that a hold covers the first message too.
 
 While all entities are healthy, the pair neither reads nor writes the state. It writes when an entity fails over, when a
-ping of it begins (so that other processes know the time of the next ping), and when it is restored. It reads again only
+ping of it begins or fails (so that other processes know the time of the next ping), and when it is restored. It reads
+again only
 
     after a ping succeeded       an operator may have set a hold meanwhile: then the entity is held, not restored
     while it knows of a hold     every ping interval: the hold ends when the operator has released it
@@ -14,6 +15,9 @@ ping of it begins (so that other processes know the time of the next ping), and 
 `decide.known_state` decides what a state means. A `StateAccess` of the driver reads and writes: it must not block, and
 calls `done` later, in any thread. Changes that wait for a write in progress are written together; if one entity changes
 twice, only its last change is written.
+
+The last pair that closes waits for a ping in progress, and for changes that are not written. A process that lives for
+seconds would otherwise begin a ping, and end before the ping has a result.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ from twinbus.pairing.decide.known_state import (
     StateReading,
     apply_changes,
     change_to_share,
+    claims_ping,
     entity_key,
     known_failover,
 )
@@ -57,6 +62,9 @@ LOOK_SECONDS: Final = 1.0
 """The longest time that a look takes (S16)."""
 FLUSH_SECONDS: Final = 1.0
 """The longest time that closing a pair waits for changes that are not written yet."""
+CLOSING_PING_SECONDS: Final = 4.0
+"""The longest time that closing a pair waits, before that, for a ping in progress: 3 s for the ping, which is the
+`try_timeout` of `for_short_lived_processes`, and 1 s for the look for a hold."""
 # Seconds between two writes of a pair, so that many entities that change together need few writes.
 _WRITE_PAUSE: Final = 1.0
 _RETRY_SECONDS: Final = 30.0
@@ -129,7 +137,7 @@ class StateSharing:
     """Shares the failovers and holds of one pair.
 
     `may_create` says whether the pair may create a state queue that is missing (P6). `watch_interval` is the seconds
-    between two looks while an entity is held.
+    between two looks while an entity is held. `longest_ping` is the seconds after which every ping has a result.
     """
 
     def __init__(
@@ -139,6 +147,7 @@ class StateSharing:
         *,
         may_create: bool,
         watch_interval: float,
+        longest_ping: float,
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -147,11 +156,12 @@ class StateSharing:
         self.has_looked = False
         self.on_looked: set[Callable[[], None]] = set()
         """Callbacks for the end of the first look, called in any thread. None may block."""
-        self.on_written: set[Callable[[], None]] = set()
-        """Callbacks for the end of a write. While the pair closes: of the last one. Called in any thread."""
+        self.on_finished: set[Callable[[], None]] = set()
+        """Callbacks for the end of what `finish` began, called in any thread. None may block."""
         self._pair = pair
         self._may_create = may_create
         self._watch_interval = watch_interval
+        self._longest_ping = longest_ping
         self._now = now
         self._wall = wall
         self._writer = state_writer()
@@ -255,7 +265,7 @@ class StateSharing:
                 return
             self._refused = True
             self._pending.clear()
-        self._told_written()
+        self._tell_if_finished()
         hint = (
             f"`twinbus provision --state secondary` creates {self.location.queue}"
             if kind is FailureKind.ENTITY_NOT_FOUND
@@ -355,8 +365,7 @@ class StateSharing:
                 self._release_entities(entity)
             with self._lock:
                 self._releasing -= 1
-            if self.is_written:
-                self._told_written()
+            self._tell_if_finished()
 
         def failed(_: Exception, in_time: bool) -> None:
             if in_time:
@@ -427,11 +436,14 @@ class StateSharing:
 
     def advanced(self, before: Entity, after: Entity, event: Event, now: float) -> None:
         """Note a step of the failover machine. The caller holds the lock of the entity."""
-        change = change_to_share(before, after, event, now, self._wall(), self._writer)
+        wall, longest = self._wall(), self._longest_ping
+        change = change_to_share(before, after, event, now, wall, self._writer, longest_ping=longest)
         if change is not None:
             self._change(change)
         if after.mode is EntityMode.HELD and before.mode is not EntityMode.HELD:
             self._start_watching()
+        if before.pinging and not after.pinging:
+            self._tell_if_finished()
 
     def _change(self, change: StateChange) -> None:
         is_hold = isinstance(change, HoldRecord | ReleaseRecord)
@@ -457,15 +469,23 @@ class StateSharing:
         """Whether no change waits to be written, and no release waits for a look."""
         return not self._pending and self._writing is None and not self._releasing
 
-    def finish(self) -> bool:
+    def finish(self) -> float:
         """Write what waits without pauses and without retries, because the last pair closes.
 
-        Returns whether nothing waits to be written. If it returns False, `on_written` is called at the end.
+        Returns for how many seconds at most the pair must wait for `on_finished`. 0: nothing has to be waited for.
         """
         with self._lock:
             self._finishing = True
         self._write()
-        return self.is_written
+        if self._is_finished():
+            return 0.0
+        return FLUSH_SECONDS + (CLOSING_PING_SECONDS if self._awaits_ping() else 0.0)
+
+    def _is_finished(self) -> bool:
+        return self._off or (self.is_written and not self._awaits_ping())
+
+    def _awaits_ping(self) -> bool:
+        return any(claims_ping(shared.entity) for shared in self._pair.all_entities())
 
     def _write_soon(self) -> None:
         if self._writing is not None:
@@ -526,8 +546,7 @@ class StateSharing:
             self._write_failed(error)
         elif is_left:
             self._write_soon()
-        if self.is_written or not self._finishing:
-            self._told_written()
+        self._tell_if_finished()
 
     def _write_failed(self, error: Exception) -> None:
         kind = failure_kind(error)
@@ -542,9 +561,10 @@ class StateSharing:
             self._create()
         self._write_timer.arm(self._now() + _RETRY_SECONDS)
 
-    def _told_written(self) -> None:
-        for call in tuple(self.on_written):
-            call()
+    def _tell_if_finished(self) -> None:
+        if self._finishing and self._is_finished():
+            for call in tuple(self.on_finished):
+                call()
 
     # --- closing -----------------------------------------------------------------------------------------------------
 

@@ -49,6 +49,13 @@ def test_s2_the_first_server_busy_reaches_the_caller_and_starts_no_timer() -> No
         ([(10.0, BUSY)], 39.999, False),
         ([(10.0, BUSY)], 40.0, True),
         ([(10.0, BUSY), (25.0, BUSY)], 40.0, True),
+        ([(10.0, BUSY), (25.0, BUSY), (40.0 - 1e-9, BUSY)], 40.0, True),
+        # Silence: nothing shows that the primary was busy between two answers that are further apart than 30 s.
+        ([(10.0, BUSY)], 40.001, False),
+        ([(10.0, BUSY)], 36_000.0, False),
+        ([(10.0, BUSY), (25.0, BUSY)], 55.001, False),
+        ([(10.0, BUSY), (25.0, BUSY), (56.0, BUSY)], 85.0, False),
+        ([(10.0, BUSY), (25.0, BUSY), (56.0, BUSY)], 86.0, True),
         ([(10.0, BUSY), (39.0, SENT)], 40.0, False),
         ([(10.0, BUSY), (20.0, SENT), (21.0, BUSY)], 50.999, False),
         ([(10.0, BUSY), (20.0, SENT), (21.0, BUSY)], 51.0, True),

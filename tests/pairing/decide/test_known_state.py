@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.pairing.decide.test_failover import CLOSED, FAILED, FAILING, GONE, HEALTHY, OVER, PINGING, K
+from tests.pairing.decide.test_failover import CLOSED, FAILED, FAILING, HEALTHY, OVER, PINGING, K
 from tests.pairing.decide.test_failover_hold import HELD
 from tests.pairing.decide.test_failover_trial import TRIAL
 from twinbus.backlog import FailureKind
@@ -153,8 +153,9 @@ def test_s15_a_hold_goes_before_a_failover() -> None:
 # --- what a process writes -------------------------------------------------------------------------------------------
 
 
-def shared(entity: f.Entity, event: e.Event, now: float) -> s.StateChange | None:
-    return s.change_to_share(entity, f.advance(entity, event, now).entity, event, now, WALL, "me")
+def shared(entity: f.Entity, event: e.Event, now: float, *, longest_ping: float = 5.0) -> s.StateChange | None:
+    after = f.advance(entity, event, now).entity
+    return s.change_to_share(entity, after, event, now, WALL, "me", longest_ping=longest_ping)
 
 
 def test_s16_a_failover_that_engages_is_written_with_its_first_ping() -> None:
@@ -162,17 +163,35 @@ def test_s16_a_failover_that_engages_is_written_with_its_first_ping() -> None:
     assert shared(FAILING, e.FailoverTimerFired(), 70.0) == record
 
 
-def test_s16_a_ping_that_begins_is_written_with_the_time_of_the_next_one() -> None:
-    record = s.FailoverRecord("orders", K.TIMEOUT, WALL - 30.0, WALL + 30.0, 30.0, 0, WALL, "me")
-    assert shared(OVER, e.PingDue(), 100.0) == record
-    assert shared(PINGING, e.PingFailed(1, K.TIMEOUT), 101.0) is None
+@pytest.mark.parametrize(("longest_ping", "claimed"), [(5.0, 5.0), (30.0, 30.0), (300.0, 30.0)])
+def test_s16_a_ping_that_begins_is_claimed_for_the_longest_time_of_a_ping_and_for_one_interval_at_most(
+    longest_ping: float, claimed: float
+) -> None:
+    record = s.FailoverRecord("orders", K.TIMEOUT, WALL - 30.0, WALL + claimed, 30.0, 0, WALL, "me")
+    assert shared(OVER, e.PingDue(), 100.0, longest_ping=longest_ping) == record
+
+
+def test_s16_a_ping_that_failed_is_written_with_the_time_of_the_next_one() -> None:
+    # PINGING began its ping at 100.0 and pings every 30 s.
+    record = s.FailoverRecord("orders", K.TIMEOUT, WALL - 31.0, WALL + 29.0, 30.0, 0, WALL, "me")
+    assert shared(PINGING, e.PingFailed(1, K.TIMEOUT), 101.0) == record
+    late = shared(PINGING, e.PingFailed(1, K.TIMEOUT), 140.0)
+    assert isinstance(late, s.FailoverRecord)
+    assert late.next_ping_at == WALL - 10.0
 
 
 def test_s16_a_refused_ping_is_written_with_its_cause() -> None:
     found = shared(PINGING, e.PingFailed(1, K.ENTITY_NOT_FOUND), 101.0)
     assert isinstance(found, s.FailoverRecord)
     assert found.cause is K.ENTITY_NOT_FOUND
-    assert shared(f.advance(GONE, e.PingDue(), 200.0).entity, e.PingFailed(1, K.ENTITY_NOT_FOUND), 201.0) is None
+
+
+def test_s16_a_process_leaves_a_ping_to_another_only_while_the_ping_is_in_progress_and_shared() -> None:
+    assert s.claims_ping(PINGING)
+    assert not s.claims_ping(OVER)
+    assert not s.claims_ping(HEALTHY)
+    drill = f.advance(HEALTHY, e.FailoverForced(), 100.0).entity
+    assert not s.claims_ping(f.advance(drill, e.PingDue(), 200.0).entity)
 
 
 @pytest.mark.parametrize("event", [e.PingSucceeded(1), e.RestoreForced()])
@@ -209,7 +228,7 @@ def test_s16_what_was_taken_over_is_not_written_before_its_first_ping() -> None:
     assert shared(HEALTHY, known, 100.0) is None
     over = f.advance(HEALTHY, known, 100.0).entity
     found = shared(over, e.PingDue(), 100.0)
-    assert found == s.FailoverRecord("orders", K.DNS, WALL - 50.0, WALL + 30.0, 30.0, 0, WALL, "me")
+    assert found == s.FailoverRecord("orders", K.DNS, WALL - 50.0, WALL + 5.0, 30.0, 0, WALL, "me")
 
 
 @pytest.mark.parametrize("event", [e.FailoverForced(), e.FailoverForced(hold=True)])
@@ -340,7 +359,6 @@ def changed(**fields: object) -> str:
         (changed(ping_interval=True), "ping_interval is no interval"),
         (changed(ping_interval=float("nan")), "ping_interval is no interval"),
         (changed(failed_trials=-1), "failed_trials is no count"),
-        (changed(failed_trials=65), "failed_trials is no count"),
         (changed(failed_trials=1.0), "failed_trials is no count"),
     ],
 )
@@ -349,6 +367,25 @@ def test_s16_a_text_that_is_no_state_is_refused(text: str | bytes, error: str) -
         s.read_state(text)
     found = str(raised.value)
     assert found.startswith(error) if error is NO_STATE else found == error
+
+
+@pytest.mark.parametrize("trials", [64, 65, 1000])
+def test_s14_s16_after_any_number_of_failed_trials_what_is_written_can_be_read(trials: int) -> None:
+    entity = f.Entity("orders", f.FailoverPolicy(failover_interval=0, ping_interval=1.0), 0.0, failed_trials=trials)
+    record = shared(entity, FAILED, 10.0)
+    assert isinstance(record, s.FailoverRecord)
+    (found,) = s.read_state(s.state_text([record]))
+    assert isinstance(found, s.FailoverRecord)
+    assert found == replace(record, failed_trials=64)
+    known = taken_over(found)
+    assert known is not None
+    assert f.advance(HEALTHY, known, NOW).entity.ping_interval == f.MAX_PING_INTERVAL
+
+
+def test_s16_a_count_of_failed_trials_that_another_version_wrote_is_read() -> None:
+    (found,) = s.read_state(changed(failed_trials=1000))
+    assert isinstance(found, s.FailoverRecord)
+    assert found.failed_trials == 64
 
 
 def test_s16_the_longest_texts_and_the_outermost_numbers_are_read() -> None:

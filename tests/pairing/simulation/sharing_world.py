@@ -32,7 +32,15 @@ from twinbus.pairing.decide.failover_events import (
     PrimarySendFailed,
     RestoreForced,
 )
-from twinbus.pairing.decide.known_state import KnownState, StateChange, StateReading, apply_changes, is_current
+from twinbus.pairing.decide.known_state import (
+    FailoverRecord,
+    KnownState,
+    StateChange,
+    StateReading,
+    apply_changes,
+    claims_ping,
+    is_current,
+)
 from twinbus.pairing.options import SendAvailabilityOptions
 from twinbus.pairing.shared_pair import DEPUTY_SECONDS, SharedPair
 from twinbus.pairing.shared_state import SharedEntity
@@ -47,6 +55,8 @@ LONGEST_WRITE = 330.0
 """Seconds after which a write that has no answer is tried again, because a loop was closed during it."""
 LATE_LOOK = 3.0
 """Seconds of a look that takes too long."""
+LONGEST_PING = TRY_TIMEOUT + LOOK_SECONDS + DEPUTY_SECONDS
+"""Seconds after which another process may ping, if a process ended during its ping."""
 TAKE_OVER = TRY_TIMEOUT + LOOK_SECONDS + 2 * DEPUTY_SECONDS
 """The longest time for a deputy to notice that a ping has no result, and to act."""
 
@@ -94,6 +104,8 @@ class SimulatedPair:
         self.timers: list[Timer] = []
         self._waiting: set[Callable[[Exception], None]] = set()
         self._pings: list[tuple[SharedEntity, int]] = []
+        self.good_pings: set[tuple[SharedEntity, int]] = set()
+        """Pings in progress that will succeed, within a moment."""
 
     @property
     def runs(self) -> bool:
@@ -116,8 +128,13 @@ class SimulatedPair:
         if self.runs:
             one = (cell, episode)
             self._pings.append(one)
+            if self.world.places[cell.entity.path] in ("works", "full"):
+                self.good_pings.add(one)
             self.process.watchers[cell.entity.path].ping_begins(self)
             self.world.attempt(cell.entity.path, partial(self._pinged, one), with_message=False)
+            if self.world.chance.random() < self.world.ends_during_pings:
+                killed = self.world.chance.random() < 0.3
+                self.world.after(0.0, lambda: self.world.end(self.process, killed=killed))
 
     def stop_ping(self, cell: SharedEntity) -> None:
         """Do nothing: the answer of the ping still arrives, as it may with threads."""
@@ -125,6 +142,7 @@ class SimulatedPair:
     def _pinged(self, one: tuple[SharedEntity, int], failure: FailureKind | None) -> None:
         if self.runs and one in self._pings:
             self._pings.remove(one)
+            self.good_pings.discard(one)
             cell, episode = one
             self.process.watchers[cell.entity.path].ping_ends(self)
             if failure is not None:
@@ -180,6 +198,7 @@ class SimulatedPair:
 
     def write(self, changes: Sequence[StateChange], done: WriteDone) -> None:
         self.process.writes += 1
+        self.process.check_claims(changes)
         self._waiting.add(done)
         store, fails = self.world.store, self.world.store.is_away
 
@@ -206,6 +225,11 @@ class Store:
         self.is_away = False
         self.is_slow = False
         self.unreadable: tuple[str, ...] = ()
+        self.well_since = 0.0
+
+    def note_trouble(self, now: float) -> None:
+        if self.is_away or self.is_slow or self.unreadable:
+            self.well_since = now
 
     def delay(self) -> float:
         return LATE_LOOK if self.is_slow else self._chance.uniform(0.01, 0.5)
@@ -309,6 +333,47 @@ class Process:
             self.shared.rotation.close()
         return others
 
+    def end(self) -> None:
+        """Close the pairs. The last one waits for its pings and for what it has to write, as both drivers do (S16)."""
+        *others, last = [pair for pair in self.pairs if pair.is_open]
+        for pair in others:
+            pair.close()
+        sharing, began = self.shared.sharing, self.world.time
+        good_pings = set(last.good_pings) if last.runs else set()
+        seconds = 0.0 if sharing is None else sharing.finish()
+        if sharing is None or not seconds:
+            self.close()
+            return
+
+        def finished() -> None:
+            if self.runs:
+                self._check_end(good_pings, began)
+                self.close()
+
+        sharing.on_finished.add(partial(self.world.after, 0.0, finished))
+        self.world.after(seconds, finished)
+
+    def _check_end(self, good_pings: set[tuple[SharedEntity, int]], began: float) -> None:
+        """Check that the last pair did not close before a ping that succeeded had ended the failover for all."""
+        store, sharing = self.world.store, self.shared.sharing
+        assert sharing is not None
+        for cell, episode in good_pings if store.well_since < began else ():
+            path = cell.entity.path
+            if cell.entity.episode != episode or store.state.hold_of(path) or sharing.known.hold_of(path):
+                continue
+            record = store.state.failovers.get(path)
+            if cell.entity.engaged is not None or (record is not None and record.writer == sharing._writer):
+                raise ViolationError(f"a process ended, and left {path} failed over, though its ping succeeded")
+            self.world.restored_at_end += 1
+
+    def check_claims(self, changes: Sequence[StateChange]) -> None:
+        """Check that a process that ends during a ping keeps others from pinging only for a moment (S16)."""
+        for change in changes:
+            if not isinstance(change, FailoverRecord) or not claims_ping(self.cells[change.entity].entity):
+                continue
+            if change.next_ping_at > change.written_at + LONGEST_PING + SLACK:
+                raise ViolationError(f"a ping is claimed for {change.next_ping_at - change.written_at} s")
+
     def close(self) -> None:
         for pair in self.pairs:
             if pair.is_open:
@@ -397,10 +462,14 @@ class SharingWorld:
             provision="assume",
             state=Path("state") if chance.random() < 0.8 else None,
         )
+        self.ends_during_pings = chance.choice((0.0, 0.0, 0.2))
+        """The share of pings during which their process ends, as jobs do that live for seconds."""
         self.store = Store(chance)
         self.places = {f"q{number}": "works" for number in range(chance.randint(1, 2))}
         self.held: Counter[str] = Counter()
         self.ended: list[Process] = []
+        self.restored_at_end = 0
+        """Pings that succeeded while the last pair of a process was closing."""
         self.processes = [Process(self)]
         self._plan()
 
@@ -452,10 +521,15 @@ class SharingWorld:
                 pair.die()
             case "block" if pair.home is not None and pair.runs:
                 pair.blocked_until = self.time + chance.uniform(0.5, 15)
-            case "kill" | "end" as how if len(self.processes) > 1:
-                self.processes.remove(process)
-                self.ended.append(process)
-                process.kill() if how == "kill" else process.close()
+            case "kill" | "end" as how:
+                self.end(process, killed=how == "kill")
+
+    def end(self, process: Process, *, killed: bool) -> None:
+        """End a process, if another one goes on."""
+        if process in self.processes and len(self.processes) > 1:
+            self.processes.remove(process)
+            self.ended.append(process)
+            process.kill() if killed else process.end()
 
     def _hold(self) -> None:
         path = self.chance.choice(list(self.places))
@@ -487,6 +561,7 @@ class SharingWorld:
         while coming and coming[0][0] <= until:
             self.time, _, do = heappop(coming)
             do()
+            self.store.note_trouble(self.time)
             for process in self.processes:
                 for watcher in process.watchers.values():
                     watcher.check()

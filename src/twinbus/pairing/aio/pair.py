@@ -55,7 +55,7 @@ from twinbus.pairing.pair_state import PairState, SyphonFactory
 from twinbus.pairing.provisioning import Provisioned
 from twinbus.pairing.receivers import AioQuietReceiver
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
-from twinbus.pairing.state_sharing import FLUSH_SECONDS, StateSharing, look_seconds
+from twinbus.pairing.state_sharing import StateSharing, look_seconds
 from twinbus.sdk import check_version, open_aio_link
 
 if TYPE_CHECKING:
@@ -332,6 +332,9 @@ class Pair(
     async def close(self) -> None:
         """Close both sides and wait until all tasks and connections of the pair have ended.
 
+        With the option `state`, it first waits until the state is written: at most 1 s, or 5 s if a ping is in
+        progress.
+
         Raises PairLoopError in another event loop while the pair's loop is open. After that loop was closed, any loop
         may close the pair; connections of the closed loop then end without notice to the namespaces.
 
@@ -339,21 +342,21 @@ class Pair(
         """
         self._timeouts.claim_to_close()
         if (sharing := self._state.sharing_to_finish()) is not None and self._timeouts.has_loop and self._timeouts.ours:
-            await self._write_state(sharing)
+            await self._finish(sharing)
         for side in (self._state.primary, self._state.secondary):
             side.leave(SideState.CLOSED)
         await self._wait_until_ended()
 
-    async def _write_state(self, sharing: StateSharing) -> None:
-        """Write what waits, within a second: a process that ends leaves what it knows to the next one (S16)."""
-        written = asyncio.Event()
-        wake = partial(self._timeouts.tell, written.set)
-        sharing.on_written.add(wake)
+    async def _finish(self, sharing: StateSharing) -> None:
+        """Wait until the shared state has what this pair knows: a process that ends leaves it to the next one (S16)."""
+        finished = asyncio.Event()
+        wake = partial(self._timeouts.tell, finished.set)
+        sharing.on_finished.add(wake)
         try:
-            if not sharing.finish():
-                await wait_for_event(written, FLUSH_SECONDS)
+            if seconds := sharing.finish():
+                await wait_for_event(finished, seconds)
         finally:
-            sharing.on_written.discard(wake)
+            sharing.on_finished.discard(wake)
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()

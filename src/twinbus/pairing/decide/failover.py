@@ -301,8 +301,9 @@ class Entity:
     `since` is the time at which the mode began, and `engaged` the time at which the failover began. `deadline` is the
     time at which the failover timer fires. `episode` is the number of failovers so far. `diverted` is the number of
     messages diverted in the present failover, or in the last one. `failed_trials` is the number of trials that failed
-    since the last one that passed. `busy_since` is the time of the first server busy since the primary last accepted a
-    message, if the policy says when server busy counts. While `awaits_success` is False, a success changes nothing.
+    since the last one that passed. If the policy says when server busy counts, `busy_since` and `busy_at` are the times
+    of the first and the last of the server busy answers that belong together. While `awaits_success` is False, a
+    success changes nothing.
     """
 
     path: str
@@ -318,6 +319,7 @@ class Entity:
     diverted: int = 0
     failed_trials: int = 0
     busy_since: float | None = None
+    busy_at: float | None = None
     route: SendRoute = field(init=False)
     awaits_success: bool = field(init=False)
 
@@ -356,8 +358,9 @@ def advance(entity: Entity, event: Event, now: float, chance: float = 0.0) -> Fa
 
     `chance` spreads the first pings of many processes that failed over together (P2).
     """
-    if entity.policy.server_busy_counts_after is not None:
-        entity = _with_busy_time(entity, event, now)
+    busy_after = entity.policy.server_busy_counts_after
+    if busy_after is not None:
+        entity = _with_busy_time(entity, event, now, busy_after)
     trigger = trigger_of(entity, event, now)
     decision = TABLE[entity.mode, trigger]
     if decision.mode is entity.mode:
@@ -435,17 +438,21 @@ def _reached(at: float | None, now: float) -> bool:
 # --- the next state --------------------------------------------------------------------------------------------------
 
 
-def _with_busy_time(entity: Entity, event: Event, now: float) -> Entity:
-    """Return the entity with the time since which the primary is busy. Only an accepted message ends this time.
+def _with_busy_time(entity: Entity, event: Event, now: float, busy_after: float) -> Entity:
+    """Return the entity with the time since which the primary is busy.
 
-    Other successes do not: links open although the service refuses messages as busy.
+    An accepted message ends this time. Other successes do not: links open although the service refuses messages as
+    busy. A server busy after a silence longer than `busy_after` begins a new time: nothing shows that the primary was
+    busy meanwhile.
     """
     match event:
         case PrimarySendSucceeded(with_message=True) if entity.busy_since is not None:
-            return entity if _is_stale(entity, event) else replace(entity, busy_since=None)
-        case PrimarySendFailed(FailureKind.SERVER_BUSY) if entity.busy_since is None:
-            began_on_primary = entity.route is SendRoute.PRIMARY and not _is_stale(entity, event)
-            return replace(entity, busy_since=now) if began_on_primary else entity
+            return entity if _is_stale(entity, event) else replace(entity, busy_since=None, busy_at=None)
+        case PrimarySendFailed(FailureKind.SERVER_BUSY):
+            if entity.route is not SendRoute.PRIMARY or _is_stale(entity, event):
+                return entity
+            goes_on = entity.busy_at is not None and now - entity.busy_at <= busy_after
+            return replace(entity, busy_since=entity.busy_since if goes_on else now, busy_at=now)
     return entity
 
 
@@ -476,7 +483,9 @@ def _entered(entity: Entity, mode: EntityMode, event: Event, now: float, chance:
             return replace(entity, mode=mode, since=now, cause=event.kind, pinging=False)
         case EntityMode.ON_TRIAL:
             fresh = _without_failover(entity, mode, now)
-            return replace(fresh, failed_trials=entity.failed_trials)
+            # No call went to the primary while it was failed over: that is no silence of the primary.
+            busy_at = None if entity.busy_since is None else now
+            return replace(fresh, failed_trials=entity.failed_trials, busy_at=busy_at)
         case EntityMode.HEALTHY | EntityMode.CLOSED:
             return _without_failover(entity, mode, now)
         case _:
@@ -504,6 +513,7 @@ def _without_failover(entity: Entity, mode: EntityMode, now: float) -> Entity:
         episode=entity.episode,
         diverted=entity.diverted,
         busy_since=entity.busy_since,
+        busy_at=entity.busy_at,
     )
 
 

@@ -3,7 +3,7 @@
 Each process writes *changes* to a place that all of them can read: a folder, or a queue of the secondary. There are
 four kinds:
 
-    FailoverRecord   an entity failed over, or its next ping moved
+    FailoverRecord   an entity failed over, or its next ping moved: a ping of it began, or failed
     RestoreRecord    an entity returned to the primary
     HoldRecord       an operator holds an entity, or all entities, until they are released
     ReleaseRecord    an operator released an entity, or all entities
@@ -19,6 +19,8 @@ record, in seconds since 1970. The clocks of two machines may differ, so this mo
               intervals in the future. A hold is believed at any age.
     pings     A ping that was due in the past is due now. The failover machine limits a ping in the future to one
               interval. So a wrong record diverts for one ping interval at most.
+    claims    A process that begins a ping claims it only for the longest time of a ping. If the process ends before
+              the ping has a result, the next ping is due then. A ping that failed moves it to its usual time.
     engaged   A failover that engaged in the future engaged now.
 
 Records are JSON. A reader ignores kinds that it does not know, and raises `StateFormatError` for anything else that it
@@ -51,6 +53,7 @@ LONGEST_PATH: Final = 260
 """The most characters of the path of an entity, as in the service."""
 _LONGEST_TEXT: Final = 1024
 _MOST_TRIALS: Final = 64
+"""Failed trials above this number are this number: the ping interval is the longest one long before."""
 _EARLIEST, _LATEST = datetime(1970, 1, 2, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 
 
@@ -218,25 +221,32 @@ def known_failover(state: KnownState, entity: str, wall: float, now: float) -> F
     )
 
 
+def claims_ping(entity: Entity) -> bool:
+    """Return whether a ping of the entity is in progress, and other processes leave this ping to this process."""
+    return entity.pinging and isinstance(entity.cause, FailureKind)
+
+
 def change_to_share(
-    before: Entity, after: Entity, event: Event, now: float, wall: float, writer: str
+    before: Entity, after: Entity, event: Event, now: float, wall: float, writer: str, *, longest_ping: float
 ) -> FailoverRecord | RestoreRecord | None:
     """Return what other processes must learn from a step of the failover machine, or None.
 
     A failover that was taken over is in the state already. A failover that an operator forced without a hold is a
-    drill of one process: other processes must not follow it.
+    drill of one process: other processes must not follow it. A ping that begins is claimed for `longest_ping` seconds.
     """
     if before.engaged is not None and after.mode is EntityMode.ON_TRIAL:
         return RestoreRecord(after.path, wall, writer)
     if after.next_ping is None or after.engaged is None or not isinstance(after.cause, FailureKind):
         return None
-    if isinstance(event, FailoverKnown) or (after.next_ping, after.cause) == (before.next_ping, before.cause):
+    is_same = (after.next_ping, after.pinging, after.cause) == (before.next_ping, before.pinging, before.cause)
+    if isinstance(event, FailoverKnown) or is_same:
         return None
+    next_ping = min(after.next_ping, now + longest_ping) if after.pinging else after.next_ping
     return FailoverRecord(
         after.path,
         after.cause,
         engaged_at=wall - (now - after.engaged),
-        next_ping_at=wall + (after.next_ping - now),
+        next_ping_at=wall + (next_ping - now),
         ping_interval=after.ping_interval,
         failed_trials=after.failed_trials,
         written_at=wall,
@@ -281,7 +291,7 @@ def _to_json(change: StateChange) -> dict[str, str | float | int]:
                 "engaged_at": _time_text(change.engaged_at),
                 "next_ping_at": _time_text(change.next_ping_at),
                 "ping_interval": change.ping_interval,
-                "failed_trials": change.failed_trials,
+                "failed_trials": min(change.failed_trials, _MOST_TRIALS),
                 "written_at": _time_text(change.written_at),
             }
         case RestoreRecord():
@@ -300,7 +310,7 @@ def _from_json(found: Any) -> StateChange | None:
     match what:
         case "failed_over":
             trials = found.get("failed_trials")
-            if type(trials) is not int or not 0 <= trials <= _MOST_TRIALS:
+            if type(trials) is not int or trials < 0:
                 raise StateFormatError("failed_trials is no count")
             return FailoverRecord(
                 entity,
@@ -308,7 +318,7 @@ def _from_json(found: Any) -> StateChange | None:
                 engaged_at=_time(found, "engaged_at"),
                 next_ping_at=_time(found, "next_ping_at"),
                 ping_interval=_interval(found.get("ping_interval")),
-                failed_trials=trials,
+                failed_trials=min(trials, _MOST_TRIALS),
                 written_at=_time(found, "written_at"),
                 writer=writer,
             )

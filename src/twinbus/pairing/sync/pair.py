@@ -33,7 +33,7 @@ from twinbus.pairing.pair_state import PairState, SyphonFactory
 from twinbus.pairing.provisioning import Provisioned
 from twinbus.pairing.receivers import QuietReceiver
 from twinbus.pairing.shared_state import SharedBacklogWatch, SharedEntity
-from twinbus.pairing.state_sharing import FLUSH_SECONDS, StateSharing, look_seconds
+from twinbus.pairing.state_sharing import StateSharing, look_seconds
 from twinbus.pairing.sync.backlog_link import BacklogLinks
 from twinbus.pairing.sync.backlog_peeker import BacklogPeeker
 from twinbus.pairing.sync.provisioner import Provisioner
@@ -194,12 +194,13 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver, Ite
     def close(self) -> None:
         """Close both sides. Stops pings and the syphon, and waits until the pair's threads have ended.
 
-        Closes clients that the pair made itself. A second call does nothing.
+        Closes clients that the pair made itself. A second call does nothing. With the option `state`, it first waits
+        until the state is written: at most 1 s, or 5 s if a ping is in progress.
 
         Example: `pair.close()`.
         """
         if (sharing := self._state.sharing_to_finish()) is not None and self._timeouts.ours:
-            _flush(sharing)
+            _finish(sharing)
         self._leave((self._state.primary, self._state.secondary), SideState.CLOSED)
 
     def __enter__(self) -> Self:
@@ -380,15 +381,15 @@ def _wait_for_look(sharing: StateSharing, until: float | None) -> None:
         sharing.on_looked.discard(looked.set)
 
 
-def _flush(sharing: StateSharing) -> None:
-    """Write the changes that wait, within a second: a process that ends leaves what it knows to the next one (S16)."""
-    written = threading.Event()
-    sharing.on_written.add(written.set)
+def _finish(sharing: StateSharing) -> None:
+    """Wait until the shared state has what this pair knows: a process that ends leaves it to the next one (S16)."""
+    finished = threading.Event()
+    sharing.on_finished.add(finished.set)
     try:
-        if not sharing.finish():
-            written.wait(FLUSH_SECONDS)
+        if seconds := sharing.finish():
+            finished.wait(seconds)
     finally:
-        sharing.on_written.discard(written.set)
+        sharing.on_finished.discard(finished.set)
 
 
 def pair_namespaces(

@@ -1,0 +1,80 @@
+"""Which of the pairs of one process acts for all of them (P3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from twinbus.backlog import Endpoint
+from twinbus.pairing.decide.failover_events import FailoverForced
+from twinbus.pairing.options import SendAvailabilityOptions
+from twinbus.pairing.shared_pair import DEPUTY_SECONDS, SharedPair
+from twinbus.pairing.shared_state import SharedEntity
+
+ENDPOINTS = (Endpoint.of("primary", 5671), Endpoint.of("secondary", 5671))
+
+
+class Timer:
+    def __init__(self, due: Callable[[], object]) -> None:
+        self.due = due
+        self.at: float | None = None
+
+    def arm(self, at: float) -> None:
+        self.at = at
+
+    def disarm(self) -> None:
+        self.at = None
+
+
+class Member:
+    """A pair with an event loop, and its driver."""
+
+    state_access = None
+
+    def __init__(self, shared: SharedPair) -> None:
+        self.home, self.driver, self.is_alive = object(), self, True
+        self.timers: list[Timer] = []
+        self.pings: list[int] = []
+        shared.join(cast(Any, self))
+        shared.changed()
+
+    def show_in_metrics(self) -> None:
+        pass
+
+    def timer(self, due: Callable[[], object]) -> Timer:
+        self.timers.append(timer := Timer(due))
+        return timer
+
+    def ping(self, entity: SharedEntity, episode: int) -> None:
+        self.pings.append(episode)
+
+    def stop_ping(self, entity: SharedEntity) -> None:
+        pass
+
+    def emit(self, notice: object) -> None:
+        pass
+
+    def fire(self, now: float) -> None:
+        for timer in self.timers:
+            if timer.at is not None and timer.at <= now:
+                timer.disarm()
+                timer.due()
+
+
+def test_p3_a_ping_replaces_a_deputy_whose_event_loop_was_closed() -> None:
+    now = 100.0
+    options = SendAvailabilityOptions(ping_jitter=0.0)
+    shared = SharedPair(ENDPOINTS, options, "primary", ("b0",), now=lambda: now)
+    acting, deputy, third = (Member(shared) for _ in range(3))
+    entity = SharedEntity("orders", options.policy, shared, now=lambda: now)
+    entity.advance(FailoverForced())
+    deputy.is_alive = False
+    now += 60.0
+    acting.fire(now)
+    assert (acting.pings, shared.drivers) == ([1], (acting, third))
+    # The ping never ends, because its event loop was closed. The third member notices, and pings.
+    acting.is_alive = False
+    now += 60.0 + DEPUTY_SECONDS
+    third.fire(now)
+    third.fire(now + DEPUTY_SECONDS)
+    assert third.pings == [1]
