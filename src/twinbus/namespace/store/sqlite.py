@@ -43,6 +43,7 @@ from twinbus.namespace.store.damage import (
     is_older,
     log_loss,
     put_in_place,
+    rebuilt_path,
     remove_files,
     replace_first_page,
 )
@@ -179,7 +180,7 @@ class SqliteStore:
             # Without checksums, it is not known what is intact. What SQLite can read is used.
             log_loss(self.path, findings, [])
             return
-        rebuilt = SqliteStore(self.path.with_name(self.path.name + ".rebuilt"), vfs=self._vfs)
+        rebuilt = SqliteStore(rebuilt_path(self.path), vfs=self._vfs)
         remove_files(rebuilt.path)
         rebuilt.open()
         try:
@@ -188,8 +189,8 @@ class SqliteStore:
             rebuilt.close()
         log_loss(self.path, findings, lost)
         lines = [*(f"damaged: {line}" for line in findings), *(f"lost: {line}" for line in lost)]
-        put_in_place(self.path, rebuilt.path, lines)
-        if findings := find_damage(self.path, self._vfs, None, self._checked_bytes):
+        put_in_place(self.path, lines)
+        if findings := find_damage(self.path, self._vfs, read_counter(self.path), self._checked_bytes):
             raise damaged_error(self.path, *findings)
 
     def _save_into(self, rebuilt: SqliteStore, *, with_log: bool) -> list[str]:
