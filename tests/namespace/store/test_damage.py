@@ -12,6 +12,7 @@ import apsw
 import pytest
 
 from tests.crash.power_loss import leave_old_counter
+from tests.namespace.store.failing_disk import failing_disk
 from tests.namespace.store.sample_writes import counters, entity, everything, move, next_seqs, put, row
 from twinbus.namespace.engine.storage_protocol import (
     DropRow,
@@ -25,7 +26,7 @@ from twinbus.namespace.engine.storage_protocol import (
     StoredSessionState,
     StoreRead,
 )
-from twinbus.namespace.store import SqliteStore, StoreDamagedError
+from twinbus.namespace.store import SqliteStore, StoreDamagedError, StoreFullError
 from twinbus.namespace.store.commit_counter import CommitCounter, CountedCommits, counter_path, read_counter
 from twinbus.namespace.store.log_scan import read_log
 from twinbus.namespace.store.open_store import PAGE_SIZE
@@ -478,6 +479,12 @@ class TestRows:
         again.close()
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the files that are not empty, but for those that each opening writes."""
+    files = (file for file in folder.iterdir() if not file.name.endswith(("namespace.db.lock", "namespace.db-shm")))
+    return {file.name: content for file in files if (content := file.read_bytes()) or "rebuilt" in file.name}
+
+
 class TestAcceptedDamage:
     def test_x2_accepting_damage_keeps_the_rest_and_the_damaged_files(self, path: Path) -> None:
         edit(closed(path), "UPDATE message SET raw = x'00' WHERE seq = 2; UPDATE seen SET at = 6")
@@ -533,6 +540,26 @@ class TestAcceptedDamage:
         with pytest.raises(StoreDamagedError, match="orders: message 1 is damaged"):
             store.load(RowsBySeq(1, (QueueLane.DEFERRED,), (1,)))
         store.close()
+
+    def test_x2_a_full_disk_while_damage_is_accepted_leaves_the_damaged_store_alone(self, path: Path) -> None:
+        edit(closed(path), "UPDATE message SET raw = x'00' WHERE seq = 2")
+        with failing_disk() as disk:
+            number, full = 0, True
+            while full:
+                before = contents(path.parent)
+                disk.writes, disk.after = apsw.FullError, number
+                store = SqliteStore(path, vfs=disk.vfs, accept_damage=True)
+                try:
+                    store.open()
+                    full = disk.after < 0
+                    disk.writes = None
+                except StoreFullError:
+                    disk.writes = None
+                    assert contents(path.parent) == before, number
+                    number += 1
+            assert number > 10
+            assert everything(store) == [ROWS[0], *ROWS[2:]]
+            store.close()
 
     def test_x2_a_lost_entity_takes_its_messages_with_it(self, path: Path) -> None:
         edit(closed(path), "UPDATE entity SET text = '[]' WHERE queue = 1")

@@ -99,9 +99,13 @@ def copy_to_save(path: Path, *, with_log: bool) -> Path:
     """Copy a store, with or without its log. Returns the path of the copy. It is empty if the file is missing."""
     source = path.with_name(path.name + ".source")
     remove_files(source)
-    for suffix in ("", "-wal") if with_log else ("",):
-        with suppress(FileNotFoundError):
-            _copy(path.with_name(path.name + suffix), source.with_name(source.name + suffix))
+    try:
+        for suffix in ("", "-wal") if with_log else ("",):
+            with suppress(FileNotFoundError):
+                _copy(path.with_name(path.name + suffix), source.with_name(source.name + suffix))
+    except BaseException:
+        remove_files(source)
+        raise
     return source
 
 
@@ -127,6 +131,12 @@ def replace_first_page(path: Path, vfs: str | None) -> None:
 def _copy(path: Path, copy: Path) -> None:
     copy.touch(0o600)
     shutil.copyfile(path, copy)
+
+
+def has_log(path: Path) -> bool:
+    """Whether the log of a closed store has content. Its last checkpoint failed then."""
+    log = path.with_name(path.name + "-wal")
+    return log.exists() and log.stat().st_size > 0
 
 
 def remove_files(path: Path, suffixes: Sequence[str] = ("", *_BESIDE)) -> None:

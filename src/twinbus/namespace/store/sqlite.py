@@ -38,6 +38,7 @@ from twinbus.namespace.store.damage import (
     copy_to_save,
     find_damage,
     finish_exchange,
+    has_log,
     has_totals,
     is_layout_intact,
     is_older,
@@ -52,6 +53,7 @@ from twinbus.namespace.store.errors import (
     UNREADABLE,
     StoreDamagedError,
     StoreError,
+    StoreFullError,
     StoreGoneError,
     damaged_error,
     is_cut_short,
@@ -182,11 +184,18 @@ class SqliteStore:
             return
         rebuilt = SqliteStore(rebuilt_path(self.path), vfs=self._vfs)
         remove_files(rebuilt.path)
-        rebuilt.open()
         try:
-            lost = self._save_into(rebuilt, with_log=OLDER_LOG not in findings)
-        finally:
-            rebuilt.close()
+            rebuilt.open()
+            try:
+                lost = self._save_into(rebuilt, with_log=OLDER_LOG not in findings)
+            finally:
+                rebuilt.close()
+            if has_log(rebuilt.path):
+                text = "The log of the rebuilt store cannot be copied into its file"
+                raise StoreFullError(text, rebuilt.path, "Make room, then start again.")
+        except BaseException:
+            remove_files(rebuilt.path)  # they may be what fills the disk
+            raise
         log_loss(self.path, findings, lost)
         lines = [*(f"damaged: {line}" for line in findings), *(f"lost: {line}" for line in lost)]
         put_in_place(self.path, lines)
