@@ -63,18 +63,64 @@ def requires_of(package: str) -> list[str]:
 
 
 GOOD = {"name": "a", "version": "1", "vulns": []}
-BAD = {"name": "b", "version": "2", "vulns": [{"id": "PYSEC-1", "fix_versions": ["3"], "aliases": []}]}
-SKIPPED = {"name": "c", "skip_reason": "Dependency not found on PyPI and could not be audited: c (1)"}
+BAD = {"name": "b", "version": "1", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2"], "aliases": []}]}
+FIXED = {"name": "b", "version": "2", "vulns": []}
+SKIPPED = {"name": "b", "skip_reason": "Dependency not found on PyPI and could not be audited: b (2)"}
+LOCK = """# made by hand
+a==1 \\
+    --hash=sha256:aa
+    # via c
+b[extra]==1 ; python_full_version < '3' \\
+    --hash=sha256:bb
+b[extra]==2 ; python_full_version >= '3' \\
+    --hash=sha256:bc
+"""
+# Does what pip-audit does with its files: a marker may be false for this Python, and a name is accepted only once.
+LIKE_PIP_AUDIT = """
+import json, re, sys
+from pathlib import Path
+from packaging.requirements import Requirement
+found = []
+for option, path in zip(sys.argv, sys.argv[1:]):
+    if option == "--requirement":
+        names = set()
+        for entry in re.split(r"\\n(?=\\w)", Path(path).read_text()):
+            required = Requirement(entry.split(chr(92))[0])
+            assert "--hash=sha256:" in entry, entry
+            if required.marker is None or required.marker.evaluate():
+                assert required.name not in names, f"{path} has {required.name} twice"
+                names.add(required.name)
+                found.append({"name": required.name, "version": str(required.specifier)[2:], "vulns": []})
+print(json.dumps({"dependencies": found}))
+"""
+
+
+def audit(folder: Path, pip_audit: str, *locks: Path) -> tuple[int, str]:
+    """Run the audit with a module in the place of pip-audit. Returns its exit code and what it prints."""
+    (folder / "pip_audit.py").write_text(pip_audit, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / ".ci" / "audit"), *map(str, locks)],
+        env={"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
     ("packages", "code", "says"),
     [
-        ([GOOD], 0, "audit: no known vulnerability in 1 packages"),
-        ([GOOD, BAD], 3, "audit: b 2: PYSEC-1, fixed in 3"),
-        ([GOOD, SKIPPED], 4, "audit: NOT DONE for 1 of 2 packages"),
-        ([BAD, SKIPPED], 3, "audit: NOT DONE for 1 of 2 packages"),
-        ([], 4, "audit: NOT DONE"),
+        ([GOOD, BAD, FIXED], 3, "audit: b 1: PYSEC-1, fixed in 2"),
+        ([GOOD, BAD | {"vulns": []}, FIXED], 0, "audit: no known vulnerability in 3 packages"),
+        (
+            [GOOD, SKIPPED],
+            4,
+            "audit: NOT DONE for 2 of 3 packages: the index that answers has no advisories for b 1, b 2",
+        ),
+        ([GOOD, FIXED], 4, "audit: NOT DONE for 1 of 3 packages: the index that answers has no advisories for b 1"),
+        ([BAD, FIXED], 3, "audit: NOT DONE for 1 of 3 packages"),
+        ([], 4, "audit: NOT DONE for 3 of 3 packages"),
         (None, 4, "audit: NOT DONE. The advisories cannot be reached, or pip-audit failed: ConnectionError: no route"),
     ],
 )
@@ -85,12 +131,24 @@ def test_an_audit_that_was_not_done_has_its_own_exit_code(
     report = "raise SystemExit('Traceback\\nConnectionError: no route')"
     if packages is not None:
         report = f"print({json.dumps(json.dumps({'dependencies': packages}))})"
-    (tmp_path / "pip_audit.py").write_text(report, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(ROOT / ".ci" / "audit"), *LOCKS],
-        env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
+    lock = tmp_path / "requirements.lock"
+    lock.write_text(LOCK, encoding="utf-8")
+    ended, text = audit(tmp_path, report, lock)
+    assert (ended, says in text) == (code, True), text
+
+
+def test_an_audit_without_packages_was_not_done(tmp_path: Path) -> None:
+    lock = tmp_path / "requirements.lock"
+    lock.write_text("# nothing\n", encoding="utf-8")
+    assert audit(tmp_path, LIKE_PIP_AUDIT, lock) == (4, "audit: NOT DONE. The locks have no packages\n")
+
+
+def test_every_locked_version_is_looked_up_also_those_for_another_python_or_platform(tmp_path: Path) -> None:
+    locks = [ROOT / lock for lock in LOCKS]
+    pins = {pin for lock in locks for pin in re.findall(r"^[\w.-]+.*?==\S+", lock.read_text(), re.MULTILINE)}
+    versions = {(canonicalize_name(pin.partition("==")[0].partition("[")[0]), pin.partition("==")[2]) for pin in pins}
+    assert len(versions) > len({name for name, _ in versions}), "the locks have a package in two versions"
+    assert audit(tmp_path, LIKE_PIP_AUDIT, *locks) == (
+        0,
+        f"audit: no known vulnerability in {len(versions)} packages\n",
     )
-    assert (done.returncode, says in done.stdout + done.stderr) == (code, True), done.stderr

@@ -17,6 +17,8 @@ from typing import Any
 
 import apsw
 
+from twinbus.namespace.store.commit_counter import CommitCounter, read_counter
+
 SECTOR = 512
 _names = count()
 
@@ -188,3 +190,10 @@ class _File(apsw.VFSFile):
     def xSync(self, flags: int) -> None:  # noqa: N802
         self._disk.operate()
         self._disk.synced(self._shadow, self._is_log)
+
+
+def leave_old_counter(store: Path) -> None:
+    """Leave the commit counter of a store as a power loss may: with the number that it was created with."""
+    counted = read_counter(store)
+    assert counted is not None
+    CommitCounter(store, counted.identity, 0).close()

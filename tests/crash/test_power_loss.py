@@ -33,7 +33,7 @@ class Machine:
         self.possible = Model()
         """The state with the commit that was running at the power loss."""
         self._counters: list[bytes] = []
-        """The content of the commit counter after each commit."""
+        """The content of the commit counter when it was created, and after each commit."""
         self.seen: Counter[str] = Counter()
         self._doing = ""
 
@@ -56,15 +56,14 @@ class Machine:
         next_home.mkdir()
         for name, content in disk.survivors(self._rng, loss).items():
             (next_home / name).write_bytes(content)
-        # The commit counter is not synced: after the power loss it is as it was at any time, also in part.
-        if (self._counters and self._rng.random() < 0.8) or loss is Loss.NONE:
-            self._leave_counter(counter_path(next_home / "namespace.db"), home, loss)
+        self._leave_counter(counter_path(next_home / "namespace.db"), home, loss)
         self._look(next_home / "namespace.db")
 
     def _work(self, store: SqliteStore, disk: Disk) -> None:
         disk.operations_left = self._rng.choice((self._rng.randrange(60), self._rng.randrange(1_500)))
         self._doing = "opening"
         store.open()
+        self._counters.append(counter_path(store.path).read_bytes())
         while True:
             self._doing = "committing"
             writes, self.possible = self._engine.commit(self.certain, self._rng.choice((1, 1, 4, 12)))
@@ -80,11 +79,14 @@ class Machine:
                 return
 
     def _leave_counter(self, path: Path, home: Path, loss: Loss) -> None:
+        """Leave the commit counter as it was at any time, also in part: its numbers are not synced."""
         now = counter_path(home / "namespace.db")
         if loss is Loss.NONE:
             if now.exists():
                 shutil.copy(now, path)
             return
+        if not self._counters:
+            return  # the store was never open
         older, newer = self._rng.choice(self._counters), self._rng.choice(self._counters)
         torn = older[:SECTOR] + newer[SECTOR:] if loss is Loss.TORN else older
         path.write_bytes(torn[: self._rng.choice((0, SECTOR, len(torn), len(torn)))])

@@ -132,6 +132,7 @@ QUEUE, TOPIC, FIRST, SECOND, OTHER_TOPIC, GONE = range(1, 7)
 SHARED = {1: b"a" * 300, 2: b"b" * 200, 3: b"c" * 100}
 """Bodies: 1 is named by both subscriptions, 2 by the second and a dropped one, 3 only by the dropped one."""
 OWN = b"of the queue"
+IDENTITY, COMMITS = 4711, 9
 
 
 def older_store(path: Path, version: int) -> None:
@@ -149,6 +150,8 @@ def older_store(path: Path, version: int) -> None:
         if version >= 4:
             _add_checksums(connection)
     connection.close()
+    if version >= 4:
+        _write_commit_counter(path.with_name(path.name + ".commits"))
 
 
 def _fill(connection: apsw.Connection) -> None:
@@ -216,8 +219,15 @@ def _add_checksums(connection: apsw.Connection) -> None:
         for *values, _ in execute(f"SELECT * FROM {table}").fetchall():
             sql = f"UPDATE {table} SET crc = ? WHERE queue = ? AND {second} = ?"
             execute(sql, (_crc_of(values), *values[:2]))
-    totals = (4711, 9, *execute("SELECT count(*), sum(crc) FROM entity").get, GONE)
+    totals = (IDENTITY, COMMITS, *execute("SELECT count(*), sum(crc) FROM entity").get, GONE)
     execute("INSERT INTO totals VALUES (1, ?, ?, ?, ?, ?, ?)", (*totals, _crc_of(totals)))
+
+
+def _write_commit_counter(path: Path) -> None:
+    """Since version 4 a file beside the store has the number of its last commit, twice."""
+    slot = struct.pack("<8s2q", b"TwBuCmt1", IDENTITY, COMMITS)
+    slot += struct.pack("<I4x", zlib.crc32(slot))
+    path.write_bytes(slot.ljust(512, b"\0") + slot)
 
 
 def _crc_of(values: Iterable[Any]) -> int:

@@ -11,6 +11,8 @@ from pathlib import Path
 import apsw
 import pytest
 
+from tests.crash.power_loss import leave_old_counter
+from tests.namespace.store.failing_disk import failing_disk
 from tests.namespace.store.sample_writes import counters, entity, everything, move, next_seqs, put, row
 from twinbus.namespace.engine.storage_protocol import (
     DropRow,
@@ -24,7 +26,7 @@ from twinbus.namespace.engine.storage_protocol import (
     StoredSessionState,
     StoreRead,
 )
-from twinbus.namespace.store import SqliteStore, StoreDamagedError
+from twinbus.namespace.store import SqliteStore, StoreDamagedError, StoreFullError
 from twinbus.namespace.store.commit_counter import CommitCounter, CountedCommits, counter_path, read_counter
 from twinbus.namespace.store.log_scan import read_log
 from twinbus.namespace.store.open_store import PAGE_SIZE
@@ -66,6 +68,12 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
+def assert_opens(path: Path) -> None:
+    store = SqliteStore(path)
+    store.open()
+    store.close()
+
+
 def edit(path: Path, sql: str) -> None:
     connection = apsw.Connection(str(path))
     connection.execute(sql)
@@ -97,7 +105,7 @@ class TestLog:
         copy = killed(path)
         with log_of(copy).open("r+b") as log:
             log.truncate(log_of(copy).stat().st_size - 100)
-        counter_path(copy).unlink()  # it was not synced
+        leave_old_counter(copy)
         store = SqliteStore(copy)
         store.open()
         assert next_seqs(store) == list(range(1, 10))
@@ -106,7 +114,7 @@ class TestLog:
     def test_x2_a_damaged_header_of_the_log_is_refused(self, path: Path) -> None:
         copy = killed(path)
         change(log_of(copy), 17)
-        counter_path(copy).unlink()
+        leave_old_counter(copy)
         assert "the header of the log is damaged, and up to 11 commits in the log are missing" in refusal(copy)
 
     @pytest.mark.parametrize("zeroed", [32, 512, 4096])
@@ -114,7 +122,7 @@ class TestLog:
         copy = killed(path)
         with log_of(copy).open("r+b") as log:
             log.write(bytes(zeroed))
-        counter_path(copy).unlink()
+        leave_old_counter(copy)
         assert "the header of the log is damaged, and up to 11 commits in the log are missing" in refusal(copy)
 
     def test_n2_a_log_that_was_being_started_is_no_damage(self, path: Path) -> None:
@@ -180,7 +188,9 @@ class TestCounter:
         assert read_counter(path) == CountedCommits(first.identity, 5)
         again.close()
 
-    def test_a_write_that_was_interrupted_leaves_the_number_before(self, path: Path) -> None:
+    def test_a_write_that_was_interrupted_leaves_the_number_before(
+        self, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         counter = CommitCounter(path, 7, 1)
         counter.write(2)
         counter.write(3)
@@ -192,6 +202,8 @@ class TestCounter:
             copy = path.parent / "copy" / path.name
             counter_path(copy).write_bytes(content)
             assert read_counter(copy) == CountedCommits(7, expected)
+            assert "one of the two numbers in the commit counter namespace.db.commits cannot be read" in caplog.text
+            caplog.clear()
 
     @pytest.mark.parametrize("content", [b"", b"short", bytes(4096), b"x" * 544])
     def test_a_counter_that_cannot_be_read_is_written_anew(self, path: Path, content: bytes) -> None:
@@ -204,15 +216,54 @@ class TestCounter:
         assert counted is not None
         assert counted.commits == 11
 
-    def test_the_counter_of_another_store_says_nothing(self, path: Path) -> None:
+    def test_x2_a_copy_of_the_file_alone_is_refused(self, path: Path) -> None:
+        """The commonest mistake in a backup: the file of an open store is copied, without its log and its counter."""
+        store = SqliteStore(path)
+        store.open()
+        store.commit([entity(1), *put(1, 2, 3)])
+        store.close()
+        again = SqliteStore(path)
+        again.open()
+        again.commit(put(4))
+        copy = path.with_name("backup") / path.name
+        copy.parent.mkdir()
+        shutil.copy(path, copy)
+        again.close()
+        assert "the commit counter namespace.db.commits is missing" in refusal(copy)
+        accepted = SqliteStore(copy, accept_damage=True)
+        accepted.open()
+        assert [found.seq for found in everything(accepted)] == [1, 2, 3]
+        accepted.close()
+        assert_opens(copy)
+
+    def test_x2_a_store_beside_the_counter_of_another_one_is_refused(self, path: Path) -> None:
         copy = killed(path)
         CommitCounter(copy, 1, 1_000_000).close()
-        store = SqliteStore(copy)
+        text = "the commit counter is that of another store, which had 1000000 commits"
+        assert text in refusal(copy)
+        accepted = SqliteStore(copy, accept_damage=True)
+        accepted.open()
+        assert len(everything(accepted)) == 10
+        accepted.close()
+        assert_opens(copy)
+
+    def test_x2_an_empty_store_in_the_place_of_another_one_is_refused(self, path: Path) -> None:
+        copy = killed(path)
+        log_of(copy).unlink()
+        new = path.with_name("new.db")
+        store = SqliteStore(new)
         store.open()
         store.close()
-        counted = read_counter(copy)
-        assert counted is not None
-        assert counted.commits == 11
+        shutil.copy(new, copy)
+        assert "the commit counter is that of another store, which had 11 commits" in refusal(copy)
+
+    def test_n2_a_store_without_commits_needs_no_counter(self, path: Path) -> None:
+        """The process was killed between the creation of the store, or its upgrade, and that of the counter."""
+        store = SqliteStore(path)
+        store.open()
+        store.close()
+        counter_path(path).unlink()
+        assert_opens(path)
 
     def test_x2_an_older_copy_of_the_file_is_refused(self, path: Path) -> None:
         store = SqliteStore(path)
@@ -428,6 +479,12 @@ class TestRows:
         again.close()
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the files that are not empty, but for those that each opening writes."""
+    files = (file for file in folder.iterdir() if not file.name.endswith(("namespace.db.lock", "namespace.db-shm")))
+    return {file.name: content for file in files if (content := file.read_bytes()) or "rebuilt" in file.name}
+
+
 class TestAcceptedDamage:
     def test_x2_accepting_damage_keeps_the_rest_and_the_damaged_files(self, path: Path) -> None:
         edit(closed(path), "UPDATE message SET raw = x'00' WHERE seq = 2; UPDATE seen SET at = 6")
@@ -483,6 +540,26 @@ class TestAcceptedDamage:
         with pytest.raises(StoreDamagedError, match="orders: message 1 is damaged"):
             store.load(RowsBySeq(1, (QueueLane.DEFERRED,), (1,)))
         store.close()
+
+    def test_x2_a_full_disk_while_damage_is_accepted_leaves_the_damaged_store_alone(self, path: Path) -> None:
+        edit(closed(path), "UPDATE message SET raw = x'00' WHERE seq = 2")
+        with failing_disk() as disk:
+            number, full = 0, True
+            while full:
+                before = contents(path.parent)
+                disk.writes, disk.after = apsw.FullError, number
+                store = SqliteStore(path, vfs=disk.vfs, accept_damage=True)
+                try:
+                    store.open()
+                    full = disk.after < 0
+                    disk.writes = None
+                except StoreFullError:
+                    disk.writes = None
+                    assert contents(path.parent) == before, number
+                    number += 1
+            assert number > 10
+            assert everything(store) == [ROWS[0], *ROWS[2:]]
+            store.close()
 
     def test_x2_a_lost_entity_takes_its_messages_with_it(self, path: Path) -> None:
         edit(closed(path), "UPDATE entity SET text = '[]' WHERE queue = 1")

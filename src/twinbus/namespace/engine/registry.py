@@ -29,7 +29,7 @@ from twinbus.namespace.engine.read_ahead import ReadAheadBudget
 from twinbus.namespace.engine.receive_state import DeliveryLane, EngineResources
 from twinbus.namespace.engine.storage_protocol import OpenedStore, StoredEntity
 from twinbus.namespace.engine.topic import Subscription, Topic
-from twinbus.namespace.engine.validation import change_refusal, new_entity_refusal
+from twinbus.namespace.engine.validation import MAX_SUBSCRIPTIONS, change_refusal, new_entity_refusal
 from twinbus.values import Condition
 
 Entity = Queue | Topic | Subscription
@@ -195,6 +195,9 @@ class EntityRegistry:
             topic = self._topic(description.topic)
             if topic is None:
                 return not_found(description.topic)
+            if len(topic.subscriptions) >= MAX_SUBSCRIPTIONS:
+                text = f"The topic '{topic.path}' has {MAX_SUBSCRIPTIONS} subscriptions. It cannot have more."
+                return Refusal(Condition.RESOURCE_LIMIT_EXCEEDED, text)
             rules = tuple(replace(rule, created=now) for rule in description.rules)
             description = replace(description, topic=topic.path, rules=rules)
             topic.counters.accessed = now

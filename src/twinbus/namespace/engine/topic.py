@@ -47,7 +47,7 @@ from twinbus.namespace.engine.events import (
 from twinbus.namespace.engine.lifecycle import Lifecycle, NamespaceEntity, confirm, refuse_as_deleted
 from twinbus.namespace.engine.receive_state import EngineResources, ReceiveState
 from twinbus.namespace.engine.receiving import ReceivingEvent
-from twinbus.namespace.engine.rules.message_view import MessageView
+from twinbus.namespace.engine.rules.message_view import MAX_STEPS, MAX_TOPIC_STEPS, MessageView
 from twinbus.namespace.engine.rules.ruleset import RuleSet
 from twinbus.namespace.engine.send_checks import shorter_ttl
 from twinbus.namespace.engine.send_target import AcceptedMessage, SendTarget, ttl_after_schedule
@@ -252,14 +252,20 @@ class FanOut(NamedTuple):
 def fan_out(
     message: AcceptedMessage, subscriptions: Sequence[Subscription], now: int, new_token: Callable[[], bytes]
 ) -> FanOut:
-    """Evaluate the rules of these subscriptions on a message. Returns which subscription stores which copies."""
+    """Evaluate the rules of these subscriptions on a message. Returns which subscription stores which copies.
+
+    The work of all of them together is bounded. Each has its share, which the others cannot use up.
+    """
     found = FanOut([], [], [])
+    share, spare = MAX_TOPIC_STEPS // 2 // max(1, len(subscriptions)), MAX_TOPIC_STEPS // 2
     view = MessageView(message.raw, now=now, seq=message.origin_seq, ttl=message.ttl, new_token=new_token)
     for subscription in subscriptions:
         if subscription.rules.takes_everything:
             found.unchanged.append(subscription)
             continue
-        selection = subscription.rules.select(view)
+        most = min(MAX_STEPS, share + spare)
+        selection = subscription.rules.select(view, most)
+        spare -= max(0, most - max(0, view.steps_left) - share)
         if selection.unchanged:
             found.unchanged.append(subscription)
         for copy in selection.copies:

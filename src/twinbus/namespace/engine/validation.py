@@ -37,6 +37,8 @@ MAX_AUTHORIZATION_RULES: Final = 12
 MAX_AUTHORIZATION_RULE_NAME_CHARACTERS: Final = 256
 MAX_RULE_NAME_CHARACTERS: Final = 50
 MAX_EXPRESSION_CHARACTERS: Final = 1024
+MAX_SUBSCRIPTIONS: Final = 2_000
+"""Subscriptions of a topic."""
 # The service has these limits for a topic. Here they are for a subscription.
 MAX_SQL_RULES: Final = 2_000
 MAX_CORRELATION_RULES: Final = 100_000

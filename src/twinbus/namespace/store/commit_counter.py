@@ -5,7 +5,8 @@ to a commit that was not finished. After damage, all later commits are silently 
 its number is written after the commit is synced, so a store that is behind its counter has lost commits.
 
 The number is not synced. It survives the end of the process, also by kill -9. After a power loss, the file may hold an
-earlier number, and the store is ahead of it; that is no damage.
+earlier number, and the store is ahead of it; that is no damage. The file itself is synced before the first commit. So
+a store with commits and without a counter is no result of a power loss: it is a copy of which a part is missing.
 
 The file has two slots, in different sectors, written in turn. So a write that a power loss interrupts leaves the other
 slot. A slot has the identity of its store, the number and a checksum.
@@ -24,6 +25,9 @@ from zlib import crc32
 from twinbus.namespace.store.files import sync_folder
 
 _log = logging.getLogger(__name__)
+
+COUNTER_SUFFIX: Final = ".commits"
+"""What the name of a commit counter has behind the name of its store."""
 
 _SLOT: Final = Struct("<8sqqI4x")
 _MAGIC: Final = b"TwBuCmt1"
@@ -45,7 +49,7 @@ class CountedCommits(NamedTuple):
 
 def counter_path(store: Path) -> Path:
     """Return the path of the commit counter of a store."""
-    return store.with_name(store.name + ".commits")
+    return store.with_name(store.name + COUNTER_SUFFIX)
 
 
 def read_counter(store: Path) -> CountedCommits | None:
@@ -56,8 +60,16 @@ def read_counter(store: Path) -> CountedCommits | None:
     except FileNotFoundError:
         return None
     found = [slot for offset in _OFFSETS if (slot := _read_slot(content[offset : offset + _SLOT.size])) is not None]
+    if len(found) == 1:
+        # A power loss can interrupt the write of one slot. Damage to the slot with the last number looks the same.
+        _log.warning("store %s: one of the two numbers in the commit counter %s cannot be read", store.name, path.name)
     if not found:
-        _log.warning("store %s: the commit counter %s cannot be read and is written anew", store.name, path.name)
+        _log.warning(
+            "store %s: the commit counter %s cannot be read and is written anew."
+            " If the last commits are missing, this is not noticed",
+            store.name,
+            path.name,
+        )
         return None
     return max(found, key=lambda slot: slot.commits)
 

@@ -14,7 +14,7 @@ import apsw
 
 from twinbus.namespace.store import open_store
 from twinbus.namespace.store.checksums import values_crc
-from twinbus.namespace.store.commit_counter import CountedCommits
+from twinbus.namespace.store.commit_counter import COUNTER_SUFFIX, CountedCommits, counter_path
 from twinbus.namespace.store.errors import DAMAGE_ERRORS, UNREADABLE, damage_text, is_cut_short
 from twinbus.namespace.store.examine import examine
 from twinbus.namespace.store.files import sync_folder
@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 _LINES_LOGGED: Final = 50
 _CHARACTERS_LOGGED: Final = 1_000
 _CACHE_KIB: Final = 2 * 1024
-_KEPT: Final = ("", "-wal", ".commits")
-_BESIDE: Final = ("-wal", "-shm", ".commits", ".lock")
+_KEPT: Final = ("", "-wal", COUNTER_SUFFIX)
+_BESIDE: Final = ("-wal", "-shm", COUNTER_SUFFIX, ".lock")
 _PAGE_COUNT: Final = slice(28, 32)
 """Where the header of an SQLite file has the number of its pages."""
 
@@ -99,9 +99,13 @@ def copy_to_save(path: Path, *, with_log: bool) -> Path:
     """Copy a store, with or without its log. Returns the path of the copy. It is empty if the file is missing."""
     source = path.with_name(path.name + ".source")
     remove_files(source)
-    for suffix in ("", "-wal") if with_log else ("",):
-        with suppress(FileNotFoundError):
-            _copy(path.with_name(path.name + suffix), source.with_name(source.name + suffix))
+    try:
+        for suffix in ("", "-wal") if with_log else ("",):
+            with suppress(FileNotFoundError):
+                _copy(path.with_name(path.name + suffix), source.with_name(source.name + suffix))
+    except BaseException:
+        remove_files(source)
+        raise
     return source
 
 
@@ -129,27 +133,38 @@ def _copy(path: Path, copy: Path) -> None:
     shutil.copyfile(path, copy)
 
 
+def has_log(path: Path) -> bool:
+    """Whether the log of a closed store has content. Its last checkpoint failed then."""
+    log = path.with_name(path.name + "-wal")
+    return log.exists() and log.stat().st_size > 0
+
+
 def remove_files(path: Path, suffixes: Sequence[str] = ("", *_BESIDE)) -> None:
     """Remove the files of a store that is not open: all, or those with the suffixes."""
     for suffix in suffixes:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
-def put_in_place(path: Path, rebuilt: Path, lines: Iterable[str]) -> None:
-    """Keep the files of a damaged store under another name, with the list of what is lost, and rename `rebuilt`.
+def rebuilt_path(path: Path) -> Path:
+    """Return the path at which a damaged store is rebuilt."""
+    return path.with_name(path.name + ".rebuilt")
+
+
+def put_in_place(path: Path, lines: Iterable[str]) -> None:
+    """Keep the files of a damaged store under another name, with the list of what is lost, and rename the rebuilt one.
 
     The files of the damaged store belong together: without its log, a store lacks commits, and a log beside another
     store would alter it. So the exchange is decided by one rename. If the process ends before it, the damaged files are
     as they were. If it ends after it, the next start finishes the exchange.
     """
-    remove_files(rebuilt, _BESIDE)
+    remove_files(rebuilt_path(path), [suffix for suffix in _BESIDE if suffix != COUNTER_SUFFIX])
     number = 1
     while any(path.with_name(f"{path.name}.damaged-{number}{suffix}").exists() for suffix in _KEPT):
         number += 1
     listed = path.with_name(f"{path.name}.damaged-{number}.txt")
     listed.touch(0o600)
     listed.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    rebuilt.rename(path.with_name(f"{path.name}.accepted-{number}"))
+    rebuilt_path(path).rename(path.with_name(f"{path.name}.accepted-{number}"))
     sync_folder(path.parent)
     finish_exchange(path)
 
@@ -158,10 +173,15 @@ def finish_exchange(path: Path) -> None:
     """Put a rebuilt store in place, if that was decided. Otherwise do nothing."""
     for accepted in path.parent.glob(f"{glob.escape(path.name)}.accepted-*"):
         kept = path.with_name(f"{path.name}.damaged-{accepted.name.rpartition('-')[2]}")
+        counter = counter_path(rebuilt_path(path))
         for suffix in _KEPT:
-            with suppress(FileNotFoundError):
-                path.with_name(path.name + suffix).rename(kept.with_name(kept.name + suffix))
+            # If the counter of the rebuilt store is in its place already, the exchange was interrupted behind that.
+            if suffix != COUNTER_SUFFIX or counter.exists():
+                with suppress(FileNotFoundError):
+                    path.with_name(path.name + suffix).rename(kept.with_name(kept.name + suffix))
         path.with_name(path.name + "-shm").unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            counter.rename(counter_path(path))
         accepted.rename(path)
         sync_folder(path.parent)
         _log.warning(

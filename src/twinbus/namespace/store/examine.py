@@ -25,7 +25,7 @@ import apsw
 from twinbus.namespace.engine.storage_protocol import PutBody, PutCounters, PutEntity, Row
 from twinbus.namespace.store import open_store
 from twinbus.namespace.store.checksums import KEY_SQL, Inventory, body_crc, counters_crc, row_crc, values_crc
-from twinbus.namespace.store.commit_counter import CountedCommits
+from twinbus.namespace.store.commit_counter import CountedCommits, counter_path
 from twinbus.namespace.store.errors import DAMAGE_ERRORS, TOO_LARGE, UNREADABLE, damage_text, is_cut_short
 from twinbus.namespace.store.log_scan import Log
 from twinbus.namespace.store.open_store import StoredCounters
@@ -55,7 +55,7 @@ def examine(
     is_small = path.stat().st_size + len(log.frames) * open_store.PAGE_SIZE <= most_bytes
     examined: list[Callable[[], Iterator[str]]] = [partial(_examine_structure, connection, path, log, version)]
     if is_current:
-        examined += [partial(_examine_commits, connection, counted), partial(_examine_age, connection, path)]
+        examined += [partial(_examine_commits, connection, path, counted), partial(_examine_age, connection, path)]
         examined += [partial(part, connection) for part in (_examine_entities, _examine_inventories)]
     if is_small:
         examined.append(partial(_examine_pages, connection))
@@ -116,16 +116,24 @@ def last_commit(connection: apsw.Connection) -> int:
     return int(highest.get or 0)
 
 
-def _examine_commits(connection: apsw.Connection, counted: CountedCommits | None) -> Iterator[str]:
+def _examine_commits(connection: apsw.Connection, path: Path, counted: CountedCommits | None) -> Iterator[str]:
     totals = connection.execute(f"SELECT {', '.join(open_store.Totals._fields)}, crc FROM totals").get  # noqa: S608
     if totals is None or values_crc(totals[:-1]) != totals[-1]:
         yield "the totals of the store are damaged"
         return
-    if (
-        counted is not None
-        and counted.identity == totals[0]
-        and (behind := counted.commits - last_commit(connection)) > 0
-    ):
+    commits = last_commit(connection)
+    if counted is None:
+        # A store gets its counter before its first commit, on disk. So only a person or a program can have removed it.
+        if commits and not counter_path(path).exists():
+            yield (
+                f"the commit counter {counter_path(path).name} is missing. The store has {commits} commits; whether"
+                " later ones are missing is not known"
+            )
+    elif counted.identity != totals[0]:
+        # A kill may leave a new store beside the counter of an earlier one that never had a commit.
+        if commits or counted.commits:
+            yield f"the commit counter is that of another store, which had {counted.commits} commits"
+    elif (behind := counted.commits - commits) > 0:
         yield f"the last {behind} commits are missing"
 
 

@@ -246,16 +246,20 @@ def create(path: Path, vfs: str | None) -> None:
     """Create an empty store. The file appears under `path` only when it is complete and on disk."""
     building = path.with_name(path.name + ".new")
     _remove(building)
-    os.close(os.open(building, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    connection = connect(building, vfs, WRITER_CACHE_KIB)
     try:
-        connection.pragma("page_size", PAGE_SIZE)
-        connection.pragma("journal_mode", "wal")
-        migrate(connection, 0)
-        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-    finally:
-        connection.close()
-    building.rename(path)
+        os.close(os.open(building, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        connection = connect(building, vfs, WRITER_CACHE_KIB)
+        try:
+            connection.pragma("page_size", PAGE_SIZE)
+            connection.pragma("journal_mode", "wal")
+            migrate(connection, 0)
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        finally:
+            connection.close()
+        building.rename(path)
+    except BaseException:
+        _remove(building)
+        raise
     sync_folder(path.parent)
 
 

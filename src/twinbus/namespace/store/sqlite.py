@@ -38,11 +38,13 @@ from twinbus.namespace.store.damage import (
     copy_to_save,
     find_damage,
     finish_exchange,
+    has_log,
     has_totals,
     is_layout_intact,
     is_older,
     log_loss,
     put_in_place,
+    rebuilt_path,
     remove_files,
     replace_first_page,
 )
@@ -51,6 +53,7 @@ from twinbus.namespace.store.errors import (
     UNREADABLE,
     StoreDamagedError,
     StoreError,
+    StoreFullError,
     StoreGoneError,
     damaged_error,
     is_cut_short,
@@ -179,17 +182,24 @@ class SqliteStore:
             # Without checksums, it is not known what is intact. What SQLite can read is used.
             log_loss(self.path, findings, [])
             return
-        rebuilt = SqliteStore(self.path.with_name(self.path.name + ".rebuilt"), vfs=self._vfs)
+        rebuilt = SqliteStore(rebuilt_path(self.path), vfs=self._vfs)
         remove_files(rebuilt.path)
-        rebuilt.open()
         try:
-            lost = self._save_into(rebuilt, with_log=OLDER_LOG not in findings)
-        finally:
-            rebuilt.close()
+            rebuilt.open()
+            try:
+                lost = self._save_into(rebuilt, with_log=OLDER_LOG not in findings)
+            finally:
+                rebuilt.close()
+            if has_log(rebuilt.path):
+                text = "The log of the rebuilt store cannot be copied into its file"
+                raise StoreFullError(text, rebuilt.path, "Make room, then start again.")
+        except BaseException:
+            remove_files(rebuilt.path)  # they may be what fills the disk
+            raise
         log_loss(self.path, findings, lost)
         lines = [*(f"damaged: {line}" for line in findings), *(f"lost: {line}" for line in lost)]
-        put_in_place(self.path, rebuilt.path, lines)
-        if findings := find_damage(self.path, self._vfs, None, self._checked_bytes):
+        put_in_place(self.path, lines)
+        if findings := find_damage(self.path, self._vfs, read_counter(self.path), self._checked_bytes):
             raise damaged_error(self.path, *findings)
 
     def _save_into(self, rebuilt: SqliteStore, *, with_log: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""X1: the work of the rules of a subscription on one message is bounded, whatever rules and message say.
+"""X1: the work of rules on one message is bounded, whatever rules and message say.
 
 Work is counted, not measured: bench/hostile_rules.py has the times.
 """
@@ -13,14 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.namespace.engine.bus import Bus, envelope
 from tests.namespace.engine.rules.messages import RAW, view
 from twinbus.amqp import Sections, build_message, split_sections
-from twinbus.namespace.engine.descriptions import CorrelationFilter, RuleDescription, SqlAction, SqlFilter
+from twinbus.namespace.engine import registry
+from twinbus.namespace.engine.descriptions import (
+    CorrelationFilter,
+    RuleDescription,
+    SqlAction,
+    SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from twinbus.namespace.engine.effects import Refusal
 from twinbus.namespace.engine.rules import like
 from twinbus.namespace.engine.rules.actions import MessageDraft
 from twinbus.namespace.engine.rules.like import LikePattern
-from twinbus.namespace.engine.rules.message_view import MAX_STEPS, MessageView, by_lower_name
-from twinbus.namespace.engine.rules.ruleset import RuleSet
+from twinbus.namespace.engine.rules.message_view import MAX_STEPS, MAX_TOPIC_STEPS, MessageView, by_lower_name
+from twinbus.namespace.engine.rules.ruleset import RuleSet, Selection
+from twinbus.values import Condition
 
 TOO_MUCH = f"take more than {MAX_STEPS} steps"
 
@@ -234,3 +245,74 @@ def test_x1_a_hundred_thousand_correlation_filters_are_not_too_much() -> None:
     rules = [RuleDescription(f"r{number}", wanted) for number in range(100_000)]
     one = view(build_message(application_properties={"color": "blue"}))
     assert RuleSet(rules).select(one).error is None
+
+
+# --- the work of all subscriptions of a topic ------------------------------------------------------------------------
+
+
+def topic(*rules_of: list[RuleDescription], dead_lettering: bool = False) -> Bus:
+    """Return a topic with a subscription for each list of rules."""
+    described = [
+        SubscriptionDescription(
+            topic="t", name=str(number), rules=tuple(rules), dead_lettering_on_filter_errors=dead_lettering
+        )
+        for number, rules in enumerate(rules_of)
+    ]
+    return Bus(TopicDescription(path="t"), *described)
+
+
+@pytest.fixture
+def spent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps that the rules of each subscription took."""
+    steps: list[int] = []
+    select = RuleSet.select
+
+    def counting(rules: RuleSet, seen: MessageView, most_steps: int = MAX_STEPS) -> Selection:
+        found = select(rules, seen, most_steps)
+        steps.append(seen.most_steps - max(0, seen.steps_left))
+        return found
+
+    monkeypatch.setattr(RuleSet, "select", counting)
+    return steps
+
+
+def test_x1_the_work_of_all_subscriptions_on_one_message_is_bounded_and_each_has_its_share(spent: list[int]) -> None:
+    slow = [rule(number, often("t LIKE '%a_b%'")) for number in range(20)]
+    few = [rule(0, "t LIKE '%a_b%' OR label LIKE '%ny_x%'")]
+    bus = topic(*[slow] * 40, few, dead_lettering=True)
+    bus.send("t", envelope("x", properties={"t": LONG[:2_000], "label": "the tiny x"}))
+    assert MAX_TOPIC_STEPS // 2 < sum(spent) <= MAX_TOPIC_STEPS
+    assert bus.counts("t/Subscriptions/40") == (1, 0, 0, 0), "the last one still has its share"
+    (dead,) = bus.peek("t/Subscriptions/39", dead=True)
+    assert b"FilterException" in (dead.overlay or b"")
+    share = MAX_TOPIC_STEPS // 2 // 41
+    assert f"take more than {share} steps" in str(dead.overlay)
+
+
+def test_x1_a_few_subscriptions_may_each_do_what_one_may(spent: list[int]) -> None:
+    slow = [rule(number, often("t LIKE '%a_b%'")) for number in range(20)]
+    topic(*[slow] * 8).send("t", envelope("x", properties={"t": LONG}))
+    assert spent == [MAX_STEPS] * 8
+
+
+@pytest.mark.thorough
+def test_x1_as_many_ordinary_rules_as_the_service_allows_take_a_small_part_of_what_they_may(spent: list[int]) -> None:
+    """2,000 subscriptions, each with one rule with SQL and fifty correlation filters."""
+    correlations = [
+        RuleDescription(f"c{number}", CorrelationFilter(properties={"color": f"c{number}", "size": number}))
+        for number in range(50)
+    ]
+    bus = topic(*([rule(0, f"label LIKE '%{each}_x%' OR color + 'x' = 'y'"), *correlations] for each in range(2_000)))
+    bus.send("t", envelope("x", properties={"label": "a label of usual length", "color": "blue", "size": 99}))
+    assert len(spent) == 2_000
+    assert sum(spent) < MAX_TOPIC_STEPS * 0.2
+    assert max(spent) < MAX_TOPIC_STEPS // 2 // 2_000, "no subscription needs more than its share"
+
+
+def test_x1_the_number_of_subscriptions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MAX_SUBSCRIPTIONS", 2)
+    bus = topic([rule(0, "a = 1")], [rule(0, "a = 1")])
+    refusal = bus.namespace.create(SubscriptionDescription(topic="t", name="c"), 0)
+    assert isinstance(refusal, Refusal)
+    assert refusal.condition is Condition.RESOURCE_LIMIT_EXCEEDED
+    assert "The topic 't' has 2 subscriptions. It cannot have more." in refusal.description

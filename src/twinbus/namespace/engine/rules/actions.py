@@ -57,7 +57,7 @@ class MessageDraft(MessageView):
         super().__init__(message.raw, now=message.now, seq=message.seq, ttl=message.ttl, new_token=message.new_token)
         # The properties are encoded again at the end.
         message.spend_steps(_STEPS_PER_PROPERTY * len(message.application))
-        self.steps_left = message.steps_left
+        self.most_steps, self.steps_left = message.most_steps, message.steps_left
         self._message = message
         self._sections = message.sections
         self._properties = replace(message.properties)

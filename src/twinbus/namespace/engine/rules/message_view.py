@@ -18,6 +18,9 @@ MAX_STEPS: Final = 1 << 17
 """The most work of the rules of one subscription on one message, in steps of about 0.2 µs (X1). Only work that grows
 with the values of the message is counted: LIKE, texts that are joined or compared, and copies for actions; and that of
 correlation filters, because there may be very many of them."""
+MAX_TOPIC_STEPS: Final = 16 * MAX_STEPS
+"""The most work of the rules of all subscriptions of a topic on one message. Half of it is divided equally among the
+subscriptions. The other half is for those that need more, in their order."""
 
 _CHARACTERS_PER_STEP: Final = 512
 _MAX_DURATION: Final = Duration(922_337_203_685_477)
@@ -33,6 +36,7 @@ class MessageView:
         "_properties",
         "_sections",
         "_unreadable",
+        "most_steps",
         "new_token",
         "now",
         "raw",
@@ -50,8 +54,8 @@ class MessageView:
         self.new_token = new_token
         self.user: dict[str, Any] | None = None
         """Application properties by name in lower case; None until `read_user`."""
-        self.steps_left = MAX_STEPS
-        """How much the rules of this subscription may still do. `RuleSet.select` sets it for each subscription."""
+        self.most_steps = self.steps_left = MAX_STEPS
+        """How much the rules of this subscription may do, and may still do. `RuleSet.select` sets both."""
         self._sections: Sections | None = None
         self._properties: Properties | None = None
         self._annotations_read: dict[Any, Any] | None = None
@@ -69,7 +73,7 @@ class MessageView:
         if self.steps_left < 0:
             self.steps_left = -1
             raise RuleEvaluationError(
-                f"the rules of the subscription take more than {MAX_STEPS} steps for this message; "
+                f"the rules of the subscription take more than {self.most_steps} steps for this message; "
                 "long texts and patterns with LIKE take the most"
             )
 

@@ -101,9 +101,12 @@ class RuleSet:
         self.takes_everything = not self._with_action and bool(always)
         """Whether the subscription stores every message unchanged, so that `select` need not be called."""
 
-    def select(self, view: MessageView) -> Selection:
-        """Return the copies of a message that the subscription stores: none, one unchanged, and any number changed."""
-        view.steps_left = MAX_STEPS
+    def select(self, view: MessageView, most_steps: int = MAX_STEPS) -> Selection:
+        """Return the copies of a message that the subscription stores: none, one unchanged, and any number changed.
+
+        The rules may do `most_steps` of work. Afterwards `view.steps_left` is what is left, or negative.
+        """
+        view.most_steps = view.steps_left = most_steps
         # Rules without an action act as one condition: if one of them matches, an error of another has no effect.
         taken, error = self._any_matches(self._without_action, view)
         for name, by_text in self._by_text.items():
