@@ -7,6 +7,7 @@ client. `test_spark_kills.py` kills real drivers.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections import Counter, defaultdict
@@ -744,6 +745,38 @@ def test_d1_by_default_there_are_as_many_tasks_as_sessions() -> None:
     assert partitions(sessions="true") == 8
     assert partitions(sessions="true", maxSessions="30") == 30
     assert partitions(sessions="true", maxSessions="30", partitions="3") == 3
+
+
+@pytest.mark.parametrize("at", ["batch committed", "offset logged"])
+def test_d1_a_checkpoint_of_another_entity_with_sessions_is_refused_before_anything_is_removed(
+    namespace: LocalNamespace, client: ServiceBusClient, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    with _queue(namespace, client) as first, _queue(namespace, client) as second:
+        there = second.put(["s"], 5)
+        first.put(["s"], 3)
+        query = first.stream()
+        query.run_until_killed(at, monkeypatch)
+        read, query.options = query.ids, {**query.options, "entity": second.name}
+        query.restart()
+        with pytest.raises(OffsetError, match=rf"/{first.name}, and the options name .*/{second.name}\. Start this"):
+            query.trigger()
+        assert query.ids == read
+        assert second.left() == there
+
+
+@pytest.mark.thorough
+def test_d1_a_checkpoint_of_sessions_without_a_name_opens_and_gets_the_name(queue: SessionQueue) -> None:
+    sent = queue.put("a", 2)
+    query = queue.stream(maxMessagesPerTrigger=1)
+    assert query.trigger()
+    offset = json.loads(query.offsets[-1])
+    named = offset.pop("entity")
+    query.offsets[-1] = json.dumps(offset)
+    query.restart()
+    query.run()
+    assert query.ids == sent
+    assert queue.left() == []
+    assert json.loads(query.offsets[-1])["entity"] == named == f"localhost:{queue.namespace.port}/{queue.name}"
 
 
 @pytest.mark.thorough

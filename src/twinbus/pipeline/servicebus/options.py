@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
+from twinbus.backlog import Endpoint
 from twinbus.connect import (
     AzureTokenSource,
     ConnectionString,
@@ -157,6 +158,15 @@ class SourceOptions:
     def address(self) -> str:
         """The address that is read: the path of the entity, or of its dead-letter queue."""
         return f"{self.path}/$DeadLetterQueue" if self.dead_letter else self.path
+
+    @property
+    def qualified_address(self) -> str:
+        """The namespace and the address that is read. Every spelling of the same host and path gives the same text.
+
+        A gateway or proxy that the namespace is reached through does not matter. Reads the environment variable now.
+        """
+        endpoint = self.endpoint()
+        return f"{Endpoint.of(endpoint.host, endpoint.port)}/{self.address.strip('/').lower()}"
 
 
 def _check_sessions(options: SourceOptions, given: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ from twinbus.errors import OperatorError
 from twinbus.pipeline.servicebus.broker import LONGEST_LOCK, PAGE, Broker
 from twinbus.pipeline.servicebus.held_sessions import HeldSessions
 from twinbus.pipeline.servicebus.message_marks import session_of
-from twinbus.pipeline.servicebus.offsets import SequenceNumbers, latest
+from twinbus.pipeline.servicebus.offsets import SequenceNumbers, check_entity, latest
 from twinbus.pipeline.servicebus.options import SourceOptions
 from twinbus.pipeline.servicebus.session_offsets import BySession, SessionOffset, merged
 from twinbus.pipeline.servicebus.stream_reader import CompletionError, LimitedStreamReader
@@ -112,7 +112,7 @@ class SessionStreamReader(LimitedStreamReader):
     # --- planning ----------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's names, here and below
-        return SessionOffset().to_json()
+        return SessionOffset(entity=self._entity).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         self.commit(start)
@@ -131,8 +131,15 @@ class SessionStreamReader(LimitedStreamReader):
             uncompleted=self._uncompleted,
             newest=latest(newest, *times.values()),
             newest_uncompleted=times,
+            entity=self._entity,
         )
         return planned.to_json()
+
+    def _offset(self, values: Mapping[str, Any]) -> SessionOffset:
+        """Returns an offset of the checkpoint. Raises OffsetError if a stream of another entity has written it."""
+        offset = SessionOffset.of_json(values)
+        check_entity(offset.entity, self._entity)
+        return offset
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Returns what StreamingQueryProgress shows as `latestOffset`.
@@ -291,11 +298,12 @@ class SessionStreamReader(LimitedStreamReader):
     # --- reading -----------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        batch = SessionOffset.of_json(end)
+        batch = self._offset(end)
         self._hold(batch)
         return split_sessions(batch.read, self._options.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        self._check_worker()
         return self._reader.read(partition)
 
     def _hold(self, batch: SessionOffset) -> None:
@@ -335,7 +343,7 @@ class SessionStreamReader(LimitedStreamReader):
     # --- completing --------------------------------------------------------------------------------------------
 
     def commit(self, end: dict[str, Any]) -> None:
-        batch = SessionOffset.of_json(end)
+        batch = self._offset(end)
         is_new = batch != self._taken_over
         if is_new:
             is_first = self._taken_over is None

@@ -26,6 +26,8 @@ committed. It works as follows:
   belong to messages that do not exist any more. So the offset also has the latest enqueued time of its messages, and a
   message that was enqueued after this time is not completed. A stream that finds no new messages checks whether its
   queue was created again, and raises an error if this is certain (`_check_same_entity`).
+- An offset names the entity and its namespace. If the options name others, the reader raises OffsetError before it
+  reads or completes anything: the numbers of one entity mean other messages in another one.
 - The offset of an earlier version has only `through`. Such an offset does not say which messages were read, so none of
   them is completed: the messages of its last batch stay in the queue.
 - A dead letter has the sequence number that it had in its queue, so a new dead letter may have a low number. For a
@@ -39,7 +41,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -50,7 +52,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from twinbus.errors import OperatorError
 from twinbus.pipeline.servicebus.broker import MOST_HELD, PAGE, Broker
 from twinbus.pipeline.servicebus.fast_marks import marks_of
-from twinbus.pipeline.servicebus.offsets import NONE, Offset, SequenceNumbers, latest
+from twinbus.pipeline.servicebus.offsets import NONE, Offset, SequenceNumbers, check_entity, latest
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
 from twinbus.pipeline.servicebus.task_reader import NumbersPartition, RangePartition, TaskReader, split_range
 
@@ -85,6 +87,7 @@ class LimitedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, reader: TaskReader) -> None:
         self._options = options
         self._reader = reader
+        self._entity = options.qualified_address
         self._target: int | None = None
         """With availableNow: the highest sequence number that is read."""
 
@@ -94,6 +97,15 @@ class LimitedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._options.max_messages_per_trigger)
+
+    def _check_worker(self) -> None:
+        """Raises SourceOptionError if this worker would read another entity than the driver, which completes it."""
+        here = self._options.qualified_address
+        if here != self._entity:
+            raise SourceOptionError(
+                f"the driver streams {self._entity}, and a worker would read {here}: give the variable "
+                f"{self._options.connection_string_env} the same value on the driver and on every executor"
+            )
 
     def _most(self, limit: ReadLimit) -> int | None:
         """Returns how many messages the next batch may have; None if there is no limit."""
@@ -150,10 +162,10 @@ class StreamReader(LimitedStreamReader):
                     f"servicebus cannot stream {options.address} from sequence number {start}: {_REACH} "
                     "Start at earliest, remove the messages before, or set completeCommitted=false."
                 )
-        return Offset(through=start - 1, start=start).to_json()
+        return Offset(through=start - 1, start=start, entity=self._entity).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        previous = Offset.of_json(start)
+        previous = self._offset(start)
         self._planned_through = max(self._planned_through, previous.through)
         self._latest = max(self._latest, previous.through)
         if not self._is_resumed:
@@ -189,8 +201,15 @@ class StreamReader(LimitedStreamReader):
             uncompleted=self._uncompleted_after(previous),
             newest=latest(newest, self._newest, previous.newest),
             keep=not self._options.complete_committed,
+            entity=self._entity,
         )
         return planned.to_json()
+
+    def _offset(self, values: Mapping[str, Any]) -> Offset:
+        """Returns an offset of the checkpoint. Raises OffsetError if a stream of another entity has written it."""
+        offset = Offset.of_json(values)
+        check_entity(offset.entity, self._entity)
+        return offset
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Returns what StreamingQueryProgress shows as `latestOffset`.
@@ -300,12 +319,13 @@ class StreamReader(LimitedStreamReader):
     # --- reading -----------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        batch = Offset.of_json(end)
+        batch = self._offset(end)
         if batch.is_of_earlier_version:
-            return split_range(Offset.of_json(start).through + 1, batch.through, self._options.partitions)
+            return split_range(self._offset(start).through + 1, batch.through, self._options.partitions)
         return [NumbersPartition(numbers) for numbers in batch.read.parts(self._options.partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        self._check_worker()
         # A batch of an earlier version has a range. The messages of a batch of this version were active when planned.
         is_range = isinstance(partition, RangePartition)
         return self._reader.read(partition, (lambda marks: marks.is_active) if is_range else None)
@@ -313,7 +333,7 @@ class StreamReader(LimitedStreamReader):
     # --- completing --------------------------------------------------------------------------------------------
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._take_over(Offset.of_json(end))
+        self._take_over(self._offset(end))
         self._complete()
 
     def _resume(self, previous: Offset) -> None:
