@@ -515,6 +515,20 @@ def test_d1_a_stream_that_cannot_complete_stops_before_it_has_read_too_much(
     assert queue.left() == ["old1", "old2"]
 
 
+@pytest.mark.thorough
+def test_d1_available_now_completes_its_last_batch_behind_many_older_messages(queue: Entity) -> None:
+    queue.send(*numbered("old", 300))
+    query = queue.query(startingPosition="latest", maxMessagesPerTrigger=5)
+    query.trigger()
+    queue.send(*numbered("new", 10))
+    query.restart()
+    query.reader.prepareForTriggerAvailableNow()
+    query.run()
+    assert query.ids == numbered("new", 10)
+    assert queue.left() == numbered("old", 300)
+    assert queue.delivery_counts() == {0}
+
+
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 

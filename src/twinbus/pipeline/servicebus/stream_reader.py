@@ -129,6 +129,8 @@ class StreamReader(LimitedStreamReader):
         self._newest: int | None = None
         self._taken_over = NONE
         """The batch that was last added to `_uncompleted`."""
+        self._is_due = False
+        """Whether `_uncompleted` has messages whose completion was postponed, or has failed."""
         self._held = 0
         """How many messages that are not part of the stream the last completion had to receive."""
         self._lock_seconds = _USUAL_LOCK
@@ -170,16 +172,16 @@ class StreamReader(LimitedStreamReader):
         self._latest = max(self._latest, previous.through)
         if not self._is_resumed:
             self._resume(previous)
-        is_new = previous.read != self._taken_over
+        is_due = self._is_due or previous.read != self._taken_over
         # Each peek is charged as an operation, and Spark calls `latestOffset` without pauses.
         if self._target is None and time.monotonic() - self._looked < self._options.poll_interval:
-            if is_new:
+            if is_due:
                 self.commit(start)
             return start
         first, known = self._first(previous)
         # The next batch is planned while the last one is completed: both mostly wait for the namespace.
         with ThreadPoolExecutor(1, "twinbus-completion") as other_thread:
-            completing = other_thread.submit(self.commit, start) if is_new else None
+            completing = other_thread.submit(self.commit, start) if is_due else None
             try:
                 with Broker(self._options) as broker:
                     read, newest = self._planned(broker, first, known, limit)
@@ -360,6 +362,7 @@ class StreamReader(LimitedStreamReader):
                 batch.through,
             )
         self._uncompleted = self._uncompleted_after(batch)
+        self._is_due = self._is_due or batch.read != self._taken_over
         self._taken_over = batch.read
         self._newest = latest(self._newest, batch.newest)
 
@@ -382,6 +385,7 @@ class StreamReader(LimitedStreamReader):
             return
         with Broker(self._options) as broker:
             done = broker.complete(self._uncompleted, self._newest)
+        self._is_due = False
         self._completed += len(self._uncompleted) - len(done.left)
         self._uncompleted, self._held = done.left, done.held
         self._lock_seconds = done.lock_seconds or self._lock_seconds
@@ -398,11 +402,14 @@ class StreamReader(LimitedStreamReader):
     def _complete_when_idle(self) -> None:
         """Tries again to complete messages that another receiver had locked, at most once per lock duration.
 
+        With availableNow, the query ends when there is nothing to read, so this also completes what was postponed.
+
         If nothing else is in the queue, one try costs a peek, a receive that waits two seconds, and a peek for each 250
         messages that are not completed. Each received message that is not part of the stream costs one more operation.
         """
-        if time.monotonic() - self._tried >= self._lock_seconds:
-            self._complete()
+        is_last = self._is_due and self._target is not None
+        if is_last or time.monotonic() - self._tried >= self._lock_seconds:
+            self._complete(always=is_last)
 
     def _check_uncompleted(self) -> None:
         """Raises CompletionError if too many messages could not be completed. Called before more messages are read."""
