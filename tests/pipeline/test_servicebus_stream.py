@@ -358,6 +358,25 @@ def test_d1_a_queue_that_is_the_same_is_never_taken_for_one_created_again(
     assert dead_letters.ids == ["high"]
 
 
+@pytest.mark.thorough
+def test_d1_a_partitioned_entity_is_refused_before_anything_is_read(
+    queue: Entity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "_PARTITION", 4)  # a local namespace has no numbers as high as 2^48
+    queue.send(*numbered("", 5))
+    refused = rf"cannot stream {queue.name}: it is a partitioned entity \(it has the sequence number [45]\)"
+    for options in ({}, {"completeCommitted": "false"}, {"startingPosition": "latest"}):
+        query = queue.query(**options)
+        with pytest.raises(SourceOptionError, match=refused):
+            query.run()
+        assert query.ids == []
+    for one in queue.received(5):
+        queue.receiver.dead_letter_message(one)
+    dead = queue.query(deadLetter=True)
+    dead.run()
+    assert dead.ids == numbered("", 5)
+
+
 # --- the size of a batch ---------------------------------------------------------------------------------------------
 
 

@@ -159,6 +159,7 @@ class StreamReader(LimitedStreamReader):
             start = options.starting_position
             if start is None:
                 start = (broker.last_after(-1) or 0) + 1
+                self._refuse_partitioned(start - 1)
             if options.complete_committed and start > 0 and broker.is_out_of_reach(start):
                 raise SourceOptionError(
                     f"servicebus cannot stream {options.address} from sequence number {start}: {_REACH} "
@@ -248,6 +249,7 @@ class StreamReader(LimitedStreamReader):
             if number is None:
                 _log.warning("%s: a message without a readable sequence number is left out", self._options.address)
                 continue
+            self._refuse_partitioned(number)
             self._latest = max(self._latest, number)
             if self._target is not None and number > self._target:
                 break
@@ -267,9 +269,26 @@ class StreamReader(LimitedStreamReader):
         self._is_limited = count == most
         return SequenceNumbers(runs), newest
 
+    def _refuse_partitioned(self, number: int) -> None:
+        """Raises SourceOptionError if a message with this number belongs to a partitioned entity.
+
+        Its partitions number their messages on their own, so new messages can have lower numbers than those that were
+        read. A stream of dead letters expects that (`_first`).
+        """
+        if number >= _PARTITION and not self._reads_low_numbers:
+            raise SourceOptionError(
+                f"servicebus cannot stream {self._options.address}: it is a partitioned entity (it has the sequence "
+                f"number {number}), whose partitions number their messages on their own. Read it with spark.read."
+            )
+
+    @property
+    def _reads_low_numbers(self) -> bool:
+        """Whether a new message may have a lower number than those that were read."""
+        return self._options.dead_letter and self._options.complete_committed
+
     def _first(self, previous: Offset) -> tuple[int, SequenceNumbers]:
         """Returns the number from which to peek, and the numbers after it that were already read."""
-        if self._options.dead_letter and self._options.complete_committed:
+        if self._reads_low_numbers:
             return self._start(previous), self._uncompleted_after(previous) | previous.read
         return max(previous.through, self._peeked_through) + 1, NONE
 
