@@ -21,7 +21,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusRece
 from azure.servicebus.management import EntityStatus, ServiceBusAdministrationClient
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual
 
-from tests.pipeline.stream_steps import STEPS, Entity, Killed, Query, close_opened
+from tests.pipeline.stream_steps import STEPS, Entity, Killed, Query, close_opened, started_at_first_try
 from tests.tiers import budget
 from twinbus.connect import MessageState, ReceivedMessage, Receiver, SessionCannotBeLockedError, connect
 from twinbus.pipeline.servicebus import broker as broker_module
@@ -480,6 +480,37 @@ def test_d1_a_namespace_that_is_killed_at_any_step_of_a_stream_of_sessions_loses
                 assert _is_in_order(query.ids)
                 assert queue.left() == []
                 close_opened()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("at", ["", *STEPS[:-1]])
+def test_d1_a_stream_of_sessions_survives_a_namespace_that_is_away_for_less_than_its_timeout(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "_TRY_AGAIN", 0.0)
+    with (
+        LocalNamespace() as namespace,
+        ServiceBusClient.from_connection_string(namespace.connection_string) as client,
+        _queue(namespace, client) as queue,
+    ):
+        sent = queue.put("ab", 4)
+        query = queue.stream(maxMessagesPerTrigger=4)
+        assert query.trigger()
+
+        def kill(step: str) -> None:
+            if step == at and not tried:
+                namespace.kill()
+
+        with started_at_first_try(namespace) as tried:
+            kill("")
+            query.run(kill)
+        assert tried == ["trying again"]
+        assert Counter(query.ids) == Counter(sent)
+        assert _is_in_order(query.ids)
+        while queue.left():  # a session may not be free at the first try
+            query.run()
+        assert Counter(query.ids) == Counter(sent)
+        close_opened()
 
 
 @pytest.mark.thorough

@@ -31,8 +31,9 @@ from tests.pipeline.stream_steps import (
     keep_open,
     next_names,
     numbered,
+    started_at_first_try,
 )
-from twinbus.connect import ServiceBusConnectionError
+from twinbus.connect import ServiceBusCommunicationError, ServiceBusConnectionError
 from twinbus.pipeline.servicebus import broker as broker_module
 from twinbus.pipeline.servicebus import stream_reader as stream_module
 from twinbus.pipeline.servicebus.broker import Broker
@@ -749,6 +750,51 @@ def test_d1_whatever_ends_and_whoever_else_receives_nothing_unread_is_removed(qu
     states = {str(one.message_id): one.state.name for one in queue.receiver.peek_messages(1000, sequence_number=1)}
     assert sent - set(states) <= read | taken
     assert {one for one, state in states.items() if state == "ACTIVE"} <= set(numbered("old", 3))
+
+
+# --- outages ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("at", ["", *STEPS[:-1]])
+def test_d1_a_stream_survives_a_namespace_that_is_away_for_less_than_its_timeout(at: str) -> None:
+    with LocalNamespace() as namespace, ServiceBusClient.from_connection_string(namespace.connection_string) as client:
+        queue = Entity(namespace, client)
+        queue.send(*numbered("", 6))
+        query = queue.query(maxMessagesPerTrigger=2)
+        assert query.trigger()
+
+        def kill(step: str) -> None:
+            if step == at and not tried:
+                namespace.kill()
+
+        with started_at_first_try(namespace) as tried:
+            kill("")
+            query.run(kill)
+        assert tried == ["trying again"]
+        assert query.ids == numbered("", 6)
+        assert queue.left() == []
+        close_opened()
+
+
+@pytest.mark.thorough
+def test_d1_a_stream_ends_when_the_namespace_is_away_for_longer_than_its_timeout() -> None:
+    with LocalNamespace() as namespace, ServiceBusClient.from_connection_string(namespace.connection_string) as client:
+        queue = Entity(namespace, client)
+        queue.send("a")
+        query = queue.query(timeout=0.5)
+        assert query.trigger()
+        namespace.kill()
+        with pytest.raises(ServiceBusCommunicationError, match="cannot connect"):
+            query.trigger()
+        with pytest.raises(ServiceBusCommunicationError):
+            query.restart()
+        namespace.start()
+        query.restart()
+        query.run()
+        assert query.ids == ["a"]
+        assert queue.left() == []
+        close_opened()
 
 
 # --- sessions --------------------------------------------------------------------------------------------------------

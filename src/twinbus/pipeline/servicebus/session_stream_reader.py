@@ -155,7 +155,7 @@ class SessionStreamReader(LimitedStreamReader):
 
     def _planned(self, most: int | None) -> tuple[BySession, int | None]:
         """Returns the messages of the next batch, and the latest enqueued time of these messages."""
-        with Broker(self._options) as broker:
+        with Broker(self._options, is_patient=True) as broker:
             if self._target is not None:
                 while True:
                     self._accept_found(broker)
@@ -319,7 +319,7 @@ class SessionStreamReader(LimitedStreamReader):
             accepted = held.accept(wanted)
             if len(accepted) == len(wanted):
                 return
-            with Broker(self._options) as broker:
+            with Broker(self._options, is_patient=True) as broker:
                 others = {
                     session: left
                     for session in wanted
@@ -353,8 +353,8 @@ class SessionStreamReader(LimitedStreamReader):
                 session: batch.newest_of(session) if session in batch.read or is_first else known[session]
                 for session in self._uncompleted
             }
-            self._taken_over = batch
-        if self._uncompleted and (is_new or time.monotonic() - self._tried >= _TRY_AGAIN):
+            self._taken_over, self._tried = batch, float("-inf")
+        if self._uncompleted and time.monotonic() - self._tried >= _TRY_AGAIN:
             self._complete()
 
     def _complete(self) -> None:
@@ -396,7 +396,7 @@ class SessionStreamReader(LimitedStreamReader):
         """Removes from `_uncompleted` the messages of these sessions that do not exist any more."""
         left = dict(self._uncompleted)
         if sessions:
-            with Broker(self._options) as broker:
+            with Broker(self._options, is_patient=True) as broker:
                 for session in sessions:
                     left[session] = broker.still_there(left[session], self._newest[session], session=session)
         self._uncompleted = {session: numbers for session, numbers in left.items() if numbers}

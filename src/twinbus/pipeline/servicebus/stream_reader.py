@@ -92,7 +92,7 @@ class LimitedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """With availableNow: the highest sequence number that is read."""
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's names, here and below
-        with Broker(self._options) as broker:
+        with Broker(self._options, is_patient=True) as broker:
             self._target = broker.last_after(-1) or 0
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -184,7 +184,7 @@ class StreamReader(LimitedStreamReader):
         with ThreadPoolExecutor(1, "twinbus-completion") as other_thread:
             completing = other_thread.submit(self.commit, start) if is_due else None
             try:
-                with Broker(self._options) as broker:
+                with Broker(self._options, is_patient=True) as broker:
                     read, newest = self._planned(broker, first, known, limit)
                     if not read:
                         self._check_same_entity(broker, previous)
@@ -223,7 +223,7 @@ class StreamReader(LimitedStreamReader):
         """
         now = time.monotonic()
         if self._is_limited and now - self._latest_at >= self._options.poll_interval:
-            with Broker(self._options) as broker:
+            with Broker(self._options, is_patient=True) as broker:
                 self._latest = broker.last_after(self._latest) or self._latest
             self._latest_at = now
         return {
@@ -364,7 +364,7 @@ class StreamReader(LimitedStreamReader):
         """
         self._take_over(previous)
         if self._uncompleted and self._options.complete_committed:
-            with Broker(self._options) as broker:
+            with Broker(self._options, is_patient=True) as broker:
                 self._uncompleted = broker.still_there(self._uncompleted, self._newest)
             self._complete()
 
@@ -402,7 +402,7 @@ class StreamReader(LimitedStreamReader):
             return
         if self._held > PAGE and len(self._uncompleted) < self._held and not always:
             return
-        with Broker(self._options) as broker:
+        with Broker(self._options, is_patient=True) as broker:
             done = broker.complete(self._uncompleted, self._newest)
         self._is_due = False
         self._completed += len(self._uncompleted) - len(done.left)
