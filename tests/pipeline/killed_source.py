@@ -153,7 +153,13 @@ def insert(spark: SparkSession, queue: str, variable: str) -> None:
 
 
 def streamed_options(text: str, queue: str) -> dict[str, str]:
-    return {"connectionString": text, "entity": queue, "maxMessagesPerTrigger": "4", "partitions": "2"}
+    return {
+        "connectionString": text,
+        "entity": queue,
+        "maxMessagesPerTrigger": "4",
+        "partitions": "2",
+        "timeout": "5",  # so that a stream whose namespace is killed ends soon
+    }
 
 
 def available_now(spark: SparkSession, options: Mapping[str, str], folder: Path) -> StreamingQuery:

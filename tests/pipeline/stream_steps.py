@@ -7,8 +7,10 @@ client (`Entity`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
 from typing import Any, TypeVar
@@ -192,6 +194,25 @@ class Query:
     @property
     def ids(self) -> list[str]:
         return [one for batch in self.read for one in batch]
+
+
+@contextmanager
+def started_at_first_try(namespace: LocalNamespace) -> Iterator[list[str]]:
+    """Start the namespace again as soon as the source has found that it is away. Yields what the source logged."""
+    tried: list[str] = []
+
+    class Starter(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "trying again" in record.getMessage() and not tried:
+                tried.append("trying again")
+                namespace.start()
+
+    logger, starter = logging.getLogger("twinbus.pipeline.servicebus"), Starter()
+    logger.addHandler(starter)
+    try:
+        yield tried
+    finally:
+        logger.removeHandler(starter)
 
 
 def numbered(prefix: str, number: int) -> list[str]:

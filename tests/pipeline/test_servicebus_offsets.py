@@ -60,6 +60,7 @@ _offsets = st.builds(
     uncompleted=_numbers,
     newest=st.none() | st.integers(0, 2**50),
     keep=st.booleans(),
+    entity=st.none() | st.text(),
 )
 
 
@@ -105,13 +106,14 @@ def test_d1_the_numbers_of_a_session_survive_their_text_form(plain: frozenset[in
 def test_d1_the_offset_of_sessions_in_json() -> None:
     read = {"a": SequenceNumbers([(100, 103), (110, 110), (118, 118)]), "b": SequenceNumbers([(104, 104)])}
     uncompleted = {"c": SequenceNumbers([(7, 8)])}
-    offset = SessionOffset(read=read, uncompleted=uncompleted, newest=5, newest_uncompleted={"c": 4})
+    offset = SessionOffset(read=read, uncompleted=uncompleted, newest=5, newest_uncompleted={"c": 4}, entity="h/q")
     assert (offset.newest_of("a"), offset.newest_of("c")) == (5, 4)
     written = {
         "sessions": {"a": "100+3,7,8", "b": "104"},
         "uncompleted": {"c": "7+1"},
         "newest": 5,
         "newest_uncompleted": {"c": 4},
+        "entity": "h/q",
     }
     assert offset.to_json() == written
     assert SessionOffset.of_json(written) == offset

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -14,15 +15,46 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+)
 
 from tests.amqp import strategies
 from twinbus.amqp import Header, Properties, build_message, encode
-from twinbus.connect import ReceivedMessage
+from twinbus.connect import ReceivedMessage, encode_message
+from twinbus.message import Message
 from twinbus.pipeline.servicebus.fast_columns import column
 from twinbus.pipeline.servicebus.fast_marks import _Layout, marks_of
 from twinbus.pipeline.servicebus.fast_rows import fast_row
 from twinbus.pipeline.servicebus.message_marks import plain_marks
-from twinbus.pipeline.servicebus.rows import READ_SCHEMA, any_row, record_batches, row_maker
+from twinbus.pipeline.servicebus.rows import (
+    READ_SCHEMA,
+    ColumnError,
+    RowMessages,
+    any_row,
+    check_read_schema,
+    check_written_schema,
+    record_batches,
+    row_maker,
+)
 from twinbus.values import Array, Decimal32, Described, Float32, Symbol, Timestamp, ULong
 
 _ARROW = to_arrow_schema(READ_SCHEMA, timezone="UTC")
@@ -272,3 +304,100 @@ def test_d1_raw_is_shown_when_it_is_asked_for_or_something_is_wrong() -> None:
     raw = _sent(data=b"x")
     assert _row(raw)["raw"] is None
     assert _row(raw, include_raw=True)["raw"] == raw
+
+
+# --- rows to messages ------------------------------------------------------------------------------------------------
+
+
+def _messages(*rows: dict[str, Any]) -> list[Message]:
+    return [message for _, message in RowMessages("seed", "q").messages([pa.RecordBatch.from_pylist(list(rows))])]
+
+
+def test_d1_a_row_that_could_not_be_decoded_is_not_sent_without_its_body() -> None:
+    raw = _sent(properties=Properties(message_id="m"), value="x")[:-3] + b"\xa1\x01\xff"
+    good, bad = _row(_sent(properties=Properties(message_id="n"), data=b"x")), _row(raw)
+    assert [(message.message_id, message.body) for message in _messages(good)] == [("n", b"x")]
+    told = r"row of message_id 'm', sequence_number 7 has parts .* \(body: .*not valid UTF-8\).*WHERE error IS NULL"
+    with pytest.raises(ColumnError, match=told):
+        _messages(good, bad)
+    filled = {name: value for name, value in bad.items() if name != "error"} | {"body": raw}
+    assert [message.body for message in _messages(filled)] == [raw]
+
+
+def test_d1_a_row_gets_the_same_id_with_and_without_the_column_error() -> None:
+    first, second = _messages({"body": b"x"}), _messages({"body": b"x", "error": None})
+    assert first[0].message_id == second[0].message_id
+
+
+@pytest.mark.parametrize("millis", [0, -5, 2**63 - 1, -(2**63), 300_000_000_000_000])
+def test_d1_a_time_to_live_that_no_message_has_is_refused_by_name(millis: int) -> None:
+    with pytest.raises(ColumnError, match=rf"row of message_id 'm' has the time_to_live {millis}: .*Null stands for"):
+        _messages({"message_id": "m", "body": b"x", "time_to_live": millis})
+
+
+def test_d1_a_time_to_live_of_centuries_can_be_sent() -> None:
+    (message,) = _messages({"body": b"x", "time_to_live": 100 * 365 * 86_400_000})
+    assert len(encode_message(message, 1_700_000_000_000)) > 0
+
+
+_MAP = (
+    "map<string,T> with T of string or boolean or tinyint or smallint or int or bigint or float or double or binary or "
+    "timestamp or void"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "takes"),
+    [
+        ("scheduled_enqueue_time", TimestampNTZType(), "timestamp"),
+        ("time_to_live", DayTimeIntervalType(), "bigint or int"),
+        ("time_to_live", ShortType(), "bigint or int"),
+        ("body", VariantType(), "binary or string"),
+        ("application_properties", MapType(StringType(), StructType([StructField("a", LongType())])), _MAP),
+        ("application_properties", MapType(StringType(), MapType(StringType(), StringType())), _MAP),
+        ("application_properties", MapType(IntegerType(), StringType()), _MAP),
+        ("application_properties", MapType(StringType(), DecimalType(9, 2)), _MAP),
+        ("application_properties", StringType(), _MAP),
+    ],
+)
+def test_d1_a_column_whose_type_only_looks_like_one_that_can_be_sent_is_refused(
+    name: str, kind: DataType, takes: str
+) -> None:
+    told = f"the column '{name}' is of type {kind.simpleString()}; servicebus takes {takes}"
+    with pytest.raises(ColumnError, match=f"^{re.escape(told)}$"):
+        check_written_schema(StructType([StructField(name, kind)]), True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (StringType(), "x"),
+        (BooleanType(), True),
+        (ByteType(), 1),
+        (ShortType(), 2),
+        (IntegerType(), 3),
+        (LongType(), 4),
+        (FloatType(), 0.5),
+        (DoubleType(), 0.25),
+        (BinaryType(), b"x"),
+        (TimestampType(), datetime(2027, 1, 1, tzinfo=UTC)),
+        (NullType(), None),
+    ],
+)
+def test_d1_properties_of_these_types_can_be_sent(kind: DataType, value: object) -> None:
+    schema = StructType([StructField("application_properties", MapType(StringType(), kind))])
+    check_written_schema(schema, True)
+    batch = pa.RecordBatch.from_pylist(
+        [{"application_properties": [("a", value)]}], to_arrow_schema(schema, timezone="UTC")
+    )
+    ((_, message),) = RowMessages("seed", "q").messages([batch])
+    assert message.application_properties == {"a": value}
+    assert len(encode_message(message, 0)) > 0
+
+
+def test_d1_a_column_in_another_case_is_refused_with_the_names_that_there_are() -> None:
+    schema = StructType([StructField("Body", BinaryType())])
+    with pytest.raises(ColumnError, match=r"no column 'Body'; it has .*, body,"):
+        check_read_schema(schema)
+    with pytest.raises(ColumnError, match=r"cannot write the column 'Body'; it takes .*, body\."):
+        check_written_schema(schema, True)

@@ -7,6 +7,7 @@ client. `test_spark_kills.py` kills real drivers.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections import Counter, defaultdict
@@ -20,7 +21,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusRece
 from azure.servicebus.management import EntityStatus, ServiceBusAdministrationClient
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual
 
-from tests.pipeline.stream_steps import STEPS, Entity, Killed, Query, close_opened
+from tests.pipeline.stream_steps import STEPS, Entity, Killed, Query, close_opened, started_at_first_try
 from tests.tiers import budget
 from twinbus.connect import MessageState, ReceivedMessage, Receiver, SessionCannotBeLockedError, connect
 from twinbus.pipeline.servicebus import broker as broker_module
@@ -482,6 +483,37 @@ def test_d1_a_namespace_that_is_killed_at_any_step_of_a_stream_of_sessions_loses
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("at", ["", *STEPS[:-1]])
+def test_d1_a_stream_of_sessions_survives_a_namespace_that_is_away_for_less_than_its_timeout(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "_TRY_AGAIN", 0.0)
+    with (
+        LocalNamespace() as namespace,
+        ServiceBusClient.from_connection_string(namespace.connection_string) as client,
+        _queue(namespace, client) as queue,
+    ):
+        sent = queue.put("ab", 4)
+        query = queue.stream(maxMessagesPerTrigger=4)
+        assert query.trigger()
+
+        def kill(step: str) -> None:
+            if step == at and not tried:
+                namespace.kill()
+
+        with started_at_first_try(namespace) as tried:
+            kill("")
+            query.run(kill)
+        assert tried == ["trying again"]
+        assert Counter(query.ids) == Counter(sent)
+        assert _is_in_order(query.ids)
+        while queue.left():  # a session may not be free at the first try
+            query.run()
+        assert Counter(query.ids) == Counter(sent)
+        close_opened()
+
+
+@pytest.mark.thorough
 def test_d1_what_another_receiver_holds_after_a_lost_lock_is_completed_when_it_is_free(
     queue: SessionQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -744,6 +776,38 @@ def test_d1_by_default_there_are_as_many_tasks_as_sessions() -> None:
     assert partitions(sessions="true") == 8
     assert partitions(sessions="true", maxSessions="30") == 30
     assert partitions(sessions="true", maxSessions="30", partitions="3") == 3
+
+
+@pytest.mark.parametrize("at", ["batch committed", "offset logged"])
+def test_d1_a_checkpoint_of_another_entity_with_sessions_is_refused_before_anything_is_removed(
+    namespace: LocalNamespace, client: ServiceBusClient, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    with _queue(namespace, client) as first, _queue(namespace, client) as second:
+        there = second.put(["s"], 5)
+        first.put(["s"], 3)
+        query = first.stream()
+        query.run_until_killed(at, monkeypatch)
+        read, query.options = query.ids, {**query.options, "entity": second.name}
+        query.restart()
+        with pytest.raises(OffsetError, match=rf"/{first.name}, and the options name .*/{second.name}\. Start this"):
+            query.trigger()
+        assert query.ids == read
+        assert second.left() == there
+
+
+@pytest.mark.thorough
+def test_d1_a_checkpoint_of_sessions_without_a_name_opens_and_gets_the_name(queue: SessionQueue) -> None:
+    sent = queue.put("a", 2)
+    query = queue.stream(maxMessagesPerTrigger=1)
+    assert query.trigger()
+    offset = json.loads(query.offsets[-1])
+    named = offset.pop("entity")
+    query.offsets[-1] = json.dumps(offset)
+    query.restart()
+    query.run()
+    assert query.ids == sent
+    assert queue.left() == []
+    assert json.loads(query.offsets[-1])["entity"] == named == f"localhost:{queue.namespace.port}/{queue.name}"
 
 
 @pytest.mark.thorough

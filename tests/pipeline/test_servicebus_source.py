@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from tests import tinyproxy
 from tests.pipeline.queues import new_queue
 from tests.spark_fixtures import NAMED
-from twinbus.connect import SessionCannotBeLockedError, connect, encode_message
+from twinbus.connect import SessionCannotBeLockedError, TransportType, connect, encode_message
 from twinbus.ledger import Metered, read_ledger
 from twinbus.message import Message
 from twinbus.pipeline.servicebus import ServiceBusDataSource
@@ -646,6 +646,19 @@ def test_d1_an_option_that_cannot_be_is_refused_by_name(
         reader.load().collect()
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("amqp", TransportType.Amqp),
+        ("Amqp", TransportType.Amqp),
+        ("websocket", TransportType.AmqpOverWebsocket),
+        ("AmqpOverWebsocket", TransportType.AmqpOverWebsocket),
+    ],
+)
+def test_d1_a_transport_type_is_named_as_in_the_sdk_or_in_the_command_line(text: str, kind: TransportType) -> None:
+    assert SourceOptions.parse({"connectionStringEnv": "X", "transportType": text}).transport_type is kind
+
+
 _COLUMNS: list[tuple[Callable[[SparkSession], DataFrame], str]] = [
     (lambda spark: spark.sql("SELECT 1 AS price"), "cannot write the column 'price'"),
     (lambda spark: spark.sql("SELECT 1 AS body"), "column 'body' is of type int"),
@@ -684,7 +697,10 @@ def test_d1_n6_a_credential_that_cannot_be_used_is_named(options: dict[str, str]
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"transportType": "amqps"}, "option transportType is 'amqps', not Amqp or AmqpOverWebsocket"),
+        (
+            {"transportType": "amqps"},
+            r"transportType is 'amqps', not Amqp or AmqpOverWebsocket \(in short amqp or websocket\)",
+        ),
         ({"httpProxy": "http://twin:sesame@proxy:3128"}, "option httpProxy the address of a proxy must not contain"),
         ({"httpProxy": "proxy"}, "write http://HOST:PORT"),
         ({"customEndpointAddress": "sb://"}, "option customEndpointAddress"),

@@ -20,6 +20,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.management import ServiceBusAdministrationClient
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from tests.pipeline.queues import new_queue
 from tests.pipeline.stream_steps import (
     STEPS,
     Entity,
@@ -30,12 +31,13 @@ from tests.pipeline.stream_steps import (
     keep_open,
     next_names,
     numbered,
+    started_at_first_try,
 )
-from twinbus.connect import ServiceBusConnectionError
+from twinbus.connect import ServiceBusCommunicationError, ServiceBusConnectionError
 from twinbus.pipeline.servicebus import broker as broker_module
 from twinbus.pipeline.servicebus import stream_reader as stream_module
 from twinbus.pipeline.servicebus.broker import Broker
-from twinbus.pipeline.servicebus.offsets import SequenceNumbers
+from twinbus.pipeline.servicebus.offsets import OffsetError, SequenceNumbers
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
 from twinbus.pipeline.servicebus.stream_reader import CompletionError, CreatedAgainError
 from twinbus.testing import LocalNamespace
@@ -357,6 +359,25 @@ def test_d1_a_queue_that_is_the_same_is_never_taken_for_one_created_again(
     assert dead_letters.ids == ["high"]
 
 
+@pytest.mark.thorough
+def test_d1_a_partitioned_entity_is_refused_before_anything_is_read(
+    queue: Entity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "_PARTITION", 4)  # a local namespace has no numbers as high as 2^48
+    queue.send(*numbered("", 5))
+    refused = rf"cannot stream {queue.name}: it is a partitioned entity \(it has the sequence number [45]\)"
+    for options in ({}, {"completeCommitted": "false"}, {"startingPosition": "latest"}):
+        query = queue.query(**options)
+        with pytest.raises(SourceOptionError, match=refused):
+            query.run()
+        assert query.ids == []
+    for one in queue.received(5):
+        queue.receiver.dead_letter_message(one)
+    dead = queue.query(deadLetter=True)
+    dead.run()
+    assert dead.ids == numbered("", 5)
+
+
 # --- the size of a batch ---------------------------------------------------------------------------------------------
 
 
@@ -514,6 +535,20 @@ def test_d1_a_stream_that_cannot_complete_stops_before_it_has_read_too_much(
     assert queue.left() == ["old1", "old2"]
 
 
+@pytest.mark.thorough
+def test_d1_available_now_completes_its_last_batch_behind_many_older_messages(queue: Entity) -> None:
+    queue.send(*numbered("old", 300))
+    query = queue.query(startingPosition="latest", maxMessagesPerTrigger=5)
+    query.trigger()
+    queue.send(*numbered("new", 10))
+    query.restart()
+    query.reader.prepareForTriggerAvailableNow()
+    query.run()
+    assert query.ids == numbered("new", 10)
+    assert queue.left() == numbered("old", 300)
+    assert queue.delivery_counts() == {0}
+
+
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 
@@ -529,6 +564,102 @@ def test_d1_a_checkpoint_of_an_earlier_version_opens_and_removes_nothing_it_did_
     # Of 0 to 3 no version has recorded who read them.
     assert queue.left() == ["0", "1", "2", "3"]
     assert all(json.loads(offset)["through"] for offset in query.offsets), "an earlier version can go on from there"
+
+
+@pytest.mark.parametrize("at", ["batch committed", "offset logged"])
+def test_d1_a_checkpoint_of_another_entity_is_refused_before_anything_is_read_or_removed(
+    namespace: LocalNamespace, client: ServiceBusClient, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    first, second = Entity(namespace, client), Entity(namespace, client)
+    second.send(*numbered("b", 10))
+    first.send(*numbered("a", 6))
+    query = first.query()
+    query.run_until_killed(at, monkeypatch)
+    read = query.ids
+    for change in ({"entity": second.name}, {"deadLetter": "true"}):
+        given = query.options.copy()
+        query.options.update(change)
+        query.restart()
+        with pytest.raises(OffsetError) as error:
+            query.trigger()
+        named = [f"localhost:{namespace.port}/{first.name}", query.reader._options.qualified_address]
+        assert [name in str(error.value) for name in named] == [True, True]
+        assert "Start this stream with a new checkpoint, or name the entity" in str(error.value)
+        query.options = given
+    assert query.ids == read
+    assert second.left() == numbered("b", 10)
+    assert first.left() == numbered("a", 6)
+    query.restart()
+    query.run()
+    assert query.ids == numbered("a", 6)
+    assert first.left() == []
+
+
+@pytest.mark.thorough
+def test_d1_a_checkpoint_of_another_namespace_is_refused_before_anything_is_removed(queue: Entity) -> None:
+    queue.send(*numbered("a", 6))
+    query = queue.query()
+    assert query.trigger()
+    with LocalNamespace() as other, ServiceBusClient.from_connection_string(other.connection_string) as client:
+        new_queue(other, queue.name)
+        with client.get_queue_sender(queue.name) as sender, client.get_queue_receiver(queue.name) as receiver:
+            sender.send_messages([ServiceBusMessage("", message_id=one) for one in numbered("b", 10)])
+            query.options["connectionString"] = other.connection_string
+            query.restart()
+            with pytest.raises(OffsetError, match=rf"of localhost:{queue.namespace.port}/.*localhost:{other.port}/"):
+                query.trigger()
+            assert ids_of(receiver.peek_messages(20)) == numbered("b", 10)
+
+
+@pytest.mark.thorough
+def test_d1_a_worker_whose_variable_names_another_namespace_reads_nothing(
+    queue: Entity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.send("a")
+    monkeypatch.setenv("THE_CONNECTION", queue.namespace.connection_string)
+    query = Query({"connectionStringEnv": "THE_CONNECTION", "entity": queue.name})
+    end = query.reader.latestOffset(start := query.reader.initialOffset(), query.reader.getDefaultReadLimit())
+    parts = query.reader.partitions(start, end)
+    elsewhere = queue.namespace.connection_string.replace(str(queue.namespace.port), "1")
+    monkeypatch.setenv("THE_CONNECTION", elsewhere)
+    with pytest.raises(SourceOptionError, match=r"worker would read localhost:1/.*give the variable THE_CONNECTION"):
+        list(query.reader.read(parts[0]))
+
+
+def test_d1_a_checkpoint_without_a_name_opens_and_gets_the_name_with_the_next_batch(queue: Entity) -> None:
+    queue.send(*numbered("", 4))
+    query = queue.query(maxMessagesPerTrigger=2)
+    assert query.trigger()
+    offset = json.loads(query.offsets[-1])
+    assert offset.pop("entity") == f"localhost:{queue.namespace.port}/{queue.name}"
+    query.offsets[-1] = json.dumps(offset)
+    query.restart()
+    query.run()
+    assert query.ids == numbered("", 4)
+    assert queue.left() == []
+    assert json.loads(query.offsets[-1])["entity"] == f"localhost:{queue.namespace.port}/{queue.name}"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"connectionString": "Endpoint=sb://Contoso.servicebus.Windows.net/;SharedAccessKeyName=a;SharedAccessKey=b"},
+        {"fullyQualifiedNamespace": "contoso.servicebus.windows.net", "credential": "default"},
+        {"fullyQualifiedNamespace": "contoso.servicebus.windows.net.:5671", "credential": "cli"},
+        {
+            "connectionString": "Endpoint=sb://contoso.servicebus.windows.net;SharedAccessKeyName=a;SharedAccessKey=b",
+            "transportType": "AmqpOverWebsocket",
+            "customEndpointAddress": "sb://gateway.contoso.com:443",
+        },
+    ],
+)
+@pytest.mark.parametrize("path", [{"entity": "T", "subscription": "all"}, {"entity": "/t/subscriptions/ALL"}])
+def test_d1_every_spelling_of_a_namespace_and_an_entity_is_the_same_to_a_checkpoint(
+    options: dict[str, str], path: dict[str, str]
+) -> None:
+    name = SourceOptions.parse({**options, **path}).qualified_address
+    assert name == "contoso.servicebus.windows.net:5671/t/subscriptions/all"
 
 
 @pytest.mark.thorough
@@ -619,6 +750,51 @@ def test_d1_whatever_ends_and_whoever_else_receives_nothing_unread_is_removed(qu
     states = {str(one.message_id): one.state.name for one in queue.receiver.peek_messages(1000, sequence_number=1)}
     assert sent - set(states) <= read | taken
     assert {one for one, state in states.items() if state == "ACTIVE"} <= set(numbered("old", 3))
+
+
+# --- outages ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("at", ["", *STEPS[:-1]])
+def test_d1_a_stream_survives_a_namespace_that_is_away_for_less_than_its_timeout(at: str) -> None:
+    with LocalNamespace() as namespace, ServiceBusClient.from_connection_string(namespace.connection_string) as client:
+        queue = Entity(namespace, client)
+        queue.send(*numbered("", 6))
+        query = queue.query(maxMessagesPerTrigger=2)
+        assert query.trigger()
+
+        def kill(step: str) -> None:
+            if step == at and not tried:
+                namespace.kill()
+
+        with started_at_first_try(namespace) as tried:
+            kill("")
+            query.run(kill)
+        assert tried == ["trying again"]
+        assert query.ids == numbered("", 6)
+        assert queue.left() == []
+        close_opened()
+
+
+@pytest.mark.thorough
+def test_d1_a_stream_ends_when_the_namespace_is_away_for_longer_than_its_timeout() -> None:
+    with LocalNamespace() as namespace, ServiceBusClient.from_connection_string(namespace.connection_string) as client:
+        queue = Entity(namespace, client)
+        queue.send("a")
+        query = queue.query(timeout=0.5)
+        assert query.trigger()
+        namespace.kill()
+        with pytest.raises(ServiceBusCommunicationError, match="cannot connect"):
+            query.trigger()
+        with pytest.raises(ServiceBusCommunicationError):
+            query.restart()
+        namespace.start()
+        query.restart()
+        query.run()
+        assert query.ids == ["a"]
+        assert queue.left() == []
+        close_opened()
 
 
 # --- sessions --------------------------------------------------------------------------------------------------------

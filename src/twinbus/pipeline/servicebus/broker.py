@@ -10,14 +10,20 @@ Each other message in front of the wanted messages costs one delivery, and no ot
 locked. So `complete` holds at most MOST_HELD other messages (a batch of a stream has the same limit by default), for at
 most half of their lock duration: a lock that expires would increase the delivery count. Before the first receive,
 `complete` counts the messages in front by peeking. Of other messages, only the delivery ids are stored in memory.
+
+What happens in an outage. A query that starts has to fail at once if its namespace cannot be reached. A stream that
+runs should survive a restart of the namespace. So a patient broker repeats an operation that failed with a RetryError,
+for up to the option `timeout`. Peeking and completing can be repeated: a message that the first try has completed is
+gone, and so it is not in `left`. Sending is not repeated here, because the messages might arrive twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from array import array
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self, TypeVar
 from uuid import uuid4
@@ -32,6 +38,7 @@ from twinbus.connect import (
     ServiceBusConnection,
     connect,
 )
+from twinbus.errors import RetryError
 from twinbus.message import Message
 from twinbus.pipeline.servicebus.fast_marks import marks_of
 from twinbus.pipeline.servicebus.message_marks import MessageMarks
@@ -39,12 +46,16 @@ from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
 from twinbus.values import Condition
 
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 PAGE: Final = 250
 MOST_HELD: Final = 10_000
 _TAKE: Final = 1000
 _EMPTY_SECONDS: Final = 2.0
+# Seconds between two tries of a patient broker. They double from the first to the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0
 # The shortest and the longest lock that the service grants, in seconds.
 SHORTEST_LOCK, LONGEST_LOCK = 5.0, 300.0
 
@@ -65,10 +76,15 @@ class Completion:
 
 
 class Broker:
-    """A connection to the namespace for one task: `with Broker(options) as broker`."""
+    """A connection to the namespace for one task: `with Broker(options) as broker`.
 
-    def __init__(self, options: SourceOptions) -> None:
+    If `is_patient`, it repeats peeks and completions while the namespace cannot be reached, for up to the option
+    `timeout`.
+    """
+
+    def __init__(self, options: SourceOptions, *, is_patient: bool = False) -> None:
         self._options = options
+        self._patience = options.timeout if is_patient else 0.0
         self._loop = asyncio.new_event_loop()
         self._bus: ServiceBusConnection | None = None
         self._management: Management | None = None  # one link for all pages
@@ -117,7 +133,7 @@ class Broker:
 
         With `session`, only messages of this session are peeked at.
         """
-        while page := self._run(self._peek(first, page_size, session)):
+        while page := self._page(first, page_size, session):
             # The last message of a page of n messages has at least the number first + n - 1, also if it is unreadable.
             following = first + len(page)
             for message in page:
@@ -129,7 +145,7 @@ class Broker:
 
     def page(self, first: int) -> list[ReceivedMessage]:
         """Returns at most PAGE messages from this sequence number on, without locking them, by one operation."""
-        return self._run(self._peek(first, PAGE))
+        return self._page(first, PAGE)
 
     def between(self, first: int, last: int) -> Iterator[tuple[MessageMarks, ReceivedMessage]]:
         """Yields the messages between two sequence numbers, both included, without locking them."""
@@ -150,7 +166,7 @@ class Broker:
         """
         wanted, page_size = numbers.at_or_after(0), min(PAGE, len(numbers))
         while wanted is not None:
-            page = self._run(self._peek(wanted, page_size, session))
+            page = self._page(wanted, page_size, session)
             if not page:
                 return
             following = wanted + 1
@@ -179,6 +195,9 @@ class Broker:
             if active > MOST_HELD or seen >= 4 * MOST_HELD:
                 return True
         return False
+
+    def _page(self, number: int, count: int, session: str | None = None) -> list[ReceivedMessage]:
+        return self._repeated(lambda: self._peek(number, count, session))
 
     async def _peek(self, number: int, count: int, session: str | None = None) -> list[ReceivedMessage]:
         if self._management is None:
@@ -240,7 +259,7 @@ class Broker:
             return Completion(numbers, 0, None)
         if self.is_out_of_reach(numbers.first):
             return Completion(numbers, MOST_HELD, _too_many())
-        done = self._run(self._complete(numbers, newest))
+        done = self._repeated(lambda: self._complete(numbers, newest))
         if done.stopped is None and done.left:
             return replace(done, left=self.still_there(done.left, newest))
         return done
@@ -266,6 +285,9 @@ class Broker:
 
     # --- the connection ----------------------------------------------------------------------------------------
 
+    def _repeated(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return repeated(lambda: self._run(call()), self._patience, self._options.address)
+
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(call)
 
@@ -273,6 +295,20 @@ class Broker:
         if self._bus is None:
             self._bus = connection(self._options)
         return self._bus
+
+
+def repeated(call: Callable[[], T], seconds: float, address: str) -> T:
+    """Returns the result of a call. Repeats the call for up to so many seconds while it raises a RetryError."""
+    ends, pause = time.monotonic() + seconds, _FIRST_PAUSE
+    while True:
+        try:
+            return call()
+        except RetryError as error:
+            if time.monotonic() + pause > ends:
+                raise
+            _log.warning("%s: trying again in %s s: %s", address, pause, error)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def connection(options: SourceOptions) -> ServiceBusConnection:

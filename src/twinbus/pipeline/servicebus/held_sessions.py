@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from threading import Thread
@@ -28,7 +28,14 @@ from twinbus.connect import (
     SessionChoice,
     SessionLockLostError,
 )
-from twinbus.pipeline.servicebus.broker import LONGEST_LOCK, SHORTEST_LOCK, Completion, complete_received, connection
+from twinbus.pipeline.servicebus.broker import (
+    LONGEST_LOCK,
+    SHORTEST_LOCK,
+    Completion,
+    complete_received,
+    connection,
+    repeated,
+)
 from twinbus.pipeline.servicebus.offsets import SequenceNumbers
 from twinbus.pipeline.servicebus.options import SourceOptions
 
@@ -90,7 +97,7 @@ class HeldSessions:
     def accept(self, sessions: Iterable[str]) -> list[str]:
         """Accepts these sessions, without waiting for other receivers. Returns those that are held now."""
         wanted = list(sessions)
-        self._run(self._accept([session for session in wanted if session not in self], 1.0))
+        self._repeated(lambda: self._accept([session for session in wanted if session not in self], 1.0))
         return [session for session in wanted if session in self]
 
     def accept_next(self, count: int, wait: float) -> int:
@@ -98,9 +105,15 @@ class HeldSessions:
 
         Waits up to `wait` seconds for such sessions.
         """
-        return self._run(self._accept([NEXT_AVAILABLE] * count, wait))
+        before = set(self.ids)
 
-    async def _accept(self, choices: Iterable[SessionChoice], wait: float) -> int:
+        def accepted() -> int:
+            return len(set(self.ids) - before)
+
+        self._repeated(lambda: self._accept([NEXT_AVAILABLE] * (count - accepted()), wait))
+        return accepted()
+
+    async def _accept(self, choices: Iterable[SessionChoice], wait: float) -> None:
         answers = await asyncio.gather(*(self._attach(choice, wait) for choice in choices), return_exceptions=True)
         receivers = [answer for answer in answers if isinstance(answer, Receiver)]
         for receiver in receivers:
@@ -113,7 +126,6 @@ class HeldSessions:
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
-        return len(receivers)
 
     async def _attach(self, session: SessionChoice, wait: float) -> Receiver | None:
         try:
@@ -204,6 +216,9 @@ class HeldSessions:
             return None
 
     # --- the loop ----------------------------------------------------------------------------------------------
+
+    def _repeated(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return repeated(lambda: self._run(call()), self._options.timeout, self._options.address)
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()

@@ -150,6 +150,8 @@ class SequenceNumbers:
 NONE: Final = SequenceNumbers()
 
 _THROUGH, _FROM, _READ, _UNCOMPLETED, _NEWEST, _KEEP = "through", "from", "read", "uncompleted", "newest", "keep"
+ENTITY: Final = "entity"
+"""The field of an offset that names the entity of the stream."""
 _SESSIONS: Final = "sessions"  # only in a SessionOffset
 
 
@@ -170,6 +172,8 @@ class Offset:
     numbers was enqueued later, it is a different message: the queue was deleted and created again."""
     keep: bool = False
     """Whether the batch was planned with completeCommitted=false: its messages are never completed."""
+    entity: str | None = None
+    """`SourceOptions.qualified_address` of the stream; None in an offset of an earlier version."""
 
     @property
     def is_of_earlier_version(self) -> bool:
@@ -193,6 +197,7 @@ class Offset:
             uncompleted=SequenceNumbers.parse(values.get(_UNCOMPLETED, "")),
             newest=newest,
             keep=bool(values.get(_KEEP, False)),
+            entity=values.get(ENTITY),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -207,7 +212,23 @@ class Offset:
             values[_NEWEST] = self.newest
         if self.keep:
             values[_KEEP] = True
+        if self.entity is not None:
+            values[ENTITY] = self.entity
         return values
+
+
+def check_entity(recorded: str | None, entity: str) -> None:
+    """Raises OffsetError if an offset was recorded by a stream of another entity.
+
+    Sequence numbers mean other messages there: a stream that used them would complete messages that it has not read.
+    """
+    if recorded is None or recorded == entity:
+        return
+    raise OffsetError(
+        f"the checkpoint belongs to a servicebus stream of {recorded}, and the options name {entity}",
+        "Start this stream with a new checkpoint, or name the entity and the namespace as before. "
+        "A local namespace on another port is another namespace: `twinbus serve --port` sets the port.",
+    )
 
 
 def latest(*instants: int | None) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
+from twinbus.backlog import Endpoint
 from twinbus.connect import (
     AzureTokenSource,
     ConnectionString,
@@ -25,6 +26,9 @@ _MAX_SESSIONS: Final = 8
 CONNECTION_OPTIONS: Final = frozenset({"connectionstring", "connectionstringenv", "fullyqualifiednamespace"})
 """Names in lower case of the options that name the namespace."""
 _FIRST, _LATEST = "earliest", "latest"
+# The values of the command line's --transport-type.
+_SHORT_TRANSPORT_TYPES: Final = {"amqp": TransportType.Amqp, "websocket": TransportType.AmqpOverWebsocket}
+_TRANSPORT_TYPES: Final = {**{kind.lower(): kind for kind in TransportType}, **_SHORT_TRANSPORT_TYPES}
 
 
 class SourceOptionError(CallerError, ValueError):
@@ -39,10 +43,11 @@ class SourceOptions:
     executor, whose value is the connection string. Or `fullyQualifiedNamespace`: the host of the namespace, with
     `credential`: default, cli, environment or managed-identity[=ID]. The driver and each executor make own tokens.
     `entity`, `subscription`, `deadLetter`: what a reader reads. A writer sends rows without an entity to `entity`.
-    `caFile`: the CA of a local namespace. `timeout`: seconds for one operation.
-    `transportType` (Amqp or AmqpOverWebsocket), `httpProxy` (`http://host:port`), `customEndpointAddress`: as for
-    azure-servicebus. `httpProxyCredentialsEnv`: the name of a variable, as with `connectionStringEnv`, whose value is
-    `user:password`.
+    `caFile`: the CA of a local namespace. `timeout`: seconds for one operation, and how long a stream that runs waits
+    for a namespace that is away.
+    `transportType` (Amqp or AmqpOverWebsocket; in short amqp or websocket), `httpProxy` (`http://host:port`),
+    `customEndpointAddress`: as for azure-servicebus. `httpProxyCredentialsEnv`: the name of a variable, as with
+    `connectionStringEnv`, whose value is `user:password`.
     `fromSequenceNumber`, `toSequenceNumber`: the range of a batch read, both included.
     `partitions`: the number of tasks that read. `includeRaw`: fill the column `raw` of every row.
     For a stream read: `maxMessagesPerTrigger`, `startingPosition` (earliest, latest or a sequence number),
@@ -158,6 +163,15 @@ class SourceOptions:
         """The address that is read: the path of the entity, or of its dead-letter queue."""
         return f"{self.path}/$DeadLetterQueue" if self.dead_letter else self.path
 
+    @property
+    def qualified_address(self) -> str:
+        """The namespace and the address that is read. Every spelling of the same host and path gives the same text.
+
+        A gateway or proxy that the namespace is reached through does not matter. Reads the environment variable now.
+        """
+        endpoint = self.endpoint()
+        return f"{Endpoint.of(endpoint.host, endpoint.port)}/{self.address.strip('/').lower()}"
+
 
 def _check_sessions(options: SourceOptions, given: Mapping[str, Any]) -> None:
     """Raises SourceOptionError if an option does not fit the option `sessions`."""
@@ -221,9 +235,11 @@ def _host(text: str) -> str:
 
 
 def _transport_type(text: str) -> TransportType:
-    found = next((kind for kind in TransportType if kind.lower() == text.strip().lower()), None)
+    found = _TRANSPORT_TYPES.get(text.strip().lower())
     if found is None:
-        raise ValueError(f"is {text!r}, not {' or '.join(TransportType)}")
+        raise ValueError(
+            f"is {text!r}, not {' or '.join(TransportType)} (in short {' or '.join(_SHORT_TRANSPORT_TYPES)})"
+        )
     return found
 
 

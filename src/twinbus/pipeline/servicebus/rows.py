@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final
@@ -17,10 +18,16 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.types import (
     BinaryType,
+    BooleanType,
+    ByteType,
     DataType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
+    NullType,
+    ShortType,
     StringType,
     StructField,
     StructType,
@@ -76,28 +83,46 @@ _READ: Final[Mapping[str, DataType]] = {field.name: field.dataType for field in 
 
 # Columns that a writer sends, with their types. It ignores the other columns of READ_SCHEMA, which the broker sets, so
 # that rows can be written as they were read.
-_WRITTEN: Final[Mapping[str, tuple[str, ...]]] = {
-    "entity": ("string",),
-    "message_id": ("string",),
-    "session_id": ("string",),
-    "subject": ("string",),
-    "content_type": ("string",),
-    "correlation_id": ("string",),
-    "to": ("string",),
-    "reply_to": ("string",),
-    "reply_to_session_id": ("string",),
-    "partition_key": ("string",),
-    "time_to_live": ("bigint", "int"),
-    "scheduled_enqueue_time": ("timestamp",),
-    "application_properties": ("map",),
-    "body": ("binary", "string"),
+_WRITTEN: Final[Mapping[str, tuple[type[DataType], ...]]] = {
+    "entity": (StringType,),
+    "message_id": (StringType,),
+    "session_id": (StringType,),
+    "subject": (StringType,),
+    "content_type": (StringType,),
+    "correlation_id": (StringType,),
+    "to": (StringType,),
+    "reply_to": (StringType,),
+    "reply_to_session_id": (StringType,),
+    "partition_key": (StringType,),
+    "time_to_live": (LongType, IntegerType),
+    "scheduled_enqueue_time": (TimestampType,),
+    "application_properties": (MapType,),
+    "body": (BinaryType, StringType),
 }
+# The types that a value of the column `application_properties` may have.
+_PROPERTY_TYPES: Final = (
+    StringType,
+    BooleanType,
+    ByteType,
+    ShortType,
+    IntegerType,
+    LongType,
+    FloatType,
+    DoubleType,
+    BinaryType,
+    TimestampType,
+    NullType,
+)
 _PLAIN: Final = tuple(
     name
     for name in _WRITTEN
     if name not in {"entity", "time_to_live", "scheduled_enqueue_time", "application_properties", "body"}
 )
 _ROWS_TOGETHER: Final = 500
+# The column in which a read names what it could not decode.
+_ERROR: Final = "error"
+# Columns that name the message of a row in an error.
+_NAMING: Final = ("message_id", "sequence_number")
 
 
 class ColumnError(CallerError, ValueError):
@@ -222,19 +247,35 @@ _COLUMNS: Final[Mapping[str, Callable[[ReceivedMessage, Mapping[str, Any]], Any]
 def check_written_schema(schema: StructType, has_entity: bool) -> None:
     """Raises ColumnError if a column is unknown or has a type that cannot be sent. Call it before sending."""
     for field in schema:
-        name, kind, wanted = field.name, field.dataType.simpleString(), _WRITTEN.get(field.name)
+        name, wanted = field.name, _WRITTEN.get(field.name)
         if wanted is None and name not in _READ:
             raise ColumnError(
                 f"servicebus cannot write the column {name!r}; it takes {', '.join(_WRITTEN)}. Drop or rename it."
             )
-        if wanted is not None and not kind.startswith(wanted):
-            raise ColumnError(f"the column {name!r} is of type {kind}; servicebus takes {' or '.join(wanted)}")
+        if wanted is not None and not _can_be_sent(field.dataType, wanted):
+            takes = "map<string,T> with T of " if MapType in wanted else ""
+            names = (kind().simpleString() for kind in (_PROPERTY_TYPES if takes else wanted))
+            raise ColumnError(
+                f"the column {name!r} is of type {field.dataType.simpleString()}; "
+                f"servicebus takes {takes}{' or '.join(names)}"
+            )
     if "entity" not in schema.names and not has_entity:
         raise ColumnError("the destination is missing: add a column entity, or set the option entity")
 
 
+def _can_be_sent(kind: DataType, wanted: tuple[type[DataType], ...]) -> bool:
+    if isinstance(kind, MapType):
+        return (
+            MapType in wanted and isinstance(kind.keyType, StringType) and isinstance(kind.valueType, _PROPERTY_TYPES)
+        )
+    return isinstance(kind, wanted)
+
+
 class RowMessages:
     """Makes messages of the rows of one task.
+
+    A row that a read could not decode is refused: its message would lack a part, such as its body. `raw` is not sent
+    instead, because other columns of the row may have been changed on purpose.
 
     A row without a message id gets an id that is computed from its content, so that a repeated task gives the same id.
     """
@@ -248,6 +289,7 @@ class RowMessages:
         """Yields the message of each row, with the entity that it is sent to."""
         for batch in batches:
             sent = batch.select([name for name in batch.schema.names if name in _WRITTEN])
+            _refuse_undecoded(batch)
             for values in sent.to_pylist():
                 entity = values.get("entity") or self._entity
                 if not entity:
@@ -255,11 +297,11 @@ class RowMessages:
                 yield entity, self._message(values)
 
     def _message(self, values: Mapping[str, Any]) -> Message:
-        body, life, properties = values.get("body"), values.get("time_to_live"), values.get("application_properties")
+        body, properties = values.get("body"), values.get("application_properties")
         made = Message(
             b"" if body is None else body,
             body_type=BodyType.DATA,
-            time_to_live=None if life is None else timedelta(milliseconds=life),
+            time_to_live=_time_to_live(values),
             scheduled_enqueue_time=_aware(values.get("scheduled_enqueue_time")),
             application_properties=dict(properties) if properties else None,
             **{name: values[name] for name in _PLAIN if values.get(name) is not None},
@@ -272,6 +314,40 @@ class RowMessages:
         content = hashlib.sha256(repr(sorted(values.items())).encode()).digest()
         self._alike[content] += 1
         return hashlib.sha256(f"{self._seed}/{self._alike[content]}/".encode() + content).hexdigest()[:32]
+
+
+def _refuse_undecoded(batch: pa.RecordBatch) -> None:
+    """Raises ColumnError if a row of the batch has an error of a read."""
+    if _ERROR not in batch.schema.names or batch.column(_ERROR).null_count == batch.num_rows:
+        return
+    columns = batch.select([name for name in batch.schema.names if name in {*_NAMING, _ERROR}])
+    values = next(row for row in columns.to_pylist() if row[_ERROR] is not None)
+    raise ColumnError(
+        f"the row of {_row_name(values)} has parts that the read could not decode ({values[_ERROR]}), and would "
+        "be sent without them. Leave out such rows with `WHERE error IS NULL`. Or fill the missing columns, and "
+        "drop the column error."
+    )
+
+
+def _row_name(values: Mapping[str, Any]) -> str:
+    """Returns how an error names the message of a row."""
+    return ", ".join(f"{name} {values[name]!r}" for name in _NAMING if values.get(name) is not None) or "a message"
+
+
+def _time_to_live(values: Mapping[str, Any]) -> timedelta | None:
+    """Returns the time to live of a row. Raises ColumnError if a message cannot have it."""
+    millis = values.get("time_to_live")
+    if millis is None:
+        return None
+    with suppress(OverflowError):
+        life = timedelta(milliseconds=millis)
+        datetime.now(UTC) + life  # a message cannot expire after the year 9999
+        if life > timedelta():
+            return life
+    raise ColumnError(
+        f"the row of {_row_name(values)} has the time_to_live {millis}: these milliseconds have to be above 0, and "
+        "to end before the year 10000. Null stands for the default of the entity."
+    )
 
 
 def _aware(instant: datetime | None) -> datetime | None:

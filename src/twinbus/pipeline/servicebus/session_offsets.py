@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from twinbus.pipeline.servicebus.offsets import OffsetError, SequenceNumbers
+from twinbus.pipeline.servicebus.offsets import ENTITY, OffsetError, SequenceNumbers
 
 _RUN: Final = re.compile(r"(\d+)(?:\+(\d+))?")
 _SESSIONS, _UNCOMPLETED, _NEWEST, _NEWEST_UNCOMPLETED = "sessions", "uncompleted", "newest", "newest_uncompleted"
@@ -59,6 +59,8 @@ class SessionOffset:
     newest_uncompleted: Mapping[str, int] = field(default_factory=dict)
     """The same for each session in `uncompleted`. For a session that is missing here, `newest` holds: an earlier
     version has written the offset, or no message of the session has an enqueued time."""
+    entity: str | None = None
+    """`SourceOptions.qualified_address` of the stream; None in an offset of an earlier version."""
 
     def newest_of(self, session: str) -> int | None:
         """Returns the latest enqueued time of the messages of a session in this offset."""
@@ -78,7 +80,11 @@ class SessionOffset:
         if not are_maps or not all(isinstance(time, int | None) for time in (newest, *times.values())):
             raise OffsetError(f"the checkpoint has no offset of a servicebus stream, but {dict(values)!r}")
         return cls(
-            read=_numbers(sessions), uncompleted=_numbers(uncompleted), newest=newest, newest_uncompleted=dict(times)
+            read=_numbers(sessions),
+            uncompleted=_numbers(uncompleted),
+            newest=newest,
+            newest_uncompleted=dict(times),
+            entity=values.get(ENTITY),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -90,6 +96,8 @@ class SessionOffset:
             values[_NEWEST] = self.newest
         if self.newest_uncompleted:
             values[_NEWEST_UNCOMPLETED] = dict(self.newest_uncompleted)
+        if self.entity is not None:
+            values[ENTITY] = self.entity
         return values
 
 

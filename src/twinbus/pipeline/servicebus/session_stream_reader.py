@@ -30,7 +30,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ from twinbus.errors import OperatorError
 from twinbus.pipeline.servicebus.broker import LONGEST_LOCK, PAGE, Broker
 from twinbus.pipeline.servicebus.held_sessions import HeldSessions
 from twinbus.pipeline.servicebus.message_marks import session_of
-from twinbus.pipeline.servicebus.offsets import SequenceNumbers, latest
+from twinbus.pipeline.servicebus.offsets import SequenceNumbers, check_entity, latest
 from twinbus.pipeline.servicebus.options import SourceOptions
 from twinbus.pipeline.servicebus.session_offsets import BySession, SessionOffset, merged
 from twinbus.pipeline.servicebus.stream_reader import CompletionError, LimitedStreamReader
@@ -112,7 +112,7 @@ class SessionStreamReader(LimitedStreamReader):
     # --- planning ----------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's names, here and below
-        return SessionOffset().to_json()
+        return SessionOffset(entity=self._entity).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         self.commit(start)
@@ -131,8 +131,15 @@ class SessionStreamReader(LimitedStreamReader):
             uncompleted=self._uncompleted,
             newest=latest(newest, *times.values()),
             newest_uncompleted=times,
+            entity=self._entity,
         )
         return planned.to_json()
+
+    def _offset(self, values: Mapping[str, Any]) -> SessionOffset:
+        """Returns an offset of the checkpoint. Raises OffsetError if a stream of another entity has written it."""
+        offset = SessionOffset.of_json(values)
+        check_entity(offset.entity, self._entity)
+        return offset
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Returns what StreamingQueryProgress shows as `latestOffset`.
@@ -148,7 +155,7 @@ class SessionStreamReader(LimitedStreamReader):
 
     def _planned(self, most: int | None) -> tuple[BySession, int | None]:
         """Returns the messages of the next batch, and the latest enqueued time of these messages."""
-        with Broker(self._options) as broker:
+        with Broker(self._options, is_patient=True) as broker:
             if self._target is not None:
                 while True:
                     self._accept_found(broker)
@@ -291,11 +298,12 @@ class SessionStreamReader(LimitedStreamReader):
     # --- reading -----------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        batch = SessionOffset.of_json(end)
+        batch = self._offset(end)
         self._hold(batch)
         return split_sessions(batch.read, self._options.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        self._check_worker()
         return self._reader.read(partition)
 
     def _hold(self, batch: SessionOffset) -> None:
@@ -311,7 +319,7 @@ class SessionStreamReader(LimitedStreamReader):
             accepted = held.accept(wanted)
             if len(accepted) == len(wanted):
                 return
-            with Broker(self._options) as broker:
+            with Broker(self._options, is_patient=True) as broker:
                 others = {
                     session: left
                     for session in wanted
@@ -335,7 +343,7 @@ class SessionStreamReader(LimitedStreamReader):
     # --- completing --------------------------------------------------------------------------------------------
 
     def commit(self, end: dict[str, Any]) -> None:
-        batch = SessionOffset.of_json(end)
+        batch = self._offset(end)
         is_new = batch != self._taken_over
         if is_new:
             is_first = self._taken_over is None
@@ -345,8 +353,8 @@ class SessionStreamReader(LimitedStreamReader):
                 session: batch.newest_of(session) if session in batch.read or is_first else known[session]
                 for session in self._uncompleted
             }
-            self._taken_over = batch
-        if self._uncompleted and (is_new or time.monotonic() - self._tried >= _TRY_AGAIN):
+            self._taken_over, self._tried = batch, float("-inf")
+        if self._uncompleted and time.monotonic() - self._tried >= _TRY_AGAIN:
             self._complete()
 
     def _complete(self) -> None:
@@ -388,7 +396,7 @@ class SessionStreamReader(LimitedStreamReader):
         """Removes from `_uncompleted` the messages of these sessions that do not exist any more."""
         left = dict(self._uncompleted)
         if sessions:
-            with Broker(self._options) as broker:
+            with Broker(self._options, is_patient=True) as broker:
                 for session in sessions:
                     left[session] = broker.still_there(left[session], self._newest[session], session=session)
         self._uncompleted = {session: numbers for session, numbers in left.items() if numbers}

@@ -77,7 +77,7 @@ class ServiceBusDataSource(DataSource):
         self, schema: StructType
     ) -> StreamReader | SessionStreamReader:
         options = self._parsed(schema)
-        reader = TaskReader(options, schema)
+        reader = TaskReader(options, schema, is_patient=True)
         if options.sessions:
             with Broker(options) as broker:
                 broker.check_sessions()

@@ -26,6 +26,8 @@ committed. It works as follows:
   belong to messages that do not exist any more. So the offset also has the latest enqueued time of its messages, and a
   message that was enqueued after this time is not completed. A stream that finds no new messages checks whether its
   queue was created again, and raises an error if this is certain (`_check_same_entity`).
+- An offset names the entity and its namespace. If the options name others, the reader raises OffsetError before it
+  reads or completes anything: the numbers of one entity mean other messages in another one.
 - The offset of an earlier version has only `through`. Such an offset does not say which messages were read, so none of
   them is completed: the messages of its last batch stay in the queue.
 - A dead letter has the sequence number that it had in its queue, so a new dead letter may have a low number. For a
@@ -39,7 +41,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -50,7 +52,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from twinbus.errors import OperatorError
 from twinbus.pipeline.servicebus.broker import MOST_HELD, PAGE, Broker
 from twinbus.pipeline.servicebus.fast_marks import marks_of
-from twinbus.pipeline.servicebus.offsets import NONE, Offset, SequenceNumbers, latest
+from twinbus.pipeline.servicebus.offsets import NONE, Offset, SequenceNumbers, check_entity, latest
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
 from twinbus.pipeline.servicebus.task_reader import NumbersPartition, RangePartition, TaskReader, split_range
 
@@ -85,15 +87,25 @@ class LimitedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, reader: TaskReader) -> None:
         self._options = options
         self._reader = reader
+        self._entity = options.qualified_address
         self._target: int | None = None
         """With availableNow: the highest sequence number that is read."""
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's names, here and below
-        with Broker(self._options) as broker:
+        with Broker(self._options, is_patient=True) as broker:
             self._target = broker.last_after(-1) or 0
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._options.max_messages_per_trigger)
+
+    def _check_worker(self) -> None:
+        """Raises SourceOptionError if this worker would read another entity than the driver, which completes it."""
+        here = self._options.qualified_address
+        if here != self._entity:
+            raise SourceOptionError(
+                f"the driver streams {self._entity}, and a worker would read {here}: give the variable "
+                f"{self._options.connection_string_env} the same value on the driver and on every executor"
+            )
 
     def _most(self, limit: ReadLimit) -> int | None:
         """Returns how many messages the next batch may have; None if there is no limit."""
@@ -117,6 +129,8 @@ class StreamReader(LimitedStreamReader):
         self._newest: int | None = None
         self._taken_over = NONE
         """The batch that was last added to `_uncompleted`."""
+        self._is_due = False
+        """Whether `_uncompleted` has messages whose completion was postponed, or has failed."""
         self._held = 0
         """How many messages that are not part of the stream the last completion had to receive."""
         self._lock_seconds = _USUAL_LOCK
@@ -145,31 +159,32 @@ class StreamReader(LimitedStreamReader):
             start = options.starting_position
             if start is None:
                 start = (broker.last_after(-1) or 0) + 1
+                self._refuse_partitioned(start - 1)
             if options.complete_committed and start > 0 and broker.is_out_of_reach(start):
                 raise SourceOptionError(
                     f"servicebus cannot stream {options.address} from sequence number {start}: {_REACH} "
                     "Start at earliest, remove the messages before, or set completeCommitted=false."
                 )
-        return Offset(through=start - 1, start=start).to_json()
+        return Offset(through=start - 1, start=start, entity=self._entity).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        previous = Offset.of_json(start)
+        previous = self._offset(start)
         self._planned_through = max(self._planned_through, previous.through)
         self._latest = max(self._latest, previous.through)
         if not self._is_resumed:
             self._resume(previous)
-        is_new = previous.read != self._taken_over
+        is_due = self._is_due or previous.read != self._taken_over
         # Each peek is charged as an operation, and Spark calls `latestOffset` without pauses.
         if self._target is None and time.monotonic() - self._looked < self._options.poll_interval:
-            if is_new:
+            if is_due:
                 self.commit(start)
             return start
         first, known = self._first(previous)
         # The next batch is planned while the last one is completed: both mostly wait for the namespace.
         with ThreadPoolExecutor(1, "twinbus-completion") as other_thread:
-            completing = other_thread.submit(self.commit, start) if is_new else None
+            completing = other_thread.submit(self.commit, start) if is_due else None
             try:
-                with Broker(self._options) as broker:
+                with Broker(self._options, is_patient=True) as broker:
                     read, newest = self._planned(broker, first, known, limit)
                     if not read:
                         self._check_same_entity(broker, previous)
@@ -189,8 +204,15 @@ class StreamReader(LimitedStreamReader):
             uncompleted=self._uncompleted_after(previous),
             newest=latest(newest, self._newest, previous.newest),
             keep=not self._options.complete_committed,
+            entity=self._entity,
         )
         return planned.to_json()
+
+    def _offset(self, values: Mapping[str, Any]) -> Offset:
+        """Returns an offset of the checkpoint. Raises OffsetError if a stream of another entity has written it."""
+        offset = Offset.of_json(values)
+        check_entity(offset.entity, self._entity)
+        return offset
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Returns what StreamingQueryProgress shows as `latestOffset`.
@@ -201,7 +223,7 @@ class StreamReader(LimitedStreamReader):
         """
         now = time.monotonic()
         if self._is_limited and now - self._latest_at >= self._options.poll_interval:
-            with Broker(self._options) as broker:
+            with Broker(self._options, is_patient=True) as broker:
                 self._latest = broker.last_after(self._latest) or self._latest
             self._latest_at = now
         return {
@@ -227,6 +249,7 @@ class StreamReader(LimitedStreamReader):
             if number is None:
                 _log.warning("%s: a message without a readable sequence number is left out", self._options.address)
                 continue
+            self._refuse_partitioned(number)
             self._latest = max(self._latest, number)
             if self._target is not None and number > self._target:
                 break
@@ -246,9 +269,26 @@ class StreamReader(LimitedStreamReader):
         self._is_limited = count == most
         return SequenceNumbers(runs), newest
 
+    def _refuse_partitioned(self, number: int) -> None:
+        """Raises SourceOptionError if a message with this number belongs to a partitioned entity.
+
+        Its partitions number their messages on their own, so new messages can have lower numbers than those that were
+        read. A stream of dead letters expects that (`_first`).
+        """
+        if number >= _PARTITION and not self._reads_low_numbers:
+            raise SourceOptionError(
+                f"servicebus cannot stream {self._options.address}: it is a partitioned entity (it has the sequence "
+                f"number {number}), whose partitions number their messages on their own. Read it with spark.read."
+            )
+
+    @property
+    def _reads_low_numbers(self) -> bool:
+        """Whether a new message may have a lower number than those that were read."""
+        return self._options.dead_letter and self._options.complete_committed
+
     def _first(self, previous: Offset) -> tuple[int, SequenceNumbers]:
         """Returns the number from which to peek, and the numbers after it that were already read."""
-        if self._options.dead_letter and self._options.complete_committed:
+        if self._reads_low_numbers:
             return self._start(previous), self._uncompleted_after(previous) | previous.read
         return max(previous.through, self._peeked_through) + 1, NONE
 
@@ -300,12 +340,13 @@ class StreamReader(LimitedStreamReader):
     # --- reading -----------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        batch = Offset.of_json(end)
+        batch = self._offset(end)
         if batch.is_of_earlier_version:
-            return split_range(Offset.of_json(start).through + 1, batch.through, self._options.partitions)
+            return split_range(self._offset(start).through + 1, batch.through, self._options.partitions)
         return [NumbersPartition(numbers) for numbers in batch.read.parts(self._options.partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        self._check_worker()
         # A batch of an earlier version has a range. The messages of a batch of this version were active when planned.
         is_range = isinstance(partition, RangePartition)
         return self._reader.read(partition, (lambda marks: marks.is_active) if is_range else None)
@@ -313,7 +354,7 @@ class StreamReader(LimitedStreamReader):
     # --- completing --------------------------------------------------------------------------------------------
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._take_over(Offset.of_json(end))
+        self._take_over(self._offset(end))
         self._complete()
 
     def _resume(self, previous: Offset) -> None:
@@ -323,7 +364,7 @@ class StreamReader(LimitedStreamReader):
         """
         self._take_over(previous)
         if self._uncompleted and self._options.complete_committed:
-            with Broker(self._options) as broker:
+            with Broker(self._options, is_patient=True) as broker:
                 self._uncompleted = broker.still_there(self._uncompleted, self._newest)
             self._complete()
 
@@ -340,6 +381,7 @@ class StreamReader(LimitedStreamReader):
                 batch.through,
             )
         self._uncompleted = self._uncompleted_after(batch)
+        self._is_due = self._is_due or batch.read != self._taken_over
         self._taken_over = batch.read
         self._newest = latest(self._newest, batch.newest)
 
@@ -360,8 +402,9 @@ class StreamReader(LimitedStreamReader):
             return
         if self._held > PAGE and len(self._uncompleted) < self._held and not always:
             return
-        with Broker(self._options) as broker:
+        with Broker(self._options, is_patient=True) as broker:
             done = broker.complete(self._uncompleted, self._newest)
+        self._is_due = False
         self._completed += len(self._uncompleted) - len(done.left)
         self._uncompleted, self._held = done.left, done.held
         self._lock_seconds = done.lock_seconds or self._lock_seconds
@@ -378,11 +421,14 @@ class StreamReader(LimitedStreamReader):
     def _complete_when_idle(self) -> None:
         """Tries again to complete messages that another receiver had locked, at most once per lock duration.
 
+        With availableNow, the query ends when there is nothing to read, so this also completes what was postponed.
+
         If nothing else is in the queue, one try costs a peek, a receive that waits two seconds, and a peek for each 250
         messages that are not completed. Each received message that is not part of the stream costs one more operation.
         """
-        if time.monotonic() - self._tried >= self._lock_seconds:
-            self._complete()
+        is_last = self._is_due and self._target is not None
+        if is_last or time.monotonic() - self._tried >= self._lock_seconds:
+            self._complete(always=is_last)
 
     def _check_uncompleted(self) -> None:
         """Raises CompletionError if too many messages could not be completed. Called before more messages are read."""

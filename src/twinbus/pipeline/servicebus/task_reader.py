@@ -68,11 +68,13 @@ def split_range(first: int, last: int, count: int) -> list[RangePartition]:
 class TaskReader:
     """Reads the messages of a partition, without locking them, and returns them as rows of the schema.
 
-    Raises ColumnError if the schema has a column that the source does not have.
+    If `is_patient`, it repeats peeks while the namespace cannot be reached (`Broker`). Raises ColumnError if the schema
+    has a column that the source does not have.
     """
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType, *, is_patient: bool = False) -> None:
         self._options = options
+        self._is_patient = is_patient
         check_read_schema(schema)
         self._names = schema.names
         self._arrow = to_arrow_schema(schema, timezone="UTC")
@@ -87,7 +89,7 @@ class TaskReader:
         self, partition: InputPartition, matches: Callable[[MessageMarks], bool] | None
     ) -> Iterator[tuple[Any, ...]]:
         row_of = row_maker(self._options.include_raw, self._names)
-        with Broker(self._options) as broker:
+        with Broker(self._options, is_patient=self._is_patient) as broker:
             messages: Iterator[tuple[MessageMarks, ReceivedMessage]]
             if isinstance(partition, NumbersPartition):
                 messages = broker.these(partition.numbers)
