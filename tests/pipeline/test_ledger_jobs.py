@@ -50,6 +50,7 @@ from twinbus.ledger import (
     read_ledger,
 )
 from twinbus.pipeline import latency, timeline, timeline_buckets
+from twinbus.pipeline.checkpoints import CHECKPOINTS_FOLDER
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.ingested_segments import SEGMENTS
 from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, result_over_history, why_incomplete
@@ -141,6 +142,25 @@ def test_d3_unreadable_lines_are_reported_with_file_and_line_as_the_ledger_does(
     closed = dead_in_tables(books.tables, books.tables.version(), WriterStates())
     assert Counter(why_incomplete(books.tables)) == Counter([*balance(read, closed).incomplete, *problems])
     assert len(problems) == books.tables.read(PROBLEMS).count() == 3
+
+
+@pytest.mark.thorough
+def test_l7_d7_a_ledger_under_another_name_is_not_ingested_again(spark: SparkSession, tmp_path: Path) -> None:
+    ledger, tables = tmp_path / "ledger", Tables(spark, tmp_path / "tables")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link").symlink_to(ledger)
+    for number, name in enumerate(("ledger", "sub/../ledger", "link")):
+        write(ledger, number, [operation(Stage.SEND_PRIMARY, f"{number}")])
+        with (ledger / segment_name(number)).open("a") as segment:
+            segment.write("no entry\n")
+        ingest_ledger(spark, tmp_path / name, tables.root).awaitTermination()
+        (known,) = tables.segments.ledgers()
+        assert (known.ledger, len(known.segments)) == (str(ledger), number + 1)
+        assert tables.read(OPERATIONS).count() == tables.read(PROBLEMS).count() == number + 1
+    assert len(list((tables.root / CHECKPOINTS_FOLDER).iterdir())) == 1
+    version = tables.version()
+    ingest_ledger(spark, tmp_path / "link", tables.root).awaitTermination()
+    assert tables.version() == version, "there was nothing to read"
 
 
 @pytest.mark.thorough

@@ -71,16 +71,18 @@ def ingest_ledger(
     ledger, root = StorageLocation.parse(ledger).absolute(), StorageLocation.parse(root).absolute()
     place = checkpoints_of(root) if checkpoints is None else StorageLocation.parse(checkpoints).absolute()
     refuse_no_file_system(spark, place)
-    Tables(spark, root).version()
+    tables = Tables(spark, root)
+    tables.version()  # refuses tables of the old format
+    name = tables.segments.name_of(ledger)
     spark.dataSource.register(LedgerDataSource)
     source = spark.readStream.format("ledger").option("directory", str(ledger))
     if most_bytes is not None:
         source = source.option("maxBytesPerTrigger", str(most_bytes))
     # One checkpoint per ledger: several ledgers may go into the same tables.
-    checkpoint = place / hashlib.sha256(str(ledger).encode()).hexdigest()[:16]
+    checkpoint = place / hashlib.sha256(name.encode()).hexdigest()[:16]
     writer = source.load().writeStream.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=f"{every} seconds")
-    ingest = partial(_ingest_batch, ledger, root, checkpoint, extend, committed)
+    ingest = partial(_ingest_batch, name, root, checkpoint, extend, committed)
 
     def in_turn(lines: DataFrame, batch: int) -> None:
         with turn():
@@ -90,7 +92,7 @@ def ingest_ledger(
 
 
 def _ingest_batch(
-    ledger: StorageLocation,
+    ledger: str,
     root: StorageLocation,
     checkpoint: StorageLocation,
     extend: Extend | None,
@@ -109,7 +111,7 @@ def _ingest_batch(
         # A stream that starts from the beginning again has a new id, so its batches are not taken for earlier ones.
         transaction = AppTransaction(f"ingest-{_stream_id(checkpoint)}", batch)
         if not tables.snapshots.is_committed(transaction):
-            ingested = ingested_by_batch(str(ledger), checkpoint, batch, is_first=not tables.has_segments())
+            ingested = ingested_by_batch(ledger, checkpoint, batch, is_first=not tables.has_segments())
             commit_batch(tables, lines, ledger, transaction, extend, ingested, committed)
 
 
@@ -121,7 +123,7 @@ def _stream_id(checkpoint: StorageLocation) -> str:
 def commit_batch(
     tables: Tables,
     lines: DataFrame,
-    ledger: StorageLocation,
+    ledger: str,
     transaction: AppTransaction,
     extend: Extend | None = None,
     ingested: IngestedLedger | None = None,
@@ -129,7 +131,7 @@ def commit_batch(
 ) -> TablesVersion:
     """Ingests one batch of parsed lines with one snapshot. Returns the snapshot. The tables must be locked.
 
-    `ingested` is the part of the ledger that the batch has.
+    `ledger` is the name of the ledger in the tables. `ingested` is the part of the ledger that the batch has.
     """
     with cached(lines) as rows:
         batch = measured(rows)
@@ -145,7 +147,7 @@ def commit_batch(
         return version
 
 
-def _write_batch(change: TablesChange, batch: ParsedBatch, ledger: StorageLocation) -> None:
+def _write_batch(change: TablesChange, batch: ParsedBatch, ledger: str) -> None:
     tables, before = change.tables, change.before
     change.newest = max(before.newest, batch.newest)
     if batch.rejected:
@@ -205,7 +207,7 @@ def destination() -> Column:
     return F.lower(F.when(F.col("destination") != "", F.col("destination")).otherwise(own))
 
 
-def problems(rows: DataFrame, ledger: StorageLocation) -> DataFrame:
+def problems(rows: DataFrame, ledger: str) -> DataFrame:
     file = F.concat(F.lit(f"{ledger}/"), "file").alias("file")
     return rows.where("problem is not null").select(
         file, F.col("number").alias("line"), F.col("problem").alias("cause")

@@ -223,13 +223,15 @@ class PipelineRun:
         now = time.time()  # before the look: lines that are written meanwhile are later
         version = self.tables.version().tables.get(SEGMENTS)
         if version and now - self._looked_at >= _LOOK_PAUSE and not self._unread_segments():
-            self.tables.segments.record_look(str(self._ledger), int(now * 1000), version)
+            segments = self.tables.segments
+            segments.record_look(segments.name_of(self._ledger), int(now * 1000), version)
             self._looked_at = now
 
     def _unread_segments(self) -> list[str]:
         """Returns the names of segments with lines that are not ingested."""
-        version = self.tables.version().tables.get(SEGMENTS)
-        ingested = (one.segments for one in self.tables.segments.ledgers(version) if one.ledger == str(self._ledger))
+        version, same = self.tables.version().tables.get(SEGMENTS), self._ledger.canonical()
+        ledgers = self.tables.segments.ledgers(version)
+        ingested = (one.segments for one in ledgers if StorageLocation.parse(one.ledger).canonical() == same)
         known = dict(next(ingested, {}))
         return [name for name, size in available_bytes(self._ledger, known).items() if size > known.get(name, 0)]
 
