@@ -160,7 +160,7 @@ def _write_batch(change: TablesChange, batch: ParsedBatch, ledger: str) -> None:
             fresh = _fresh_entries(stack, entries, known_entries(tables, before, batch)).withColumn("day", day())
             change.add(ENTRIES, fresh.select(*columns(SCHEMAS[ENTRIES])), tasks=batch.write_tasks(batch.others))
         added = add_operations(change, batch, stack)
-        add_steps(change, added, batch.lines + batch.others)
+        add_steps(change, added.packed, added.messages + batch.moved)
 
 
 def _fresh_entries(stack: ExitStack, entries: DataFrame, known: DataFrame | None) -> DataFrame:
