@@ -13,6 +13,7 @@ from twinbus.extras import missing_extra
 if TYPE_CHECKING:
     from twinbus.pipeline.actual_cost import ActualCost
     from twinbus.pipeline.audit import SparkAudit
+    from twinbus.pipeline.batch_turns import BatchTurns
     from twinbus.pipeline.cost_facts import compute_actual_cost
     from twinbus.pipeline.ingest import ingest_ledger
     from twinbus.pipeline.ingested_segments import SEGMENTS
@@ -56,6 +57,7 @@ __all__ = [
     "SCHEMAS",
     "SEGMENTS",
     "ActualCost",
+    "BatchTurns",
     "CommittedBatch",
     "LedgerJob",
     "PipelineRun",
@@ -88,6 +90,7 @@ __all__ = [
 _MODULES = {
     "actual_cost": ("ActualCost",),
     "audit": ("SparkAudit",),
+    "batch_turns": ("BatchTurns",),
     "cost_facts": ("compute_actual_cost",),
     "ingest": ("ingest_ledger",),
     "ingested_segments": ("SEGMENTS",),

@@ -38,6 +38,9 @@ from twinbus.storage_location import StorageLocation
 
 _KEY: Final = "key"
 
+FOLLOWER_PATIENCE: Final = 300.0
+"""Seconds for which a query that follows a ledger waits for another process that writes the tables."""
+
 Extend = Callable[[TablesChange], None]
 """A function that adds files to the change that a batch makes."""
 Committed = Callable[[TablesChange, TablesVersion], object]
@@ -62,11 +65,11 @@ def ingest_ledger(
     """Starts to copy new entries of the ledger into the tables at `root`, and returns the running query.
 
     If `every` is None, the query ends when it has ingested the entries that exist at its start. Otherwise the query
-    runs until it is stopped, and looks for new entries every `every` seconds. `most_bytes` limits the bytes of one
-    batch. `committed` is called after each commit. `turn` returns a context in which a batch is ingested. `checkpoints`
-    is where Spark keeps how far each ledger was read (default: `checkpoints_of`). `ledger` and `root` may be URLs of
-    object stores. Raises OperatorError if the tables have the format of an earlier version, or if Spark has no file
-    system for the checkpoints.
+    runs until it is stopped, and looks for new entries every `every` seconds. A batch then waits for another process
+    that writes the tables. `most_bytes` limits the bytes of one batch. `committed` is called after each commit. `turn`
+    returns a context in which a batch is ingested. `checkpoints` is where Spark keeps how far each ledger was read
+    (default: `checkpoints_of`). `ledger` and `root` may be URLs of object stores. Raises OperatorError if the tables
+    have the format of an earlier version, or if Spark has no file system for the checkpoints.
     """
     ledger, root = StorageLocation.parse(ledger).absolute(), StorageLocation.parse(root).absolute()
     place = checkpoints_of(root) if checkpoints is None else StorageLocation.parse(checkpoints).absolute()
@@ -82,7 +85,8 @@ def ingest_ledger(
     checkpoint = place / hashlib.sha256(name.encode()).hexdigest()[:16]
     writer = source.load().writeStream.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=f"{every} seconds")
-    ingest = partial(_ingest_batch, name, root, checkpoint, extend, committed)
+    patience = 0.0 if every is None else FOLLOWER_PATIENCE
+    ingest = partial(_ingest_batch, name, root, checkpoint, patience, extend, committed)
 
     def in_turn(lines: DataFrame, batch: int) -> None:
         with turn():
@@ -95,6 +99,7 @@ def _ingest_batch(
     ledger: str,
     root: StorageLocation,
     checkpoint: StorageLocation,
+    patience: float,
     extend: Extend | None,
     committed: Committed | None,
     lines: DataFrame,
@@ -107,7 +112,7 @@ def _ingest_batch(
             f"the tables in {root} are gone, but the checkpoint of their stream is there",
             f"Put them back, or remove {checkpoint} too: then the whole ledger is read again.",
         )
-    with tables.locked():
+    with tables.locked(patience):
         # A stream that starts from the beginning again has a new id, so its batches are not taken for earlier ones.
         transaction = AppTransaction(f"ingest-{_stream_id(checkpoint)}", batch)
         if not tables.snapshots.is_committed(transaction):

@@ -17,7 +17,6 @@ run follows a ledger. They have snapshots of their own, and `results/as_of` says
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -31,7 +30,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from twinbus.errors import OperatorError
 from twinbus.ledger import SILENCE, segment_at
-from twinbus.pipeline.ingest import ingest_ledger
+from twinbus.pipeline.batch_turns import BatchTurns
+from twinbus.pipeline.ingest import FOLLOWER_PATIENCE, ingest_ledger
 from twinbus.pipeline.ingested_segments import SEGMENTS
 from twinbus.pipeline.jobs import JOBS, advance
 from twinbus.pipeline.result_tables import PARTS, read_as_of
@@ -100,8 +100,8 @@ class PipelineRun:
         self._silence = silence
         self._horizon = Horizon(horizon)
         self._report = report
-        self._turn = threading.Lock()
-        """Held by the thread that changes the tables: the thread of the batches, or the one that calls `update`."""
+        self._turns = BatchTurns()
+        """Of the thread of the batches, and of the one that calls `update`."""
         self._writers = WriterStates(silence=silence)
         self._follows = False
         self._began = 0.0
@@ -126,6 +126,10 @@ class PipelineRun:
             turn=self._batch_turn,
         )
 
+    def stop(self, query: StreamingQuery) -> None:
+        """Stops the query that `start` has returned, when its batch has ended."""
+        self._turns.stop(query)
+
     def update(self, *, to_the_end: bool = False) -> None:
         """Commits results without a batch: those that are missing, and those that a batch does not make.
 
@@ -134,13 +138,13 @@ class PipelineRun:
         bill and of the timeline need the whole history; while the run follows a ledger, they are computed only for a
         small part of the time, or with `to_the_end`.
         """
-        if self._turn.acquire(blocking=False):  # otherwise a batch is being ingested, with results of its own
+        if self._turns.lock.acquire(blocking=False):  # otherwise a batch is being ingested, with results of its own
             try:
                 if self._has_died() or self._stale(_OF_BATCH):
                     self._report(self._commit(self._extend))
                 self._record_look()
             finally:
-                self._turn.release()
+                self._turns.lock.release()
         if self._stale(_SLOW) and (to_the_end or not self._follows or time.monotonic() >= self._slow_at):
             self._commit_slow_results()
 
@@ -165,7 +169,7 @@ class PipelineRun:
         began, version, self.phase = time.monotonic(), self.tables.version(), "counting the facts of bill and report"
         with self.tables.parallel_queries() as pool:
             computed = compute_results(self.tables, version, pool, _SLOW, self._writers)
-        with self._turn:
+        with self._turns.lock:
             self._commit(lambda change: add_results(change, computed))
         now = time.monotonic()
         self._slow_at = now + max(_SLOW_PAUSE, _SLOW_RATIO * (now - began))
@@ -173,7 +177,7 @@ class PipelineRun:
     def _commit(self, extend: Callable[[TablesChange], object]) -> CommittedBatch:
         """Commits a change without a batch."""
         self._began = time.monotonic()
-        with self.tables.locked():
+        with self.tables.locked(FOLLOWER_PATIENCE if self._follows else 0):
             change = self.tables.change()
             change.has_batch = False
             extend(change)
@@ -183,7 +187,7 @@ class PipelineRun:
 
     @contextmanager
     def _batch_turn(self) -> Iterator[None]:
-        with self._turn:
+        with self._turns.batch():
             self._began, self.phase = time.monotonic(), "reading new entries"
             try:
                 yield
