@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -129,9 +130,32 @@ def test_d7_a_look_that_found_no_new_lines_counts_for_the_version_that_had_them_
     assert segments.ledgers(first) == [IngestedLedger("one", 9, {"a": 1})]
     segments.record_look("one", 6, second)
     assert segments.ledgers() == [IngestedLedger("one", 7, {"a": 2})], "the latest time counts"
-    for look in (tmp_path / LOOKED_AT_FOLDER).iterdir():
+    for look in (tmp_path / LOOKED_AT_FOLDER).glob("*.json"):
         look.write_text("[]")
     assert segments.ledgers() == [IngestedLedger("one", 7, {"a": 2})]
+
+
+def test_d7_what_a_process_left_that_died_while_it_recorded_a_look_is_removed_a_day_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = IngestedSegments(TableStorage(tmp_path))
+
+    def files() -> list[Path]:
+        return [path for path in (tmp_path / LOOKED_AT_FOLDER).rglob("*") if path.is_file()]
+
+    with monkeypatch.context() as dying:
+        dying.setattr(Path, "replace", lambda *_: os._exit(0))
+        if not (child := os.fork()):
+            segments.record_look("one", 5, 1)
+        os.waitpid(child, 0)
+    (left,) = files()
+    segments.storage.discard_staged()
+    assert files() == [left], "its process may still be writing"
+    os.utime(left.parent, (1, 1))
+    segments.storage.discard_staged()
+    assert files() == []
+    segments.record_look("one", 5, 1)
+    assert len(files()) == 1
 
 
 def test_d7_a_batch_ingests_what_its_offset_has_more_than_the_one_before(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +39,7 @@ from twinbus.pipeline.results import add_results, compute_results, parts_of, unc
 from twinbus.pipeline.segment_source import available_bytes
 from twinbus.pipeline.settling import HORIZON, Horizon
 from twinbus.pipeline.snapshots import TablesVersion
+from twinbus.pipeline.table_storage import TablesBusyError
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, Tables, TablesChange
 from twinbus.pipeline.writer_states import WriterStates
 from twinbus.storage_location import StorageLocation
@@ -223,13 +224,16 @@ class PipelineRun:
         return not any(_writer_of(name) in wanted for name in self._unread_segments())
 
     def _record_look(self) -> None:
-        """Records that the ledger was looked at, if all its lines are ingested."""
+        """Records that the ledger was looked at, if all its lines are ingested. Not while another process writes."""
         now = time.time()  # before the look: lines that are written meanwhile are later
-        version = self.tables.version().tables.get(SEGMENTS)
-        if version and now - self._looked_at >= _LOOK_PAUSE and not self._unread_segments():
-            segments = self.tables.segments
-            segments.record_look(segments.name_of(self._ledger), int(now * 1000), version)
-            self._looked_at = now
+        if now - self._looked_at < _LOOK_PAUSE:
+            return
+        # With the lock: another process could make the tables again, and this version would be another one.
+        with suppress(TablesBusyError), self.tables.storage.lock():
+            version, segments = self.tables.version().tables.get(SEGMENTS), self.tables.segments
+            if version and not self._unread_segments():
+                segments.record_look(segments.name_of(self._ledger), int(now * 1000), version)
+                self._looked_at = now
 
     def _unread_segments(self) -> list[str]:
         """Returns the names of segments with lines that are not ingested."""
