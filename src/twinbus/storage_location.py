@@ -62,9 +62,9 @@ class StorageLocation(os.PathLike[str]):
             return cls(text)
         scheme, rest = found["scheme"].lower(), found["rest"]
         if scheme not in SCHEMES:
+            folder = "" if found["slashes"] == "//" else f". A local folder of this name is ./{_shown(text)}"
             raise LocationError(
-                f"{_shown(text)} has the unknown scheme {scheme!r}. Known are: {', '.join(SCHEMES)}. "
-                f"A local folder of this name is ./{_shown(text)}"
+                f"{_shown(text)} has the unknown scheme {scheme!r}. Known are: {', '.join(SCHEMES)}{folder}"
             )
         if scheme == "file":
             return cls(_local_path(text, found["slashes"], rest))

@@ -407,7 +407,7 @@ def _check_before_spark(options: LedgerJobOptions) -> None:
     refuse_missing_jars(options.jars)
     if options.ledger is not None:
         refuse_no_folder("the ledger", options.ledger)
-        refuse_unusable_tables(options.tables)
+        refuse_unusable_tables(options.tables, options.jars)
     elif not holds_tables(options.tables):
         raise OperatorError(f"{options.tables} holds no tables", "Bring a ledger into them: twinbus ledger ingest.")
 
