@@ -90,7 +90,8 @@ IngestFirst = Annotated[
     typer.Option(
         "--ledger",
         parser=path_or_url,
-        help="With tables: directory of a ledger, or its URL. Its new entries are ingested first.",
+        help="With tables: directory of a ledger, or its URL. If the results do not have all its entries, they are "
+        "ingested first.",
     ),
 ]
 Since = Annotated[
