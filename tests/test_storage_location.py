@@ -78,6 +78,26 @@ def test_d6_a_text_without_a_scheme_is_never_changed(text: str) -> None:
     assert (location.is_url, os.fspath(location)) == (False, f"./{text}")
 
 
+def test_d6_d7_all_names_of_a_location_are_the_same_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("ledger", "sub", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("ledger")
+    (tmp_path / "away").symlink_to(tmp_path / "sub")
+    account = {"AZURE_STORAGE_ACCOUNT_NAME": "account1"}
+    for names in (
+        ["ledger", "./ledger/", "sub/../ledger", "link", "away/../link", str(tmp_path / "link"), f"file://{tmp_path}/link"],
+        ["gone", "./gone", "sub/../gone"],
+        ["s3://bucket/a", "s3a://bucket/a/"],
+        ["az://c/a", "abfss://c/a", "abfs://c@account1.dfs.core.windows.net/a", "abfss://c@account1.blob.core.windows.net/a"],
+    ):  # fmt: skip
+        assert len({StorageLocation.parse(name).canonical(account) for name in names}) == 1, names
+    elsewhere = "abfss://c@other1.dfs.core.windows.net/a"
+    others = ["ledger", "other", "s3://bucket/a", "s3://bucket/b", "az://c/a", "az://bucket/a", elsewhere]
+    assert len({StorageLocation.parse(name).canonical(account) for name in others}) == len(others)
+    assert str(StorageLocation.parse("link").absolute()) == str(tmp_path / "link"), "other machines have other links"
+
+
 def test_d6_a_writer_of_a_ledger_refuses_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LocationError, match="s3://bucket/ledger is a URL"):

@@ -1,4 +1,6 @@
-"""Where a ledger, tables or checkpoints are: a local folder, or a URL of an object store (D6). Does no I/O.
+"""Where a ledger, tables or checkpoints are: a local folder, or a URL of an object store (D6).
+
+Only `StorageLocation.canonical` does I/O: it follows symbolic links.
 
 A URL never has credentials. They are in the environment, with the names that the tools of AWS and Azure use.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +25,7 @@ _URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?P<slashes>/+)(?
 _MORE: Final = re.compile(r"[?#].*", re.DOTALL)
 _NAME: Final = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._$-]*")
 _AZURE_HOST: Final = re.compile(r"(?P<account>[a-z0-9]{3,24})\.(dfs|blob)\.core\.windows\.net")
+_AZURE_ACCOUNT: Final = "AZURE_STORAGE_ACCOUNT_NAME"
 _CREDENTIALS: Final = "Put credentials into the environment."
 
 
@@ -58,9 +62,9 @@ class StorageLocation(os.PathLike[str]):
             return cls(text)
         scheme, rest = found["scheme"].lower(), found["rest"]
         if scheme not in SCHEMES:
+            folder = "" if found["slashes"] == "//" else f". A local folder of this name is ./{_shown(text)}"
             raise LocationError(
-                f"{_shown(text)} has the unknown scheme {scheme!r}. Known are: {', '.join(SCHEMES)}. "
-                f"A local folder of this name is ./{_shown(text)}"
+                f"{_shown(text)} has the unknown scheme {scheme!r}. Known are: {', '.join(SCHEMES)}{folder}"
             )
         if scheme == "file":
             return cls(_local_path(text, found["slashes"], rest))
@@ -112,8 +116,19 @@ class StorageLocation(os.PathLike[str]):
         return StorageLocation.parse(f"{self.text}/{name}") if self.is_url else StorageLocation(str(Path(self) / name))
 
     def absolute(self) -> StorageLocation:
-        """Returns the same location, with an absolute path."""
+        """Returns the same location, with an absolute path. Symbolic links stay: another machine may have others."""
         return self if self.is_url else StorageLocation(str(Path(self).absolute()))
+
+    def canonical(self, environment: Mapping[str, str] = os.environ) -> str:
+        """Returns a text that is the same for all names of this location: all paths, and all schemes of its store.
+
+        It is for comparisons only.
+        """
+        if not self.is_url:
+            return os.path.realpath(self)
+        if self.scheme in S3_SCHEMES:
+            return f"s3://{self.container}/{self.key}"
+        return f"az://{self.container}@{self.account or environment.get(_AZURE_ACCOUNT, '')}/{self.key}"
 
 
 def refuse_url(given: str | os.PathLike[str]) -> Path:

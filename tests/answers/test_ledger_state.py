@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -59,6 +61,41 @@ def test_d7_a_ledger_that_was_never_ingested_is_not_in_the_results(tmp_path: Pat
     assert states == [LedgerState("/elsewhere", 5), LedgerState(str(tmp_path), None)]
 
 
+def test_d7_a_ledger_under_another_name_is_the_ledger_that_was_ingested(tmp_path: Path) -> None:
+    folder, link, segments = tmp_path / "ledger", tmp_path / "link", IngestedSegments(TableStorage(tmp_path / "tables"))
+    folder.mkdir()
+    (folder / f"{NAME}-0.jsonl").write_text("one\n")
+    link.symlink_to(folder)
+    segments.add(IngestedLedger(str(link), 5, {f"{NAME}-0.jsonl": 4}))
+    for name in (folder, link, tmp_path / "tables" / ".." / "ledger"):
+        location = StorageLocation.parse(name)
+        assert segments.name_of(location) == str(link)
+        (state,) = ledger_states(segments.ledgers(), location, (), SILENCE)
+        assert (state.ledger, state.at_hand, state.looked_at) == (str(link), True, 5)
+    assert segments.name_of(StorageLocation.parse(tmp_path / "other")) == str(tmp_path / "other")
+    # An earlier version kept a ledger that had two names as two ledgers.
+    last = segments.add(IngestedLedger(str(folder), 7, {f"{NAME}-0.jsonl": 3, "b": 9}))
+    segments.record_look(str(link), 11, last)
+    assert segments.ledgers() == [IngestedLedger(str(folder), 11, {f"{NAME}-0.jsonl": 4, "b": 9})]
+    assert segments.name_of(StorageLocation.parse(link)) == str(link), "its checkpoint has this name"
+
+
+def test_d7_a_ledger_that_was_moved_and_ingested_again_does_not_make_answers_old(tmp_path: Path) -> None:
+    before = IngestedLedger(str(tmp_path / "before"), 5, {f"{NAME}-0.jsonl": 4})
+    (tmp_path / f"{NAME}-0.jsonl").write_text("one\n")
+    after = IngestedLedger(str(tmp_path), 7, {f"{NAME}-0.jsonl": 4, "b": 1})
+
+    def found(*ledgers: IngestedLedger) -> list[str]:
+        return [state.ledger for state in ledger_states(ledgers, None, (), SILENCE)]
+
+    assert found(before, after) == [after.ledger]
+    assert found(before, replace(after, looked_at=4)) == [before.ledger, after.ledger], "before it was moved"
+    assert found(replace(before, segments={f"{NAME}-0.jsonl": 5}), after) == [before.ledger, after.ledger]
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / f"{NAME}-0.jsonl").write_text("one\n")
+    assert found(before, after) == [before.ledger, after.ledger], "it is still there"
+
+
 def test_d7_l1_a_writer_that_ended_since_is_noticed(tmp_path: Path) -> None:
     with Ledger(tmp_path, Role.CLIENT) as ledger:
         ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", ["a"], 1).end()
@@ -93,9 +130,32 @@ def test_d7_a_look_that_found_no_new_lines_counts_for_the_version_that_had_them_
     assert segments.ledgers(first) == [IngestedLedger("one", 9, {"a": 1})]
     segments.record_look("one", 6, second)
     assert segments.ledgers() == [IngestedLedger("one", 7, {"a": 2})], "the latest time counts"
-    for look in (tmp_path / LOOKED_AT_FOLDER).iterdir():
+    for look in (tmp_path / LOOKED_AT_FOLDER).glob("*.json"):
         look.write_text("[]")
     assert segments.ledgers() == [IngestedLedger("one", 7, {"a": 2})]
+
+
+def test_d7_what_a_process_left_that_died_while_it_recorded_a_look_is_removed_a_day_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = IngestedSegments(TableStorage(tmp_path))
+
+    def files() -> list[Path]:
+        return [path for path in (tmp_path / LOOKED_AT_FOLDER).rglob("*") if path.is_file()]
+
+    with monkeypatch.context() as dying:
+        dying.setattr(Path, "replace", lambda *_: os._exit(0))
+        if not (child := os.fork()):
+            segments.record_look("one", 5, 1)
+        os.waitpid(child, 0)
+    (left,) = files()
+    segments.storage.discard_staged()
+    assert files() == [left], "its process may still be writing"
+    os.utime(left.parent, (1, 1))
+    segments.storage.discard_staged()
+    assert files() == []
+    segments.record_look("one", 5, 1)
+    assert len(files()) == 1
 
 
 def test_d7_a_batch_ingests_what_its_offset_has_more_than_the_one_before(tmp_path: Path) -> None:

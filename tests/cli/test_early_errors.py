@@ -66,6 +66,33 @@ def test_d3_paths_and_options_are_checked_before_spark_starts(
 
 
 @pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        (
+            "s3a://bucket/checkpoints",
+            "Spark has no file system for s3a://, so the checkpoints cannot be at s3a://bucket/",
+        ),
+        (
+            "abfss://container/a",
+            "Spark has no file system for abfss://, so the checkpoints cannot be at abfss://container/",
+        ),
+        ("hdfs://host/a", "TWINBUS_CHECKPOINTS: hdfs://host/a has the unknown scheme 'hdfs'. Known are: s3, s3a, az,"),
+    ],
+)
+@pytest.mark.parametrize("verb", [("ledger", "ingest"), ("pipeline", "run")], ids=" ".join)
+def test_d6_a_checkpoint_url_without_a_file_system_is_refused_before_spark_starts(
+    verb: tuple[str, ...], place: str, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "ledger").mkdir()
+    done = invoke(*verb, str(tmp_path / "ledger"), str(tmp_path / "tables"), TWINBUS_CHECKPOINTS=place)
+    assert done.exit_code == 1
+    assert f"error: {says}" in done.stderr
+    assert "starting Spark" not in done.stderr
+    assert "./hdfs" not in done.stderr
+    assert not (tmp_path / "tables").exists()
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("cost", "forecast", "--outage", "banana"), f"'banana' {SPAN}"),

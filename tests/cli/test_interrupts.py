@@ -78,6 +78,13 @@ class Verb:
         self.process.communicate()
 
 
+def until_there(path: Path) -> None:
+    deadline = time.monotonic() + SPARK_PATIENCE
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @contextmanager
 def started(*arguments: str, **more: str) -> Iterator[Verb]:
     verb = Verb(*arguments, **more)
@@ -173,5 +180,9 @@ def test_a_verb_on_spark_is_interrupted_and_leaves_no_jvm(tmp_path: Path) -> Non
     with started("pipeline", "run", *arguments[2:], "--follow") as follower:
         follower.read_until("snapshot", SPARK_PATIENCE)
         assert follower.interrupt(SPARK_PATIENCE, code=0) == ""
+    with started("pipeline", "run", arguments[2], str(tmp_path / "new"), "--follow") as follower:
+        until_there(tmp_path / "new" / "entries")  # inside the first batch
+        assert follower.interrupt(SPARK_PATIENCE, code=0) == ""
+    assert (tmp_path / "new" / "snapshots").is_dir(), "the batch was committed"
     # The JVM prints nothing of its own.
     assert [line for line in told.splitlines() if not re.match(r"(starting|reading) |\w+ +\d+$|operations", line)] == []

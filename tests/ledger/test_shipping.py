@@ -115,8 +115,10 @@ def test_d6_segments_are_shipped_to_a_folder_too(tmp_path: Path) -> None:
     (tmp_path / "copy" / ".shipping-gone").symlink_to(tmp_path / "gone")
     found = Shipping(tmp_path / "ledger", StorageLocation(str(tmp_path / "copy"))).ship()
     assert found.present == 2, "another process that ships has finished a file since the listing"
-    code, said = run("ship", str(tmp_path / "ledger"), f"file://{tmp_path / 'ledger'}")
-    assert (code, "is the ledger itself" in said) == (1, True)
+    (tmp_path / "link").symlink_to("ledger")
+    for name in ("ledger", "link"):
+        code, said = run("ship", str(tmp_path / "ledger"), f"file://{tmp_path / name}")
+        assert (code, "is the ledger itself" in said) == (1, True)
 
 
 REQUESTS = 3

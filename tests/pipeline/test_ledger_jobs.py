@@ -6,6 +6,7 @@ import hashlib
 import math
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -49,7 +50,8 @@ from twinbus.ledger import (
     encode_entry,
     read_ledger,
 )
-from twinbus.pipeline import latency, timeline, timeline_buckets
+from twinbus.pipeline import latency, message_steps, timeline, timeline_buckets
+from twinbus.pipeline.checkpoints import CHECKPOINTS_FOLDER
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.ingested_segments import SEGMENTS
 from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, result_over_history, why_incomplete
@@ -144,6 +146,25 @@ def test_d3_unreadable_lines_are_reported_with_file_and_line_as_the_ledger_does(
 
 
 @pytest.mark.thorough
+def test_l7_d7_a_ledger_under_another_name_is_not_ingested_again(spark: SparkSession, tmp_path: Path) -> None:
+    ledger, tables = tmp_path / "ledger", Tables(spark, tmp_path / "tables")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link").symlink_to(ledger)
+    for number, name in enumerate(("ledger", "sub/../ledger", "link")):
+        write(ledger, number, [operation(Stage.SEND_PRIMARY, f"{number}")])
+        with (ledger / segment_name(number)).open("a") as segment:
+            segment.write("no entry\n")
+        ingest_ledger(spark, tmp_path / name, tables.root).awaitTermination()
+        (known,) = tables.segments.ledgers()
+        assert (known.ledger, len(known.segments)) == (str(ledger), number + 1)
+        assert tables.read(OPERATIONS).count() == tables.read(PROBLEMS).count() == number + 1
+    assert len(list((tables.root / CHECKPOINTS_FOLDER).iterdir())) == 1
+    version = tables.version()
+    ingest_ledger(spark, tmp_path / "link", tables.root).awaitTermination()
+    assert tables.version() == version, "there was nothing to read"
+
+
+@pytest.mark.thorough
 def test_d3_an_ingest_leaves_no_rows_in_memory_though_lines_were_rejected(spark: SparkSession, tmp_path: Path) -> None:
     def kept() -> int:
         context: Any = spark.sparkContext
@@ -176,6 +197,30 @@ def test_d5_the_steps_of_a_message_are_its_operations_and_movements_with_its_own
     assert Counter((row["entry"], row["id"], row["result"]) for row in rows) == expected
     assert {len({row["result"] for row in rows if row["entry"] == name}) for name, *_ in expected} == {1, 2}
     assert all(row["prefix"] == hashlib.md5(row["id"].encode(), usedforsecurity=False).hexdigest()[:4] for row in rows)
+
+
+@pytest.mark.thorough
+def test_d5_operations_with_many_ids_have_their_steps_in_files_of_bounded_size(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 1000
+    monkeypatch.setattr(message_steps, "_FILE_ROWS", most)
+    tables = Tables(spark, tmp_path / "tables")
+    many = [operation(Stage.SEND_PRIMARY, *(f"{number}-{one}" for one in range(200))) for number in range(20)]
+    begun, ended = zip(*map(halves, many[10:]), strict=True)
+    moved = movement(Move.DEAD_LETTERED, *(f"0-{one}" for one in range(200)), *(f"moved-{one}" for one in range(1800)))
+    batches: list[tuple[Sequence[Entry], int]] = [(many[:10], 2000), (begun, 0), (ended, 2000), ([moved], 2000)]
+    expected = 0
+    for number, (entries, steps) in enumerate(batches):
+        write(tmp_path / "ledger", number, [*entries])
+        before = {file.path for file in tables.files(STEPS, tables.version())}
+        ingest_ledger(spark, tmp_path / "ledger", tables.root).awaitTermination()
+        files, expected = tables.files(STEPS, tables.version()), expected + steps
+        new = sorted(file.limits["prefix"] for file in files if file.path not in before)
+        assert sum(file.rows for file in files) == expected
+        assert max(file.rows for file in files) < 1.2 * most, "prefixes are nearly even"
+        assert (len(new) > 1) == bool(steps)
+        assert all(one[1] < other[0] for one, other in pairwise(new)), "files of a run have no prefix in common"
 
 
 DEAD = frozenset(f"syphon-host-7-{writer(number)}" for number in (0, 1, 5))

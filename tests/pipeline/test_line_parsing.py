@@ -137,5 +137,5 @@ def test_d3_files_that_cannot_have_a_line_of_a_batch_are_not_compared_with_it(
     limits: dict[str, tuple[Any, Any]], may: bool
 ) -> None:
     rows: Any = None  # it does not look at the rows
-    batch = ParsedBatch(rows, lines=2, others=0, rejected=0, oldest=10, newest=20, ids=("b", "c"))
+    batch = ParsedBatch(rows, lines=2, others=0, moved=0, rejected=0, oldest=10, newest=20, ids=("b", "c"))
     assert batch.may_be_in(DataFile("file", 1, 1, {}, limits=limits)) is may

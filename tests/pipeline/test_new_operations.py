@@ -70,7 +70,7 @@ def test_d5_operations_of_many_days_are_all_written_to_files_of_their_days(spark
 @given(lines=st.integers(0, 10**9), first=st.integers(0, 3000), days=st.integers(0, 3000))
 def test_d5_tasks_that_write_by_day_make_few_files(lines: int, first: int, days: int) -> None:
     rows: Any = None  # it does not look at the rows
-    batch = ParsedBatch(rows, lines, 0, 0, oldest=first * DAY, newest=(first + days) * DAY, ids=("a", "b"))
+    batch = ParsedBatch(rows, lines, 0, 0, 0, oldest=first * DAY, newest=(first + days) * DAY, ids=("a", "b"))
     tasks = batch.few_tasks(lines)
     assert tasks == 1 or 1 < tasks <= 64 // (days + 1)
     assert batch.write_tasks(lines) in (tasks, None)

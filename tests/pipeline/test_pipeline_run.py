@@ -5,6 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +20,16 @@ from typer.testing import CliRunner
 
 from tests.pipeline.books import MIDNIGHT, halves, history, operation, segment_name, write_segments, writer
 from twinbus.cli.main import app
+from twinbus.cli.pipeline import follow_ledger
 from twinbus.ledger import Entry, Role, SegmentHeader, Stage, encode_entry
+from twinbus.pipeline import table_storage
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.ingested_segments import SEGMENTS
 from twinbus.pipeline.jobs import JOBS, stored_rows
 from twinbus.pipeline.result_tables import AS_OF, CLOCKS, INCOMPLETE, PARTS, RESULTS, read_as_of
 from twinbus.pipeline.run import CommittedBatch, PipelineRun
-from twinbus.pipeline.tables import SCHEMAS, Tables
+from twinbus.pipeline.table_storage import TablesBusyError, TableStorage
+from twinbus.pipeline.tables import SCHEMAS, Tables, TablesChange
 from twinbus.pipeline.writer_states import WriterStates
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]  # Spark is slow on a busy machine
@@ -141,6 +147,71 @@ def test_l1_d5_the_death_of_a_writer_changes_the_results_without_a_new_entry(
     assert {one.snapshot for one in stated.values()} == {number}
     PipelineRun(spark, ledger, tables.root).update()
     assert tables.version().number == number, "nor by a run that starts again"
+
+
+class Signal(threading.Event):
+    """A signal to end, which shows when somebody has noticed it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noticed = threading.Event()
+
+    def is_set(self) -> bool:
+        if not super().is_set():
+            return False
+        self.noticed.set()
+        return True
+
+
+def test_d5_ctrl_c_ends_a_run_after_its_batch(spark: SparkSession, tmp_path: Path) -> None:
+    ledger, tables, signal, seen = tmp_path / "ledger", Tables(spark, tmp_path / "tables"), Signal(), list[int]()
+    ledger.mkdir()
+    (ledger / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
+
+    class Interrupted(PipelineRun):
+        def _extend(self, change: TablesChange) -> None:
+            """Compute the results of a batch, after a Ctrl-C."""
+            signal.set()
+            assert signal.noticed.wait(60)
+            super()._extend(change)
+
+    run = Interrupted(spark, ledger, tables.root, report=lambda batch: seen.append(batch.snapshot))
+    follow_ledger(run, 10, signal)
+    assert seen == [1]
+    (cost,) = read(tables.root, "cost", tables.version().tables["results/cost"])
+    assert cost["operations"] == 1
+    assert not spark.streams.active
+
+
+def test_d5_l7_a_follower_waits_for_another_process_that_writes_the_tables(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, tables, refused = tmp_path / "ledger", Tables(spark, tmp_path / "tables"), threading.Event()
+    ledger.mkdir()
+    (ledger / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
+    monkeypatch.setattr(table_storage, "_LOCK_SECONDS", 0.0)
+    lock = TableStorage.lock
+
+    @contextmanager
+    def observed(storage: TableStorage) -> Iterator[None]:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(lock(storage))
+            except TablesBusyError:
+                refused.set()
+                raise
+            yield
+
+    with ExitStack() as stack:
+        with tables.storage.lock():
+            monkeypatch.setattr(TableStorage, "lock", observed)
+            run = PipelineRun(spark, ledger, tables.root)
+            query = run.start(every=1)
+            stack.callback(run.stop, query)
+            assert refused.wait(120)
+            assert query.isActive
+        query.processAllAvailable()
+        assert tables.version().number == 1
 
 
 @pytest.mark.usefixtures("spark")

@@ -20,12 +20,26 @@ def ledger_states(
 ) -> list[LedgerState]:
     """Returns the state of each ledger that went into the tables, and of the ledger that the user gave.
 
-    `dead` has the writers that the results take for dead. A ledger that cannot be read here is not at hand.
+    `dead` has the writers that the results take for dead. A ledger that cannot be read here is not at hand. It is left
+    out if it was moved: another ledger has all its segments, and was looked at later.
     """
-    known = {ingested.ledger: ingested for ingested in ledgers}
-    wanted = str(given.absolute()) if given is not None else None
-    states = [_state(StorageLocation.parse(path), ingested, dead, silence) for path, ingested in known.items()]
-    return states if wanted is None or wanted in known else [*states, LedgerState(wanted, None)]
+    known = {StorageLocation.parse(one.ledger): one for one in ledgers}
+    states = [_state(location, ingested, dead, silence) for location, ingested in known.items()]
+    found = [
+        state
+        for state, ingested in zip(states, known.values(), strict=True)
+        if state.at_hand or not any(_has_all_of(ingested, other) for other in known.values())
+    ]
+    if given is None or given.canonical() in {location.canonical() for location in known}:
+        return found
+    return [*found, LedgerState(str(given.absolute()), None)]
+
+
+def _has_all_of(moved: IngestedLedger, other: IngestedLedger) -> bool:
+    """Returns whether everything that was ingested of a ledger was later ingested of another one."""
+    if not moved.segments or other.looked_at <= moved.looked_at:
+        return False
+    return all(other.segments.get(name, 0) >= size for name, size in moved.segments.items())
 
 
 class _Segments(NamedTuple):

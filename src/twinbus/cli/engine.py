@@ -17,7 +17,7 @@ from twinbus.cli.errors import WrongUsageError
 from twinbus.cli.ledger import refuse_no_ledger
 from twinbus.cli.spinner import spinner
 from twinbus.errors import OperatorError
-from twinbus.pipeline import TableStorage
+from twinbus.pipeline import TableStorage, refuse_unusable_checkpoints
 from twinbus.storage_location import StorageLocation
 
 if TYPE_CHECKING:
@@ -63,8 +63,13 @@ def refuse_no_folder(what: str, location: StorageLocation) -> None:
         raise OperatorError(f"{what} {folder} cannot be read by this user", "Check its permissions.")
 
 
-def refuse_unusable_tables(location: StorageLocation) -> None:
-    """Raise OperatorError if tables cannot be written to this folder or URL, which need not exist yet."""
+def refuse_unusable_tables(location: StorageLocation, jars: str | None = None) -> None:
+    """Raise an error if tables cannot be written to this folder or URL, which need not exist yet.
+
+    Also if Spark has no file system for their checkpoints; `jars` may bring one.
+    """
+    if not jars:
+        refuse_unusable_checkpoints(location.absolute())
     if location.is_url:
         TableStorage(location).has_tables()  # raises an error if the object store cannot be used
         return

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import wraps
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from twinbus.answers import Results
-    from twinbus.pipeline import Tables, TablesVersion, TimeWindow, WriterStates
+    from twinbus.pipeline import BatchTurns, Tables, TablesVersion, TimeWindow, WriterStates
     from twinbus.syphon import AuditSummary
 
 _POLL_SECONDS: Final = 1
@@ -90,7 +90,8 @@ IngestFirst = Annotated[
     typer.Option(
         "--ledger",
         parser=path_or_url,
-        help="With tables: directory of a ledger, or its URL. Its new entries are ingested first.",
+        help="With tables: directory of a ledger, or its URL. If the results do not have all its entries, they are "
+        "ingested first.",
     ),
 ]
 Since = Annotated[
@@ -192,8 +193,8 @@ def ingest(
     with errors_reported(debug=debug):
         json = _wants_json(json, form)
         options = LedgerJobOptions(tables, ledger, None, None, json, master, follow, every, None, None)
-        place, _, query = _opened(options, (), rebuild=rebuild)
-        for version in _versions(place, query, options):
+        place, _, reading = _opened(options, (), rebuild=rebuild)
+        for version in _versions(place, reading, options):
             _print_ingested(place, version, json)
 
 
@@ -364,28 +365,36 @@ def tables_and_writers(
     If a ledger is given, its new entries are ingested first.
     """
     options = LedgerJobOptions(tables, ledger, None, None, False, master, False, 0.0, None, None, silence=silence)
-    place, writers, query = _opened(options, ())
-    for _ in _versions(place, query, options):
+    place, writers, reading = _opened(options, ())
+    for _ in _versions(place, reading, options):
         pass
     return place, writers
 
 
+class _Reading(NamedTuple):
+    """The query that ingests a ledger."""
+
+    query: StreamingQuery
+    turns: BatchTurns
+
+
 def _opened(
     options: LedgerJobOptions, jobs: Sequence[str], *, rebuild: bool = False
-) -> tuple[Tables, WriterStates, StreamingQuery | None]:
+) -> tuple[Tables, WriterStates, _Reading | None]:
     """Return the tables, the writers of the ledger, and the query that ingests it, or None if no ledger is given."""
     if not rebuild:
         TableStorage(options.tables).refuse_old_format()
     tables = _tables(options)
-    from twinbus.pipeline import WriterStates, follow_jobs, ingest_ledger  # noqa: PLC0415 - needs Spark
+    from twinbus.pipeline import BatchTurns, WriterStates, follow_jobs, ingest_ledger  # noqa: PLC0415 - needs Spark
 
     if rebuild:
         tables.remove()
     if options.ledger is None:
         return tables, WriterStates(silence=options.silence), None
     every, extend = (options.every, follow_jobs(jobs, options.horizon)) if options.follow else (None, None)
-    writers = WriterStates.in_ledger(options.ledger, options.silence)
-    return tables, writers, ingest_ledger(tables.spark, options.ledger, options.tables, every=every, extend=extend)
+    writers, turns = WriterStates.in_ledger(options.ledger, options.silence), BatchTurns()
+    query = ingest_ledger(tables.spark, options.ledger, options.tables, every=every, extend=extend, turn=turns.batch)
+    return tables, writers, _Reading(query, turns)
 
 
 def _check_before_spark(options: LedgerJobOptions) -> None:
@@ -397,7 +406,7 @@ def _check_before_spark(options: LedgerJobOptions) -> None:
     refuse_missing_jars(options.jars)
     if options.ledger is not None:
         refuse_no_folder("the ledger", options.ledger)
-        refuse_unusable_tables(options.tables)
+        refuse_unusable_tables(options.tables, options.jars)
 
 
 def _tables(options: LedgerJobOptions) -> Tables:
@@ -410,12 +419,12 @@ def _tables(options: LedgerJobOptions) -> Tables:
     return Tables(spark, options.tables)
 
 
-def _versions(tables: Tables, query: StreamingQuery | None, options: LedgerJobOptions) -> Iterator[TablesVersion]:
+def _versions(tables: Tables, reading: _Reading | None, options: LedgerJobOptions) -> Iterator[TablesVersion]:
     """Yield the version of the tables once. With --follow: after every commit, until a signal."""
-    if query is None or not options.follow:
-        if query is not None:
+    if reading is None or not options.follow:
+        if reading is not None:
             with spinner(f"reading {options.ledger}"), spark_errors_explained():
-                query.awaitTermination()
+                reading.query.awaitTermination()
         yield tables.version()
         return
     from twinbus.pipeline import SEGMENTS  # noqa: PLC0415 - needs the extra `tables`
@@ -425,9 +434,10 @@ def _versions(tables: Tables, query: StreamingQuery | None, options: LedgerJobOp
     ended = False
     while not ended:
         with spark_errors_explained():
-            ended = bool(query.awaitTermination(_POLL_SECONDS))
-            if stopping.is_set():
-                query.stop()
+            ended = bool(reading.query.awaitTermination(_POLL_SECONDS))
+            if stopping.is_set() and not ended:
+                reading.turns.stop(reading.query)
+                ended = True
         version = tables.version()
         # Results that are written make a snapshot, too. Only a batch changes the version of this table.
         if (ingested := version.tables.get(SEGMENTS)) != shown:
@@ -451,11 +461,11 @@ def _answers(name: str, options: LedgerJobOptions, on_spark: str | None = None) 
     if found is not None:
         yield answer_from_results(name, found.results, found.window, found)
         return
-    tables, writers, query = _opened(options, (name,))
+    tables, writers, reading = _opened(options, (name,))
     from twinbus.pipeline import TimeWindow, WriterStates  # noqa: PLC0415 - needs the extra `spark`
 
     window = TimeWindow(since, until)
-    for _ in _versions(tables, query, options):
+    for _ in _versions(tables, reading, options):
         yield _computed(name, tables, window, writers, options)
         if options.ledger is not None:
             # For the next result of --follow: all entries of these dead writers are ingested before that result.

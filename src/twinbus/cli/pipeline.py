@@ -101,7 +101,7 @@ def follow_ledger(made: PipelineRun, every: float, stopping: threading.Event, *,
                 if to_the_end:
                     query.processAllAvailable()
                     made.update(to_the_end=True)
-                query.stop()
+                made.stop(query)
                 return
             # Until then, the first batch is being prepared.
             has_begun = has_begun or str(query.status["message"]).startswith(_WAITING) or bool(query.lastProgress)

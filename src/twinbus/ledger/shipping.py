@@ -62,7 +62,7 @@ class Shipping:
     """Copies the sealed segments of the ledger in a folder to a target. Remembers which ones are there."""
 
     def __init__(self, directory: Path, target: StorageLocation) -> None:
-        if not target.is_url and Path(target).absolute() == directory.absolute():
+        if target.canonical() == StorageLocation.parse(directory).canonical():
             raise OperatorError(f"{target} is the ledger itself", "Name another folder or a URL.")
         self._directory = directory
         self._target: _Target = _StoreTarget(target) if target.is_url else _FolderTarget(Path(target))

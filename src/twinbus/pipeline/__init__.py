@@ -13,6 +13,8 @@ from twinbus.extras import missing_extra
 if TYPE_CHECKING:
     from twinbus.pipeline.actual_cost import ActualCost
     from twinbus.pipeline.audit import SparkAudit
+    from twinbus.pipeline.batch_turns import BatchTurns
+    from twinbus.pipeline.checkpoints import refuse_unusable_checkpoints
     from twinbus.pipeline.cost_facts import compute_actual_cost
     from twinbus.pipeline.ingest import ingest_ledger
     from twinbus.pipeline.ingested_segments import SEGMENTS
@@ -56,6 +58,7 @@ __all__ = [
     "SCHEMAS",
     "SEGMENTS",
     "ActualCost",
+    "BatchTurns",
     "CommittedBatch",
     "LedgerJob",
     "PipelineRun",
@@ -78,6 +81,7 @@ __all__ = [
     "ingest_ledger",
     "off_clocks",
     "read_history",
+    "refuse_unusable_checkpoints",
     "result_over_history",
     "separate_stderr",
     "why_incomplete",
@@ -88,6 +92,8 @@ __all__ = [
 _MODULES = {
     "actual_cost": ("ActualCost",),
     "audit": ("SparkAudit",),
+    "batch_turns": ("BatchTurns",),
+    "checkpoints": ("refuse_unusable_checkpoints",),
     "cost_facts": ("compute_actual_cost",),
     "ingest": ("ingest_ledger",),
     "ingested_segments": ("SEGMENTS",),

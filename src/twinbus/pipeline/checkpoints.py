@@ -12,29 +12,44 @@ import hashlib
 import os
 import shutil
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING, Final
+from zipfile import ZipFile
 
 from twinbus.errors import OperatorError
 from twinbus.object_store import ObjectFolder
-from twinbus.storage_location import StorageLocation
+from twinbus.storage_location import AZURE_SCHEMES, S3_SCHEMES, LocationError, StorageLocation
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 CHECKPOINTS_FOLDER: Final = "checkpoints"
 FOLDER_VARIABLE: Final = "TWINBUS_CHECKPOINTS"
 """The environment variable that names another folder or URL for checkpoints."""
+_FILE_SYSTEMS: Final = {
+    **dict.fromkeys(S3_SCHEMES, "org/apache/hadoop/fs/s3a/S3AFileSystem.class"),
+    **dict.fromkeys(AZURE_SCHEMES, "org/apache/hadoop/fs/azurebfs/AzureBlobFileSystem.class"),
+}
+# Each of them may bring further JARs, or says that Spark runs already.
+_SPARK_VARIABLES: Final = (
+    "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS",
+    "SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "SPARK_HOME", "SPARK_REMOTE",
+)  # fmt: skip
 
 
 def checkpoints_of(root: StorageLocation, environment: Mapping[str, str] = os.environ) -> StorageLocation:
     """Returns where the checkpoints for the tables at `root` are.
 
     For tables in a folder: in that folder. For tables at a URL: in `twinbus/checkpoints` in XDG_STATE_HOME
-    (`~/.local/state`). TWINBUS_CHECKPOINTS names another place for both.
+    (`~/.local/state`). TWINBUS_CHECKPOINTS names another place for both. Raises LocationError if that cannot be used.
     """
     name = hashlib.sha256(str(root).encode()).hexdigest()[:16]
     if named := environment.get(FOLDER_VARIABLE):
-        return StorageLocation.parse(named).absolute() / name
+        try:
+            return StorageLocation.parse(named).absolute() / name
+        except LocationError as error:
+            raise LocationError(f"{FOLDER_VARIABLE}: {error}") from None
     if not root.is_url:
         return root / CHECKPOINTS_FOLDER
     state = environment.get("XDG_STATE_HOME")
@@ -56,10 +71,35 @@ def remove_checkpoints(root: StorageLocation) -> None:
 def refuse_no_file_system(spark: SparkSession, checkpoints: StorageLocation) -> None:
     """Raises OperatorError if checkpoints are at a URL for which Spark has no file system."""
     if checkpoints.is_url and not has_file_system(spark, checkpoints.scheme):
-        raise OperatorError(
-            f"Spark has no file system for {checkpoints.scheme}://, so the checkpoints cannot be at {checkpoints}",
-            "Name a local folder, or start Spark with the JAR of the file system: docs/guides/storage.md.",
-        )
+        raise _no_file_system(checkpoints)
+
+
+def refuse_unusable_checkpoints(root: StorageLocation, environment: Mapping[str, str] = os.environ) -> None:
+    """Raises an error, without Spark, if the checkpoints for the tables at `root` cannot be where they would be.
+
+    That is known for the Spark from PyPI as it is. With further JARs or settings, `refuse_no_file_system` looks later.
+    """
+    place = checkpoints_of(root, environment)
+    if not place.is_url or any(environment.get(name) for name in _SPARK_VARIABLES):
+        return
+    found = find_spec("pyspark")
+    if found is None or found.origin is None:
+        return  # the start of Spark names the extra to install
+    home = Path(found.origin).parent
+    if not (home / "conf").exists() and not any(_has_class(jar, place.scheme) for jar in (home / "jars").glob("*.jar")):
+        raise _no_file_system(place)
+
+
+def _has_class(jar: Path, scheme: str) -> bool:
+    with ZipFile(jar) as file:
+        return _FILE_SYSTEMS[scheme] in file.NameToInfo
+
+
+def _no_file_system(checkpoints: StorageLocation) -> OperatorError:
+    return OperatorError(
+        f"Spark has no file system for {checkpoints.scheme}://, so the checkpoints cannot be at {checkpoints}",
+        "Name a local folder, or start Spark with the JAR of the file system: docs/guides/storage.md.",
+    )
 
 
 def has_file_system(spark: SparkSession, scheme: str) -> bool:

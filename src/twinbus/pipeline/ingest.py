@@ -38,6 +38,9 @@ from twinbus.storage_location import StorageLocation
 
 _KEY: Final = "key"
 
+FOLLOWER_PATIENCE: Final = 300.0
+"""Seconds for which a query that follows a ledger waits for another process that writes the tables."""
+
 Extend = Callable[[TablesChange], None]
 """A function that adds files to the change that a batch makes."""
 Committed = Callable[[TablesChange, TablesVersion], object]
@@ -62,25 +65,28 @@ def ingest_ledger(
     """Starts to copy new entries of the ledger into the tables at `root`, and returns the running query.
 
     If `every` is None, the query ends when it has ingested the entries that exist at its start. Otherwise the query
-    runs until it is stopped, and looks for new entries every `every` seconds. `most_bytes` limits the bytes of one
-    batch. `committed` is called after each commit. `turn` returns a context in which a batch is ingested. `checkpoints`
-    is where Spark keeps how far each ledger was read (default: `checkpoints_of`). `ledger` and `root` may be URLs of
-    object stores. Raises OperatorError if the tables have the format of an earlier version, or if Spark has no file
-    system for the checkpoints.
+    runs until it is stopped, and looks for new entries every `every` seconds. A batch then waits for another process
+    that writes the tables. `most_bytes` limits the bytes of one batch. `committed` is called after each commit. `turn`
+    returns a context in which a batch is ingested. `checkpoints` is where Spark keeps how far each ledger was read
+    (default: `checkpoints_of`). `ledger` and `root` may be URLs of object stores. Raises OperatorError if the tables
+    have the format of an earlier version, or if Spark has no file system for the checkpoints.
     """
     ledger, root = StorageLocation.parse(ledger).absolute(), StorageLocation.parse(root).absolute()
     place = checkpoints_of(root) if checkpoints is None else StorageLocation.parse(checkpoints).absolute()
     refuse_no_file_system(spark, place)
-    Tables(spark, root).version()
+    tables = Tables(spark, root)
+    tables.version()  # refuses tables of the old format
+    name = tables.segments.name_of(ledger)
     spark.dataSource.register(LedgerDataSource)
     source = spark.readStream.format("ledger").option("directory", str(ledger))
     if most_bytes is not None:
         source = source.option("maxBytesPerTrigger", str(most_bytes))
     # One checkpoint per ledger: several ledgers may go into the same tables.
-    checkpoint = place / hashlib.sha256(str(ledger).encode()).hexdigest()[:16]
+    checkpoint = place / hashlib.sha256(name.encode()).hexdigest()[:16]
     writer = source.load().writeStream.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=f"{every} seconds")
-    ingest = partial(_ingest_batch, ledger, root, checkpoint, extend, committed)
+    patience = 0.0 if every is None else FOLLOWER_PATIENCE
+    ingest = partial(_ingest_batch, name, root, checkpoint, patience, extend, committed)
 
     def in_turn(lines: DataFrame, batch: int) -> None:
         with turn():
@@ -90,9 +96,10 @@ def ingest_ledger(
 
 
 def _ingest_batch(
-    ledger: StorageLocation,
+    ledger: str,
     root: StorageLocation,
     checkpoint: StorageLocation,
+    patience: float,
     extend: Extend | None,
     committed: Committed | None,
     lines: DataFrame,
@@ -105,11 +112,11 @@ def _ingest_batch(
             f"the tables in {root} are gone, but the checkpoint of their stream is there",
             f"Put them back, or remove {checkpoint} too: then the whole ledger is read again.",
         )
-    with tables.locked():
+    with tables.locked(patience):
         # A stream that starts from the beginning again has a new id, so its batches are not taken for earlier ones.
         transaction = AppTransaction(f"ingest-{_stream_id(checkpoint)}", batch)
         if not tables.snapshots.is_committed(transaction):
-            ingested = ingested_by_batch(str(ledger), checkpoint, batch, is_first=not tables.has_segments())
+            ingested = ingested_by_batch(ledger, checkpoint, batch, is_first=not tables.has_segments())
             commit_batch(tables, lines, ledger, transaction, extend, ingested, committed)
 
 
@@ -121,7 +128,7 @@ def _stream_id(checkpoint: StorageLocation) -> str:
 def commit_batch(
     tables: Tables,
     lines: DataFrame,
-    ledger: StorageLocation,
+    ledger: str,
     transaction: AppTransaction,
     extend: Extend | None = None,
     ingested: IngestedLedger | None = None,
@@ -129,7 +136,7 @@ def commit_batch(
 ) -> TablesVersion:
     """Ingests one batch of parsed lines with one snapshot. Returns the snapshot. The tables must be locked.
 
-    `ingested` is the part of the ledger that the batch has.
+    `ledger` is the name of the ledger in the tables. `ingested` is the part of the ledger that the batch has.
     """
     with cached(lines) as rows:
         batch = measured(rows)
@@ -145,7 +152,7 @@ def commit_batch(
         return version
 
 
-def _write_batch(change: TablesChange, batch: ParsedBatch, ledger: StorageLocation) -> None:
+def _write_batch(change: TablesChange, batch: ParsedBatch, ledger: str) -> None:
     tables, before = change.tables, change.before
     change.newest = max(before.newest, batch.newest)
     if batch.rejected:
@@ -158,7 +165,7 @@ def _write_batch(change: TablesChange, batch: ParsedBatch, ledger: StorageLocati
             fresh = _fresh_entries(stack, entries, known_entries(tables, before, batch)).withColumn("day", day())
             change.add(ENTRIES, fresh.select(*columns(SCHEMAS[ENTRIES])), tasks=batch.write_tasks(batch.others))
         added = add_operations(change, batch, stack)
-        add_steps(change, added, batch.lines + batch.others)
+        add_steps(change, added.packed, added.messages + batch.moved)
 
 
 def _fresh_entries(stack: ExitStack, entries: DataFrame, known: DataFrame | None) -> DataFrame:
@@ -205,7 +212,7 @@ def destination() -> Column:
     return F.lower(F.when(F.col("destination") != "", F.col("destination")).otherwise(own))
 
 
-def problems(rows: DataFrame, ledger: StorageLocation) -> DataFrame:
+def problems(rows: DataFrame, ledger: str) -> DataFrame:
     file = F.concat(F.lit(f"{ledger}/"), "file").alias("file")
     return rows.where("problem is not null").select(
         file, F.col("number").alias("line"), F.col("problem").alias("cause")

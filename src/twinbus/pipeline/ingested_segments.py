@@ -44,7 +44,7 @@ class IngestedLedger:
     """What was ingested of one ledger."""
 
     ledger: str
-    """The path of the ledger."""
+    """The absolute path of the ledger, as it was named first, or its URL."""
     looked_at: int
     """All lines that were in the ledger at this time are ingested. In milliseconds since the epoch; 0: not known."""
     segments: Mapping[str, int]
@@ -61,8 +61,25 @@ class IngestedSegments:
     def ledgers(self, version: int | None = None) -> list[IngestedLedger]:
         """Returns what was ingested of each ledger, at a version of the table (default: the latest).
 
-        Returns nothing if there is no such version any more.
+        A ledger that was ingested under several names is there once. Returns nothing if there is no such version any
+        more.
         """
+        found: dict[str, IngestedLedger] = {}
+        for one in self._named(version):
+            same = StorageLocation.parse(one.ledger).canonical()
+            found[same] = _merged(found[same], one) if same in found else one
+        return [*found.values()]
+
+    def name_of(self, ledger: StorageLocation) -> str:
+        """Returns the name of a ledger in this table: its absolute path, or the name under which it was ingested."""
+        own, same = str(ledger.absolute()), ledger.canonical()
+        names = [one.ledger for one in self._named()]
+        if own in names:
+            return own
+        return next((name for name in names if StorageLocation.parse(name).canonical() == same), own)
+
+    def _named(self, version: int | None = None) -> list[IngestedLedger]:
+        """Returns what was ingested under each name of a ledger, sorted by name."""
         try:
             rows = self._log.query("select * from rows", version).to_pylist()
         except DeltaError:
@@ -113,13 +130,19 @@ class IngestedSegments:
         is_rewritten = len(self._log.files()) >= _MOST_FILES
         write_deltalake(
             self.storage.uri(SEGMENTS),
-            _rows([*self.ledgers(), ingested] if is_rewritten else [ingested]),
+            _rows([*self._named(), ingested] if is_rewritten else [ingested]),
             mode="overwrite" if is_rewritten else "append",
             storage_options=self.storage.options,
         )
         if is_rewritten:
             self._log.vacuum()
         return self._log.open().version()
+
+
+def _merged(one: IngestedLedger, other: IngestedLedger) -> IngestedLedger:
+    names = one.segments.keys() | other.segments.keys()
+    segments = {name: max(one.segments.get(name, 0), other.segments.get(name, 0)) for name in sorted(names)}
+    return IngestedLedger(one.ledger, max(one.looked_at, other.looked_at), segments)
 
 
 def _look_name(ledger: str) -> str:

@@ -4,6 +4,9 @@ A step is an operation or a movement, with the message's own result. The rows ar
 hexadecimal digits of the MD5 of the message id. A batch adds a *run*: files that have no prefix in common. So a reader
 that looks for one id finds at most one file in each run, by the statistics in the log. There are never more than three
 runs: a batch merges its rows with the newest runs when there would be more.
+
+A run has a file for about 500,000 rows, which a task sorts in memory. Only an id with more than a million steps
+can have more files.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from twinbus.ledger import Movement
 from twinbus.pipeline.frames import in_places
 from twinbus.pipeline.packed_rows import PACKED_ROWS, Batches, packed_by_place, unpacked
+from twinbus.pipeline.parsed_batch import moved_messages
 from twinbus.pipeline.step_rows import movement_steps, operation_steps, places_of
 from twinbus.pipeline.table_log import DataFile
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, SCHEMAS, STEPS, TablesChange
@@ -32,7 +36,8 @@ _ORDER: Final = ("prefix", "id", "at")
 def add_steps(change: TablesChange, operations: DataFrame, rows: int) -> None:
     """Adds the steps of the operations and entries that a change adds.
 
-    `operations` are these operations as packed rows. `rows` is about the number of operations and entries.
+    `operations` are these operations as packed rows. `rows` is the number of steps: their message ids, and those of
+    movements. An entry that the tables have already may count too.
     """
     tables, before = change.tables, change.before
     entries = [change.added_rows(ENTRIES)] if change.added.get(ENTRIES) else []
@@ -40,7 +45,7 @@ def add_steps(change: TablesChange, operations: DataFrame, rows: int) -> None:
     if STEPS not in before.tables and before.number:
         entries.append(tables.read(ENTRIES, version=before))
         older.append(tables.read(OPERATIONS, version=before))
-        rows += sum(_rows(tables.files(name, before)) for name in (ENTRIES, OPERATIONS))
+        rows += _sum(entries[-1], moved_messages()) + _sum(older[-1], F.size("ids"))
     elif not change.added.get(OPERATIONS) and not entries:
         return
     runs = _runs(tables.files(STEPS, before))
@@ -54,6 +59,11 @@ def add_steps(change: TablesChange, operations: DataFrame, rows: int) -> None:
         parts.append(_packed(tables.read_files(STEPS, merged, SCHEMAS[STEPS]), _unchanged, files))
     change.removed[STEPS] = merged
     change.add_packed(STEPS, in_places(parts, files), f"{before.number + 1:010}-", _ORDER)
+
+
+def _sum(rows: DataFrame, column: Column) -> int:
+    found = rows.agg(F.sum(column)).first()
+    return (found[0] if found is not None else None) or 0
 
 
 def _packed(rows: DataFrame, steps: Callable[[Batches], Iterator[pa.Table]], files: int) -> DataFrame:

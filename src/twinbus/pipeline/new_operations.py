@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -48,43 +48,56 @@ _FEW_LINES: Final = 50_000
 _MapBatches = Callable[[Batches], Batches]
 
 
-def add_operations(change: TablesChange, batch: ParsedBatch, stack: ExitStack) -> DataFrame:
+class NewOperations(NamedTuple):
+    """The operations that a batch adds."""
+
+    packed: DataFrame
+    """The operations as packed rows."""
+    messages: int
+    """The number of message ids that they name."""
+
+
+def add_operations(change: TablesChange, batch: ParsedBatch, stack: ExitStack) -> NewOperations:
     """Adds the new operations of a batch to a change, and replaces the table `pending`.
 
-    Returns the new operations as packed rows. Spark keeps them until `stack` is closed.
+    Returns the new operations. Spark keeps them until `stack` is closed.
     """
     lines = batch.rows.where("packed is not null")
     if not batch.lines:
-        return lines
+        return NewOperations(lines, 0)
     waiting = sum(file.rows for file in change.tables.files(PENDING, change.before))
     tasks = max(1, math.ceil((batch.lines + waiting) / _TASK_LINES))
     stored, keys = _stored_lines(change, batch, tasks, stack)
     done: DataFrame | None = None
+    messages, has_left = 0, True
     if tasks == 1 and batch.lines <= _FEW_LINES:
-        left = lines.select(
-            F.lit(0).alias("place"), "packed", F.col("packed_limits.rows"), F.lit(None).cast("binary").alias("keys")
-        )
+        nothing = [F.lit(None).cast("long").alias("messages"), F.lit(None).cast("binary").alias("keys")]
+        left = lines.select(F.lit(0).alias("place"), "packed", *nothing)
     else:
         first: _MapBatches = partial(_complete, np.union1d(_repeated(batch.keys), keys), tasks)
         few = lines.select("packed").coalesce(batch.few_tasks(batch.lines))
         passed = stack.enter_context(cached(few.mapInArrow(first, PACKED_ROWS)))
         done, left = passed.where("place is null"), passed.where("place is not null")
-    if done is None or _has_rows(left):
+        messages, has_left = _counted(passed)
+    if has_left:
         rest = _complete_rest(change, [left, *stored], tasks, stack)
-        done = rest if done is None else done.unionAll(rest)
+        done = rest.packed if done is None else done.unionAll(rest.packed)
+        messages += rest.messages
+    assert done is not None, "what no first pass has completed is left"
     change.add_packed(OPERATIONS, done)
-    return done
+    return NewOperations(done, messages)
 
 
-def _complete_rest(change: TablesChange, parts: list[DataFrame], tasks: int, stack: ExitStack) -> DataFrame:
-    """Completes what is left of all tasks, and replaces the table `pending`. Returns operations as packed rows."""
+def _complete_rest(change: TablesChange, parts: list[DataFrame], tasks: int, stack: ExitStack) -> NewOperations:
+    """Completes what is left of all tasks, and replaces the table `pending`."""
     passed = stack.enter_context(cached(in_places(parts, tasks).mapInArrow(_compare_and_complete, PACKED_ROWS)))
     done, left = passed.where("place is null"), passed.where("place is not null")
     before = change.tables.latest_files(PENDING)
-    if before or _has_rows(left):
+    messages, has_left = _counted(passed)
+    if before or has_left:
         change.removed[PENDING] = before
         change.add_packed(PENDING, left.coalesce(1))
-    return done.coalesce(1)
+    return NewOperations(done.coalesce(1), messages)
 
 
 def _stored_lines(
@@ -121,9 +134,11 @@ def known_files(tables: Tables, table: str, version: TablesVersion, batch: Parse
     return [file for file in tables.files(table, version, (first - 1, last + 1)) if batch.may_be_in(file)]
 
 
-def _has_rows(packed: DataFrame) -> bool:
-    """Returns whether there are packed rows. All tasks run: with `isEmpty`, Spark would begin with only one."""
-    return bool(packed.count())
+def _counted(passed: DataFrame) -> tuple[int, bool]:
+    """Returns the number of message ids of the complete operations, and whether lines are left. All tasks run."""
+    found = passed.agg(F.sum(F.when(F.col("place").isNull(), F.col("messages"))), F.count("place")).first()
+    assert found is not None, "an aggregate without keys has a row"
+    return found[0] or 0, bool(found[1])
 
 
 def _repeated(keys: Hashes) -> Hashes:

@@ -14,11 +14,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-PACKED_ROWS: Final = "place int, packed binary, rows long, keys binary"
-"""The columns of packed rows, for Spark. `rows` is their number. `keys` has hashes of them, or is null."""
+PACKED_ROWS: Final = "place int, packed binary, messages long, keys binary"
+"""The columns of packed rows, for Spark.
+
+`messages` is the number of message ids that lines or operations name; null for other rows. `keys` has hashes of the
+rows, or is null.
+"""
 _SCHEMA: Final = pa.schema(
-    [("place", pa.int32()), ("packed", pa.binary()), ("rows", pa.int64()), ("keys", pa.binary())]
+    [("place", pa.int32()), ("packed", pa.binary()), ("messages", pa.int64()), ("keys", pa.binary())]
 )
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 # Rows are unpacked and worked on together up to this size.
@@ -45,7 +50,8 @@ def unpack(value: pa.BinaryScalar | bytes) -> pa.Table:
 
 def packed_row(rows: pa.Table, place: int | None = None, keys: Hashes | None = None) -> pa.RecordBatch:
     """Returns one row with the columns of PACKED_ROWS."""
-    values: list[Any] = [place, pack(rows).to_pybytes(), rows.num_rows, None if keys is None else keys.tobytes()]
+    messages = pc.sum(pc.list_value_length(rows["ids"])).as_py() or 0 if "ids" in rows.schema.names else None
+    values: list[Any] = [place, pack(rows).to_pybytes(), messages, None if keys is None else keys.tobytes()]
     columns = [pa.array([value], field.type) for value, field in zip(values, _SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 

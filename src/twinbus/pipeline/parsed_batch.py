@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
+from twinbus.ledger import Movement
 from twinbus.pipeline.operation_rows import DAY_MILLISECONDS, LAST_DAY
 from twinbus.pipeline.packed_rows import Hashes
 from twinbus.pipeline.table_log import DataFile
@@ -31,6 +32,8 @@ class ParsedBatch:
     """Lines of operations. They are packed."""
     others: int
     """Entries that are no operations."""
+    moved: int
+    """The message ids of movements."""
     rejected: int
     """Lines that are not entries."""
     oldest: int
@@ -86,6 +89,7 @@ def measured(rows: DataFrame) -> ParsedBatch:
     found = rows.agg(
         F.coalesce(F.sum(limits["rows"]), F.lit(0)),
         F.count("kind"),
+        F.coalesce(F.sum(moved_messages()), F.lit(0)),
         F.count("problem"),
         F.min(ends["oldest"]),
         F.max(ends["newest"]),
@@ -94,6 +98,13 @@ def measured(rows: DataFrame) -> ParsedBatch:
         F.collect_list("packed_keys"),
     ).first()
     assert found is not None, "an aggregate without keys has a row"
-    lines, others, rejected, oldest, newest, least, greatest, packed = found
+    lines, others, moved, rejected, oldest, newest, least, greatest, packed = found
     keys = np.sort(np.frombuffer(b"".join(packed), np.int64))
-    return ParsedBatch(rows, lines, others, rejected, oldest or 0, newest or 0, (least or "", greatest or ""), keys)
+    return ParsedBatch(
+        rows, lines, others, moved, rejected, oldest or 0, newest or 0, (least or "", greatest or ""), keys
+    )
+
+
+def moved_messages() -> Column:
+    """Returns the number of message ids of a movement; null for other entries."""
+    return F.when((F.col("kind") == Movement.kind) & F.col("ids").isNotNull(), F.size("ids"))

@@ -17,10 +17,9 @@ run follows a ledger. They have snapshots of their own, and `results/as_of` says
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +30,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from twinbus.errors import OperatorError
 from twinbus.ledger import SILENCE, segment_at
-from twinbus.pipeline.ingest import ingest_ledger
+from twinbus.pipeline.batch_turns import BatchTurns
+from twinbus.pipeline.ingest import FOLLOWER_PATIENCE, ingest_ledger
 from twinbus.pipeline.ingested_segments import SEGMENTS
 from twinbus.pipeline.jobs import JOBS, advance
 from twinbus.pipeline.result_tables import PARTS, read_as_of
@@ -39,6 +39,7 @@ from twinbus.pipeline.results import add_results, compute_results, parts_of, unc
 from twinbus.pipeline.segment_source import available_bytes
 from twinbus.pipeline.settling import HORIZON, Horizon
 from twinbus.pipeline.snapshots import TablesVersion
+from twinbus.pipeline.table_storage import TablesBusyError
 from twinbus.pipeline.tables import ENTRIES, OPERATIONS, Tables, TablesChange
 from twinbus.pipeline.writer_states import WriterStates
 from twinbus.storage_location import StorageLocation
@@ -100,8 +101,8 @@ class PipelineRun:
         self._silence = silence
         self._horizon = Horizon(horizon)
         self._report = report
-        self._turn = threading.Lock()
-        """Held by the thread that changes the tables: the thread of the batches, or the one that calls `update`."""
+        self._turns = BatchTurns()
+        """Of the thread of the batches, and of the one that calls `update`."""
         self._writers = WriterStates(silence=silence)
         self._follows = False
         self._began = 0.0
@@ -126,6 +127,10 @@ class PipelineRun:
             turn=self._batch_turn,
         )
 
+    def stop(self, query: StreamingQuery) -> None:
+        """Stops the query that `start` has returned, when its batch has ended."""
+        self._turns.stop(query)
+
     def update(self, *, to_the_end: bool = False) -> None:
         """Commits results without a batch: those that are missing, and those that a batch does not make.
 
@@ -134,13 +139,13 @@ class PipelineRun:
         bill and of the timeline need the whole history; while the run follows a ledger, they are computed only for a
         small part of the time, or with `to_the_end`.
         """
-        if self._turn.acquire(blocking=False):  # otherwise a batch is being ingested, with results of its own
+        if self._turns.lock.acquire(blocking=False):  # otherwise a batch is being ingested, with results of its own
             try:
                 if self._has_died() or self._stale(_OF_BATCH):
                     self._report(self._commit(self._extend))
                 self._record_look()
             finally:
-                self._turn.release()
+                self._turns.lock.release()
         if self._stale(_SLOW) and (to_the_end or not self._follows or time.monotonic() >= self._slow_at):
             self._commit_slow_results()
 
@@ -165,7 +170,7 @@ class PipelineRun:
         began, version, self.phase = time.monotonic(), self.tables.version(), "counting the facts of bill and report"
         with self.tables.parallel_queries() as pool:
             computed = compute_results(self.tables, version, pool, _SLOW, self._writers)
-        with self._turn:
+        with self._turns.lock:
             self._commit(lambda change: add_results(change, computed))
         now = time.monotonic()
         self._slow_at = now + max(_SLOW_PAUSE, _SLOW_RATIO * (now - began))
@@ -173,7 +178,7 @@ class PipelineRun:
     def _commit(self, extend: Callable[[TablesChange], object]) -> CommittedBatch:
         """Commits a change without a batch."""
         self._began = time.monotonic()
-        with self.tables.locked():
+        with self.tables.locked(FOLLOWER_PATIENCE if self._follows else 0):
             change = self.tables.change()
             change.has_batch = False
             extend(change)
@@ -183,7 +188,7 @@ class PipelineRun:
 
     @contextmanager
     def _batch_turn(self) -> Iterator[None]:
-        with self._turn:
+        with self._turns.batch():
             self._began, self.phase = time.monotonic(), "reading new entries"
             try:
                 yield
@@ -219,17 +224,22 @@ class PipelineRun:
         return not any(_writer_of(name) in wanted for name in self._unread_segments())
 
     def _record_look(self) -> None:
-        """Records that the ledger was looked at, if all its lines are ingested."""
+        """Records that the ledger was looked at, if all its lines are ingested. Not while another process writes."""
         now = time.time()  # before the look: lines that are written meanwhile are later
-        version = self.tables.version().tables.get(SEGMENTS)
-        if version and now - self._looked_at >= _LOOK_PAUSE and not self._unread_segments():
-            self.tables.segments.record_look(str(self._ledger), int(now * 1000), version)
-            self._looked_at = now
+        if now - self._looked_at < _LOOK_PAUSE:
+            return
+        # With the lock: another process could make the tables again, and this version would be another one.
+        with suppress(TablesBusyError), self.tables.storage.lock():
+            version, segments = self.tables.version().tables.get(SEGMENTS), self.tables.segments
+            if version and not self._unread_segments():
+                segments.record_look(segments.name_of(self._ledger), int(now * 1000), version)
+                self._looked_at = now
 
     def _unread_segments(self) -> list[str]:
         """Returns the names of segments with lines that are not ingested."""
-        version = self.tables.version().tables.get(SEGMENTS)
-        ingested = (one.segments for one in self.tables.segments.ledgers(version) if one.ledger == str(self._ledger))
+        version, same = self.tables.version().tables.get(SEGMENTS), self._ledger.canonical()
+        ledgers = self.tables.segments.ledgers(version)
+        ingested = (one.segments for one in ledgers if StorageLocation.parse(one.ledger).canonical() == same)
         known = dict(next(ingested, {}))
         return [name for name, size in available_bytes(self._ledger, known).items() if size > known.get(name, 0)]
 

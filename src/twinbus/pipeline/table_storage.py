@@ -151,11 +151,11 @@ class TableStorage:
 
     def replace_file(self, folder: str, name: str, data: bytes) -> None:
         """Writes a small file beside the tables, all of it or nothing. It replaces one of this name."""
-        target = self.root / folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        new = target.with_name(f".{uuid4().hex}")
-        new.write_bytes(data)
-        new.replace(target)
+        with self.staging(f"{folder}/{name}") as staged:
+            new = Path(staged) / name
+            new.parent.mkdir(parents=True)
+            new.write_bytes(data)
+            new.replace(self.root / folder / name)
 
     def names(self) -> list[str]:
         """Returns the names of the tables, and of other folders and files beside them."""
@@ -179,7 +179,7 @@ class TableStorage:
     def discard_staged(self) -> None:
         """Removes staged folders of processes that died. Only the process that holds the lock may call this.
 
-        Files of results are written without the lock: only those of the day before are removed.
+        Files of results and looks are written without the lock: only those of the day before are removed.
         """
         shutil.rmtree(self.root / _STAGING, ignore_errors=True)
         for folder in self.root.glob(f"*/{_STAGING}/*"):

@@ -16,6 +16,7 @@ import contextlib
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
@@ -32,7 +33,7 @@ from twinbus.pipeline.result_tables import RESULTS, RESULTS_FOLDER
 from twinbus.pipeline.snapshots import Snapshots, TablesVersion
 from twinbus.pipeline.stored_files import read_files, write_files, write_packed_files
 from twinbus.pipeline.table_log import AppTransaction, DataFile, TableLog, described_file, merged_size
-from twinbus.pipeline.table_storage import OLD_FORMAT, SNAPSHOTS, TableStorage
+from twinbus.pipeline.table_storage import OLD_FORMAT, SNAPSHOTS, TablesBusyError, TableStorage
 from twinbus.storage_location import StorageLocation
 
 T = TypeVar("T")
@@ -293,12 +294,21 @@ class Tables:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, patience: float = 0.0) -> Iterator[None]:
         """Locks the tables for changes by this process, and undoes what a process left that died between two commits.
 
-        Waits a few seconds for another process that has the lock; then raises TablesBusyError.
+        Waits a few seconds for another process that has the lock, or for `patience` seconds if that is longer; then
+        raises TablesBusyError.
         """
-        with self.storage.lock():
+        with contextlib.ExitStack() as stack:
+            deadline, has_lock = time.monotonic() + patience, False
+            while not has_lock:
+                try:
+                    stack.enter_context(self.storage.lock())
+                    has_lock = True
+                except TablesBusyError:
+                    if time.monotonic() >= deadline:
+                        raise
             self.storage.discard_staged()
             self._undo_unfinished()
             yield
