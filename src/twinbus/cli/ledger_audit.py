@@ -51,6 +51,7 @@ AUDITED: Final = {
     "come_again": "delivered or stored twice: a syphon will deliver them again",
     "unconfirmed": "seen, but never reported safe",
     "found": "seen; before, the ledger did not know where they were",
+    "redirected": "resubmitted for another destination, without a record until now: the next audit decides",
     "moving": "on the way while the audit ran: the next audit decides",
     "not_looked_at": "not seen; they may be where the audit cannot look",
 }
@@ -358,9 +359,10 @@ def show_lost(audited: Mapping[str, Any]) -> None:
 def show_audit(found: AuditSummary) -> None:
     """Print what the audit saw as text."""
     looks = "one look" if found.looks == 1 else f"{found.looks} looks"
-    total = found.seen + found.dead_letters
-    messages = "1 message" if total == 1 else f"{total:,} messages"
-    typer.echo(f"\naudit: {messages} in {len(found.queues)} backlog queues, {looks}, {found.peeks:,} peeks")
+    messages = "1 message" if found.seen == 1 else f"{found.seen:,} messages"
+    dead_letters = "1 dead letter" if found.dead_letters == 1 else f"{found.dead_letters:,} dead letters"
+    queues = "1 backlog queue" if len(found.queues) == 1 else f"{len(found.queues)} backlog queues"
+    typer.echo(f"\naudit: {messages} and {dead_letters} in {queues}, {looks}, {found.peeks:,} peeks")
     for name, label in AUDITED.items():
         if not found.counts[name] and name != "there":
             continue
