@@ -202,8 +202,8 @@ def test_l1_after_each_kill_of_the_dead_letter_tool_the_ledger_agrees_with_the_q
         # No message may be on its way for ever: what is not at the one destination is at the other.
         assert found.accepted.total() == len(pair.safe)
         assert ids(found.in_backlog) | ids(found.dead_lettered) == pair.safe
-    while pair.dead_letters():  # the killed programs hold some for as long as their locks last
-        resubmission(pair.entity, KillPlan()).join(60.0)
+    while pair.dead_letters() & pair.safe:  # the killed programs hold some for as long as their locks last
+        resubmission(f"{pair.entity}-", KillPlan()).join(60.0)
     judge(pair, figures)
     at_home, elsewhere = pair.arrived.ever(), pair.arrived_elsewhere.ever()
     assert (set(elsewhere) if is_redirected else set(at_home)) == pair.safe
