@@ -60,7 +60,7 @@ DEAD_LETTERING, DEAD_LETTERING_UNDER_WAY = "dead-lettering", "dead-lettering und
 FATAL_TO_DEAD_LETTERS: Final = (DEAD_LETTERING, DEAD_LETTERING_UNDER_WAY, MoveStep.DEAD_LETTERED.value)
 """The steps of a message that cannot be delivered. The accounts of chaos know no such messages."""
 # Seconds: long enough for the request to be sent. The answer may or may not have arrived by then.
-_UNDER_WAY_SECONDS: Final = 0.002
+UNDER_WAY_SECONDS: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class WatchedDestination:
     async def send(self, messages: Sequence[OutgoingMessage]) -> None:
         watch = self._watch
         watch.tell("sending", messages)
-        watch.reach(SEND_UNDER_WAY, _UNDER_WAY_SECONDS)
+        watch.reach(SEND_UNDER_WAY, UNDER_WAY_SECONDS)
         try:
             await self._inner.send(messages)
         except SendFailedError as error:
@@ -185,7 +185,7 @@ class WatchedBacklog:
     async def complete(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:
         watch = self._watch
         watch.reach(COMPLETING)
-        watch.reach(COMPLETION_UNDER_WAY, _UNDER_WAY_SECONDS)
+        watch.reach(COMPLETION_UNDER_WAY, UNDER_WAY_SECONDS)
         try:
             lost = await self._inner.complete(held)
         except BacklogFailedError:
@@ -208,7 +208,7 @@ class WatchedBacklog:
     async def dead_letter(self, held: Sequence[HeldMessage], reason: str, description: str) -> Sequence[HeldMessage]:
         self._watch.tell("dead-lettered", held)
         self._watch.reach(DEAD_LETTERING)
-        self._watch.reach(DEAD_LETTERING_UNDER_WAY, _UNDER_WAY_SECONDS)
+        self._watch.reach(DEAD_LETTERING_UNDER_WAY, UNDER_WAY_SECONDS)
         return await self._inner.dead_letter(held, reason, description)
 
     async def renew(self, held: Sequence[HeldMessage]) -> Sequence[HeldMessage]:

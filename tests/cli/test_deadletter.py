@@ -95,7 +95,7 @@ def test_y6_to_bring_back_all_of_none_is_done(namespaces: LocalNamespaces) -> No
 def test_y6_resubmitted_by_id_a_message_is_as_it_was_and_the_others_stay(backlog: Backlog, tmp_path: Path) -> None:
     done = invoke("deadletter", "resubmit", "--id", "2", "--yes", "--ledger", str(tmp_path), **backlog.environment)
     assert done.exit_code == 0, done.stderr
-    assert "1 messages are back in the backlog" in done.stdout
+    assert "1 message is back in the backlog" in done.stdout
     (back,) = backlog.left()
     assert back.application_properties == {
         PATH_PROPERTY: backlog.destination,
@@ -136,7 +136,7 @@ def test_y6_resubmitted_by_destination_with_another_one(backlog: Backlog, tmp_pa
 def test_y6_nothing_is_moved_without_a_yes(backlog: Backlog) -> None:
     refused = invoke("deadletter", "resubmit", "--id", "1", **backlog.environment)
     assert refused.exit_code == 1
-    assert f"Put 1 messages back into the backlog, for {backlog.destination}?" in refused.stdout
+    assert f"Put 1 message back into the backlog, for {backlog.destination}?" in refused.stdout
     assert len(backlog.dead()) == 4
 
 

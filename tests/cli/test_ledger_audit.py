@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.cli.running import invoke
 from tests.cli.syphoned import Backlog
 from twinbus.backlog import Endpoint, primary_name
 from twinbus.connect import ConnectionString
-from twinbus.ledger import Ledger, Role, Stage
+from twinbus.ledger import Ledger, Move, Role, Stage
 from twinbus.pairing import Administration, provisioning_steps
 from twinbus.testing import LocalNamespaces
 
@@ -129,6 +130,7 @@ def test_l3_a_drain_audits_the_ledger_and_says_so(backlog: BookedBacklog) -> Non
     code, lines = drain(backlog)
     assert code == 0
     assert (lines[-1]["ended"], lines[-1]["total"]["returned"]) == (True, 3)
+    assert lines[-1]["audit"]["text"] == "proven: All 3 accepted messages are accounted for: 3 delivered."
     assert (lines[-1]["audit"]["absent"], lines[-1]["audit"]["lost"], lines[-1]["audit"]["looks"]) == (0, [], 1)
     assert audit(backlog)[1]["verdict"] == "proven"
 
@@ -141,7 +143,7 @@ def test_l3_a_drain_that_misses_messages_names_them_and_ends_with_1(backlog: Boo
     backlog.accept("a")
     done = invoke("syphon", "--drain", "--ledger", str(backlog.ledger), **backlog.environment)
     assert done.exit_code == 1, done.output
-    assert "audit: 1 lost" in done.output
+    assert "audit: lost: 1 of 2 accepted messages is in neither namespace. 1 not seen" in done.output
     assert f"{backlog.name}/{backlog.destination}  gone" in done.output
 
 
@@ -150,5 +152,85 @@ def test_l3_a_drain_with_a_ledger_of_its_own_does_not_complain(backlog: BookedBa
     backlog.divert("c", path=None)
     done = invoke("syphon", "--drain", "--ledger", str(backlog.ledger), **backlog.environment)
     assert done.exit_code == 3, done.output
-    assert "audit: nothing is missing" in done.output
+    assert "audit: proven: No message was accepted. It has 2 messages that are unconfirmed:" in done.output
     assert "lost" not in done.output
+
+
+def book(backlog: BookedBacklog, stage: Stage, name: str, result: str = "ok") -> None:
+    """Record an operation of a syphon on a message."""
+    destination = f"{backlog.name}/{backlog.destination}"
+    with Ledger(backlog.ledger, Role.SYPHON) as ledger:
+        if stage is Stage.RETURN_PRIMARY:
+            ledger.begin(stage, backlog.name, backlog.destination, [name], [4]).end(result)
+        else:
+            ledger.begin(stage, backlog.space, backlog.queues[0], [name], [4], destination).end(result)
+
+
+def unknown(backlog: BookedBacklog) -> None:
+    book(backlog, Stage.SEND_BACKLOG, "x")
+    book(backlog, Stage.RETURN_PRIMARY, "x", "unknown")
+    book(backlog, Stage.COMPLETE_BACKLOG, "x", "unknown")
+
+
+def gap(backlog: BookedBacklog) -> None:
+    (backlog.ledger / "client-elsewhere-1-0123456789abcdef.failing").touch()
+
+
+def earlier_loss(backlog: BookedBacklog) -> None:
+    book(backlog, Stage.SEND_BACKLOG, "x")
+    with Ledger(backlog.ledger, Role.AUDIT) as ledger:
+        place = f"{backlog.space}/{backlog.queues[0]}"
+        ledger.moved(Move.LOST, ["x"], place, f"{backlog.name}/{backlog.destination}")
+
+
+def come_again(backlog: BookedBacklog) -> None:
+    backlog.accept("x")
+    backlog.dead_letter("x")
+    book(backlog, Stage.RETURN_PRIMARY, "x")
+    book(backlog, Stage.COMPLETE_BACKLOG, "x")
+
+
+def unconfirmed(backlog: BookedBacklog) -> None:
+    backlog.divert("x")
+    backlog.dead_letter("x")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "said", "code"),
+    [
+        (unknown, "not proven: 1 of 2 accepted messages is unknown: ", 3),
+        (gap, "not proven: The accepted message is accounted for: 1 delivered. Entries are missing ", 3),
+        (earlier_loss, "lost: 1 of 2 accepted messages is in neither namespace.", 1),
+        (come_again, "proven with possible duplicates: All 2 accepted messages are accounted for: 2 delivered. ", 0),
+        (unconfirmed, "proven: The accepted message is accounted for: 1 delivered. 1 seen, but never reported", 0),
+    ],
+)
+def test_l6_the_audit_after_a_drain_has_the_verdict_of_the_ledger_and_its_exit_code(
+    backlog: BookedBacklog, prepare: Callable[[BookedBacklog], None], said: str, code: int
+) -> None:
+    backlog.accept("a")
+    prepare(backlog)
+    found, lines = drain(backlog)
+    assert (found, lines[-1]["audit"]["text"][: len(said)]) == (code, said)
+    checked = invoke("ledger", "check", str(backlog.ledger), "--json")
+    ledger = json.loads(checked.stdout)
+    assert checked.exit_code == code
+    assert {name: lines[-1]["audit"][name] for name in ("verdict", "sentence")} == {
+        name: ledger[name] for name in ("verdict", "sentence")
+    }
+    assert [one["id"] for one in lines[-1]["audit"]["lost"]] == (["x"] if code == 1 else [])
+
+
+def test_l3_a_dead_letter_that_no_syphon_made_is_named_and_recorded(backlog: BookedBacklog) -> None:
+    backlog.accept("a", "b")
+    backlog.dead_letter("a")
+    done = invoke("ledger", "audit", str(backlog.ledger), **backlog.environment)
+    assert "accounted for: 1 in the backlog, 1 dead-lettered." in done.output
+    assert "audit: 1 message and 1 dead letter in 2 backlog queues, one look, " in done.output
+    assert (done.exit_code, audit(backlog)[1]["dead_lettered"]) == (0, 1)
+    resubmitted = invoke(
+        "deadletter", "resubmit", "--all", "--yes", "--ledger", str(backlog.ledger), **backlog.environment
+    )
+    assert resubmitted.exit_code == 0, resubmitted.output
+    checked = json.loads(invoke("ledger", "check", str(backlog.ledger), "--json").stdout)
+    assert (checked["in_backlog"], checked["dead_lettered"]) == (2, 0)

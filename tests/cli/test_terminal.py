@@ -133,7 +133,7 @@ def test_x3_resubmitting_a_hostile_id_asks_and_tells_without_control_characters(
     asked = ("deadletter", "resubmit", "--id", HOSTILE)
     code, shown = in_terminal(*asked, typed="n\n", variables=backlog.environment)
     assert (code, controls(shown)) == (1, [])
-    assert "Put 1 messages back into the backlog" in shown
+    assert "Put 1 message back into the backlog" in shown
     code, shown = in_terminal(*asked, "--yes", columns=WIDE, variables=backlog.environment)
     assert (code, controls(shown)) == (0, []), shown
     assert printable(f"resubmitted  {HOSTILE} to {HOSTILE}") in shown

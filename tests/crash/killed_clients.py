@@ -14,11 +14,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -29,12 +30,14 @@ from azure.servicebus.aio import ServiceBusClient
 
 import twinbus
 import twinbus.aio
-from tests.chaos.syphoning import FATAL, FATAL_TO_DEAD_LETTERS, WatchedTransport
+from tests.chaos.syphoning import FATAL, FATAL_TO_DEAD_LETTERS, UNDER_WAY_SECONDS, WatchedTransport
 from tests.crash.stored_ids import marked_body
 from tests.syphon.fixed_queues import FixedQueues
 from twinbus import SendAvailabilityOptions
-from twinbus.ledger import Ledger, LedgerOptions
+from twinbus.connect import Receiver, Sender, ServiceBusConnection, connect
+from twinbus.ledger import OK, Ledger, LedgerOptions, Role, RunningOperation, Stage
 from twinbus.syphon import HeldMessage, MoveStep, NativeTransport, RetryPolicy, Syphon, SyphonOptions
+from twinbus.syphon.dead_letters import DeadLetters
 from twinbus.syphon.sdk_transport import SdkTransport
 from twinbus.syphon.transport import OutgoingMessage
 
@@ -184,10 +187,133 @@ async def _syphon(work: SyphonWork, begun: Connection) -> None:
         await syphon.run()
 
 
+# --- the dead-letter tool ---------------------------------------------------------------------------------------------
+
+RESUBMITTING, RESUBMIT_UNDER_WAY, STORED = "resubmitting", "resubmit under way", "the copy is stored"
+MOVING, MOVED = "before the move is recorded", "the move is recorded"
+REMOVING, REMOVAL_UNDER_WAY, REMOVED = "removing", "removal under way", "the dead letter is removed"
+RESUBMIT_PLACES: Final = (
+    RESUBMITTING,
+    RESUBMIT_UNDER_WAY,
+    STORED,
+    MOVING,
+    MOVED,
+    REMOVING,
+    REMOVAL_UNDER_WAY,
+    REMOVED,
+)
+"""Every place where a program kills itself that resubmits dead letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resubmission:
+    """Resubmits the dead letters whose ids begin with `prefix`. `to`: for another destination."""
+
+    secondary: str
+    queue: str
+    ledger: Path
+    prefix: str
+    to: str | None
+    plan: KillPlan = KillPlan()
+
+
+def run_resubmission(work: Resubmission, begun: Connection) -> None:
+    logging.disable(logging.CRITICAL)
+    asyncio.run(_resubmit(work, begun))
+
+
+async def _resubmit(work: Resubmission, begun: Connection) -> None:
+    watch = PlannedKill(work.plan, begun)
+    options = LedgerOptions(segment_bytes=_SEGMENT_BYTES)
+    with WatchedLedger(work.ledger, Role.DEADLETTER, options) as ledger:
+        ledger.watch = watch
+        async with connect(work.secondary) as bus:
+            dead = DeadLetters(
+                WatchedConnection(bus, watch),  # type: ignore[arg-type]  # it has all that is used of a connection
+                [work.queue],
+                primary=PRIMARY_NAME,
+                secondary=SECONDARY_NAME,
+                ledger=ledger,
+            )
+            census = await dead.census(lambda letter: str(letter.message_id).startswith(work.prefix))
+            begun.send_bytes(b"x")
+            await dead.resubmit(census, to=work.to)
+
+
+class WatchedLedger(Ledger):
+    """Reports the places before and after a move is recorded, and before the outcome of a send is recorded."""
+
+    watch: PlannedKill
+
+    def moved(self, *arguments: Any, **options: Any) -> None:
+        self.watch.reach(MOVING)
+        super().moved(*arguments, **options)
+        self.watch.reach(MOVED)
+
+    def begin_as(self, prefix: str, ids: str | Sequence[object], size: int | Sequence[int]) -> RunningOperation:
+        for place, stages in ACCEPTED_PLACES.items():
+            if any(f'"{stage}"' in prefix for stage in stages):
+                operation = WatchedOperation(self._writer, prefix, ids, size)
+                operation.accepted = partial(self.watch.reach, place)
+                return operation
+        return super().begin_as(prefix, ids, size)
+
+
+class WatchedOperation(RunningOperation):
+    """Calls `accepted` when the service has accepted the messages, and the ledger has no outcome yet."""
+
+    __slots__ = ("accepted",)
+
+    accepted: Callable[[], None]
+
+    def end(self, result: str = OK, *, cause: str | None = None, failed: Sequence[object] = ()) -> None:
+        if result == OK:
+            self.accepted()
+        super().end(result, cause=cause, failed=failed)
+
+
+class WatchedConnection:
+    """A connection whose senders and receivers report their places."""
+
+    def __init__(self, inner: ServiceBusConnection, watch: PlannedKill) -> None:
+        self._inner = inner
+        self._watch = watch
+        self.management = inner.management
+
+    async def sender(self, queue: str) -> Sender:
+        made = await self._inner.sender(queue)
+        steps = (RESUBMITTING, RESUBMIT_UNDER_WAY, STORED)
+        made.send = self._watched(made.send, *steps)  # type: ignore[method-assign]
+        return made
+
+    async def receiver(self, queue: str, **options: Any) -> Receiver:
+        made = await self._inner.receiver(queue, **options)
+        steps = (REMOVING, REMOVAL_UNDER_WAY, REMOVED)
+        made.complete = self._watched(made.complete, *steps)  # type: ignore[method-assign]
+        return made
+
+    def _watched(
+        self, call: Callable[..., Awaitable[None]], before: str, under_way: str, after: str
+    ) -> Callable[..., Coroutine[Any, Any, None]]:
+        async def watched(*arguments: Any, **options: Any) -> None:
+            self._watch.reach(before)
+            self._watch.reach(under_way, UNDER_WAY_SECONDS)
+            await call(*arguments, **options)
+            self._watch.reach(after)
+
+        return watched
+
+
 # --- applications -----------------------------------------------------------------------------------------------------
 
+ACCEPTED, RETURNED = "the service accepted a send", "the primary accepted what the embedded syphon returned"
+"""Places where an application is killed between the acceptance and the entry."""
+ACCEPTED_PLACES: Final = {
+    ACCEPTED: (Stage.SEND_PRIMARY, Stage.SEND_BACKLOG, Stage.SCHEDULE_PRIMARY),
+    RETURNED: (Stage.RETURN_PRIMARY,),
+}
 AFTER_RETURN, AT_EXIT = "a send has returned", "the process ends by os._exit"
-"""Places where an application ends: by kill -9, and without a kill."""
+"""Places where an application ends after a send: by kill -9, and without a kill."""
 SENDERS: Final = 2
 """Threads or tasks of one application that send at the same time."""
 
@@ -207,15 +333,16 @@ class Application:
     has_syphon: bool
     plan: KillPlan
 
-    @property
-    def options(self) -> SendAvailabilityOptions:
+    def options(self, begun: Connection) -> SendAvailabilityOptions:
+        ledger = WatchedLedger(self.ledger, options=LedgerOptions(segment_bytes=_SEGMENT_BYTES))
+        ledger.watch = PlannedKill(self.plan, begun)
         return SendAvailabilityOptions(
             backlog_queue_count=1,
             provision="assume",
             primary_name=PRIMARY_NAME,
             ping_interval=timedelta(minutes=30),
             enable_syphon=self.has_syphon,
-            ledger=Ledger(self.ledger, options=LedgerOptions(segment_bytes=_SEGMENT_BYTES)),
+            ledger=ledger,
         )
 
 
@@ -269,14 +396,15 @@ def reported_safe(told: Path) -> set[str]:
 def run_application(work: Application, begun: Connection) -> None:
     logging.disable(logging.CRITICAL)
     reports = Reports(work, begun)
+    options = work.options(begun)
     if work.driver == AIO:
-        asyncio.run(_send_aio(work, reports))
+        asyncio.run(_send_aio(work, options, reports))
     else:
-        _send_sync(work, reports)
+        _send_sync(work, options, reports)
 
 
-def _send_sync(work: Application, reports: Reports) -> None:
-    pair = twinbus.pair_connection_strings(work.primary, work.secondary, options=work.options)
+def _send_sync(work: Application, options: SendAvailabilityOptions, reports: Reports) -> None:
+    pair = twinbus.pair_connection_strings(work.primary, work.secondary, options=options)
     if work.is_diverted:
         pair.force_failover(work.entity)
     sender = pair.get_queue_sender(work.entity)
@@ -303,8 +431,8 @@ def _send_sync(work: Application, reports: Reports) -> None:
         thread.join()
 
 
-async def _send_aio(work: Application, reports: Reports) -> None:
-    async with twinbus.aio.pair_connection_strings(work.primary, work.secondary, options=work.options) as pair:
+async def _send_aio(work: Application, options: SendAvailabilityOptions, reports: Reports) -> None:
+    async with twinbus.aio.pair_connection_strings(work.primary, work.secondary, options=options) as pair:
         if work.is_diverted:
             pair.force_failover(work.entity)
         sender = pair.get_queue_sender(work.entity)

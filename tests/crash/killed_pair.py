@@ -15,12 +15,12 @@ from tests.crash.killed_clients import PRIMARY_NAME, SECONDARY_NAME, KilledProce
 from tests.crash.ledger_oracle import contradictions, refused_returns
 from tests.crash.stored_ids import StoredIds, marked_body
 from twinbus.connect import connect
-from twinbus.ledger import Balance, Ledger, Stage, balance, dead_writers, read_ledger
+from twinbus.ledger import Balance, Ledger, Move, Role, Stage, balance, dead_writers, read_ledger
 from twinbus.message import Message
 from twinbus.testing import LocalNamespaces
 
 QUEUE: Final = f"{PRIMARY_NAME}/x-servicebus-transfer/0"
-_ENOUGH: Final = 20
+_ENOUGH: Final = 40
 _DRAIN_WINDOW: Final = 1000
 _DRAIN_SECONDS: Final = 60.0
 _LOCK: Final = "PT5S"
@@ -50,7 +50,12 @@ class KilledPair:
         self.folder = folder
         assert namespaces.data is not None
         self.arrived = StoredIds(namespaces.data / "primary.sqlite", self.entity)
+        self.elsewhere = f"orders-{next(self._numbers)}"
+        """Another entity of the primary."""
+        self.arrived_elsewhere = StoredIds(namespaces.data / "primary.sqlite", self.elsewhere)
         self._left = StoredIds(namespaces.data / "secondary.sqlite", QUEUE)
+        self._others = set(self._left.all())
+        """Dead letters that other tests have left."""
         self.safe: set[str] = set()
         """What was reported safe."""
         self.wrong: list[str] = []
@@ -71,6 +76,22 @@ class KilledPair:
         async with connect(self.secondary) as bus:
             await (await bus.sender(QUEUE)).send(messages)
 
+    def dead_letter(self, names: Sequence[str]) -> None:
+        """Fills the backlog queue, and moves these messages to its dead-letter queue as a syphon does."""
+        self.fill(names)
+        with Ledger(self.ledger, Role.SYPHON) as ledger:
+            source, destination = f"{SECONDARY_NAME}/{QUEUE}", f"{PRIMARY_NAME}/{self.entity}"
+            ledger.moved(Move.DEAD_LETTERED, names, source, destination)
+        with (
+            ServiceBusClient.from_connection_string(self.secondary) as client,
+            client.get_queue_receiver(QUEUE) as receiver,
+        ):
+            left = set(names)
+            while left:
+                for message in receiver.receive_messages(len(left), max_wait_time=5):
+                    receiver.dead_letter_message(message, reason="Reason", error_description="why")
+                    left.remove(str(message.message_id))
+
     def syphon(self, **more: Any) -> SyphonWork:
         return SyphonWork(self.primary, self.secondary, (QUEUE,), self.ledger, **more)
 
@@ -88,11 +109,16 @@ class KilledPair:
         code = process.join(_DRAIN_SECONDS)
         assert code == 0, f"the last syphon ended with {code}"
 
+    def not_accepted(self, found: Balance) -> set[str]:
+        """Returns the messages in the queues that the ledger has not accepted."""
+        stored = self.arrived.ever() + self._left.all()
+        return set(stored) - self._others - {message.id for message in found.accepted}
+
     def check(self, when: str, *, is_over: bool = False) -> Balance:
         """Returns the balance of the ledger, and records in `wrong` what the queues contradict."""
         # The backlog first: a message on its way between the two counts is then in both, not in none.
         left = self._left.all()
-        arrived = self.arrived.ever()
+        arrived = self.arrived.ever() + self.arrived_elsewhere.ever()
         dead = dead_writers(self.ledger)
         entries = list(read_ledger(self.ledger))
         found = balance(entries, dead)

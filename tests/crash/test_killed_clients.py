@@ -6,7 +6,9 @@ what was reported safe. `ledger_oracle` compares it with the balance. Killed are
 | process | steps |
 | --- | --- |
 | syphon, native and over the SDK | `killed_clients.PLACES`, `killed_clients.DEAD_LETTER_PLACES` |
-| application, sync and asyncio, healthy and diverted | right after a send has returned; it ends by `os._exit` there |
+| dead-letter tool, for the same and for another destination | `killed_clients.RESUBMIT_PLACES` |
+| application, sync and asyncio, healthy and diverted | `killed_clients.ACCEPTED`, `AFTER_RETURN`, `AT_EXIT` |
+| syphon in an application | `killed_clients.RETURNED` |
 
 Spark's processes are killed in `tests/pipeline/test_spark_syphon.py` and `test_spark_kills.py`.
 """
@@ -22,11 +24,14 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from tests.crash.killed_clients import (
+    ACCEPTED,
     AFTER_RETURN,
     AIO,
     AT_EXIT,
     DEAD_LETTER_PLACES,
     PLACES,
+    RESUBMIT_PLACES,
+    RETURNED,
     SYNC,
     TRANSPORTS,
     WINDOW,
@@ -34,12 +39,14 @@ from tests.crash.killed_clients import (
     Durability,
     KilledProcess,
     KillPlan,
+    Resubmission,
     later,
     reported_safe,
     run_application,
+    run_resubmission,
     run_syphon,
 )
-from tests.crash.killed_pair import KilledPair, killed_pairs
+from tests.crash.killed_pair import QUEUE, KilledPair, killed_pairs
 from tests.crash.stored_ids import marked_body
 from tests.tiers import budget
 from twinbus.ledger import MessageKey, Verdict, judge_ledger
@@ -81,11 +88,13 @@ def application_kills(chance: Random, count: int) -> list[KillPlan]:
     times = (1, 1, 5, 20)
     return [
         (
-            KillPlan(AT_EXIT, chance.choice(times)),
+            KillPlan(ACCEPTED, chance.choice((5, 20, 50))),  # so often that some sends have returned before
             KillPlan(AFTER_RETURN, chance.choice(times)),
+            KillPlan(AT_EXIT, chance.choice(times)),
             KillPlan(seconds=chance.uniform(0, RANDOM_SECONDS)),
+            KillPlan(RETURNED, chance.choice((1, 2))),
             KillPlan(seconds=chance.uniform(0, RANDOM_SECONDS)),
-        )[number % 4]
+        )[number % 6]
         for number in range(count)
     ]
 
@@ -172,6 +181,36 @@ def test_l1_after_a_kill_every_message_in_the_dead_letter_queue_is_dead_lettered
     assert {f"{one} killed: {place}" for one in TRANSPORTS for place in DEAD_LETTER_PLACES} <= figures.keys()
 
 
+@pytest.mark.parametrize("is_redirected", [False, True])
+def test_l1_after_each_kill_of_the_dead_letter_tool_the_ledger_agrees_with_the_queues(
+    pair: KilledPair, is_redirected: bool
+) -> None:
+    """Each place has messages of its own. Those that are dead letters after the kill are resubmitted at the end."""
+    figures: Counter[str] = Counter()
+    to = pair.elsewhere if is_redirected else None
+    places = budget(1, 3, 20) * RESUBMIT_PLACES
+    rounds = [(place, f"{pair.entity}-{number}-") for number, place in enumerate(places)]
+    pair.dead_letter([f"{prefix}{part}" for _, prefix in rounds for part in range(3)])
+
+    def resubmission(prefix: str, plan: KillPlan) -> KilledProcess:
+        work = Resubmission(pair.secondary, QUEUE, pair.ledger, prefix, to, plan)
+        return KilledProcess(run_resubmission, work, plan)
+
+    for place, prefix in rounds:
+        figures[f"killed: {resubmission(prefix, KillPlan(place)).until_killed()}"] += 1
+        found = pair.check(f"kill at {place}")
+        # No message may be on its way for ever: what is not at the one destination is at the other.
+        assert found.accepted.total() == len(pair.safe)
+        assert ids(found.in_backlog) | ids(found.dead_lettered) == pair.safe
+    while pair.dead_letters() & pair.safe:  # the killed programs hold some for as long as their locks last
+        resubmission(f"{pair.entity}-", KillPlan()).join(60.0)
+    judge(pair, figures)
+    at_home, elsewhere = pair.arrived.ever(), pair.arrived_elsewhere.ever()
+    assert (set(elsewhere) if is_redirected else set(at_home)) == pair.safe
+    assert not (at_home if is_redirected else elsewhere)
+    assert {f"killed: {place}" for place in places} <= figures.keys()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_l2_after_each_kill_of_an_application_every_message_it_reported_safe_is_in_the_ledger(
     pair: KilledPair, seed: int
@@ -193,7 +232,7 @@ def test_l2_after_each_kill_of_an_application_every_message_it_reported_safe_is_
                 driver=driver,
                 is_diverted=is_diverted,
                 # Some applications also bring home what the diverted ones sent.
-                has_syphon=not is_diverted and number % 5 == 4,
+                has_syphon=not is_diverted and (plan.place == RETURNED or number % 5 == 4),
                 plan=plan,
             )
             running.append((work, KilledProcess(run_application, work, plan)))
@@ -202,8 +241,13 @@ def test_l2_after_each_kill_of_an_application_every_message_it_reported_safe_is_
             safe = reported_safe(work.told)
             figures[f"reported safe: {work.driver}, {'diverted' if work.is_diverted else 'healthy'}"] += len(safe)
             pair.safe |= safe
-        pair.check(f"round {number}: {plan}")
+        found = pair.check(f"round {number}: {plan}")
+        figures["accepted without an entry"] = len(pair.not_accepted(found))
     judge(pair, figures)
+    killed = sum(figures[f"{driver} killed: {ACCEPTED}"] for driver in (SYNC, AIO))
+    assert figures["accepted without an entry"] >= killed > 0
+    if len(plans) >= KILLS_PER_RUN:
+        assert any(figures[f"{driver} killed: {RETURNED}"] for driver in (SYNC, AIO))
     # Each application has reported something as safe.
     assert min(figures[name] for name in figures if name.startswith("reported safe")) >= len(plans)
 

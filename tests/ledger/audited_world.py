@@ -93,6 +93,16 @@ class AuditedWorld:
             there[self.names[send]] += times
         return Counter(self.accepted.values()) - there
 
+    def only_dead(self) -> set[str]:
+        """The ids that one send used, which was accepted, and whose only copy is a dead letter."""
+        sends = Counter(self.names.values())
+        copies = Counter(one.id for one in (*self.queue, *self.dead))
+        return {
+            one.id
+            for one in self.dead
+            if sends[one.id] == copies[one.id] == 1 and one.send in self.accepted and not self.delivered[one.send]
+        }
+
     # --- running -----------------------------------------------------------------------------------------------------
 
     def run(self, steps: int) -> Iterator[tuple[AuditFindings, Balance]]:
@@ -236,14 +246,14 @@ class AuditedWorld:
             yield
             self._store(self.queue, one.id, one.send)
             yield
-            writer.lines.append(outcome(begun, "ok"))
+            writer.lines += [outcome(begun, "ok"), movement(writer, Move.RESUBMITTED, one.id)]
             completion = operation(writer, Stage.COMPLETE_BACKLOG, one.id)
             writer.lines.append(intent(completion))
             yield
             if one in self.dead:
                 self.dead.remove(one)
             yield
-            writer.queued += [outcome(completion, "ok"), movement(writer, Move.RESUBMITTED, one.id)]
+            writer.queued.append(outcome(completion, "ok"))
         finally:
             one.locked = False
 
@@ -303,7 +313,9 @@ class AuditedWorld:
         for messages in (self.queue, self.dead):
             start = 0
             while page := sorted((one for one in messages if one.number >= start), key=lambda one: one.number)[:PAGE]:
-                look.seen.update(MessageKey(DESTINATION, one.id) for one in page)
+                keys = [MessageKey(DESTINATION, one.id) for one in page]
+                look.seen.update(keys)
+                look.dead.update(keys if messages is self.dead else ())
                 start = page[-1].number + 1
                 yield
         return look

@@ -17,9 +17,11 @@ from tests.ledger.audited_world import (
     intent,
     movement,
     operation,
+    outcome,
 )
 from tests.tiers import budget
 from twinbus.ledger import (
+    AUDIT_WORDS,
     AuditFindings,
     BacklogLook,
     Entry,
@@ -83,8 +85,7 @@ def compared(
 
 
 def words(found: AuditFindings) -> dict[str, int]:
-    names = ("there", "absent", "come_again", "unconfirmed", "found", "moving", "not_looked_at")
-    return {name: getattr(found, name).total() for name in names if getattr(found, name)}
+    return {name: getattr(found, name).total() for name in AUDIT_WORDS if getattr(found, name)}
 
 
 def recorded(found: AuditFindings) -> list[tuple[Move, int]]:
@@ -169,21 +170,122 @@ def test_l3_while_entries_are_missing_an_absent_message_is_not_called_lost() -> 
     assert recorded(found) == [(REAPPEARED, 1), (FOUND, 1)]
 
 
-@pytest.mark.parametrize("completion_is_recorded", [False, True])
-def test_l3_a_redirect_that_was_killed_before_it_was_recorded_is_no_loss(completion_is_recorded: bool) -> None:
-    elsewhere = "contoso/elsewhere"
-    before: list[Entry] = [divert(), moved(Move.DEAD_LETTERED)]
-    killed = [replace(op(stage), destination=elsewhere) for stage in (Stage.RESUBMIT_BACKLOG, Stage.COMPLETE_BACKLOG)]
-    last = killed[1] if completion_is_recorded else intent(killed[1])
-    reading = read_for_audit([*before, killed[0], last], [f"deadletter-host-1-{WRITER.digits}"])
-    shown = BacklogLook(Counter({MessageKey(elsewhere, "a"): 1}))
+ELSEWHERE = "contoso/elsewhere"
+
+
+def redirects(completion_is_recorded: bool) -> list[Entry]:
+    """A redirect of an older version that was killed before it recorded the move."""
+    copied, removed = (
+        replace(op(stage), destination=ELSEWHERE) for stage in (Stage.RESUBMIT_BACKLOG, Stage.COMPLETE_BACKLOG)
+    )
+    return [divert(), moved(Move.DEAD_LETTERED), copied, removed if completion_is_recorded else intent(removed)]
+
+
+def audited(entries: Sequence[Entry], there: MessageKey | None) -> tuple[AuditFindings, list[Entry]]:
+    """Returns what an audit finds that sees this one message, and the entries with what the audit recorded."""
+    reading = read_for_audit(entries, [f"deadletter-host-1-{WRITER.digits}"])
+    shown = BacklogLook(Counter([] if there is None else [there]))
     found = compare_with_backlog(reading, shown, reading, shown, namespace=SECONDARY)
-    assert found.moving == Counter({MESSAGE: 1})
-    assert LOST not in [one.move for one in found.moves]
-    recorded_at_last = replace(moved(Move.REDIRECTED), source=DESTINATION, destination=elsewhere)
-    reading = read_for_audit([*before, *killed, recorded_at_last])
-    found = compare_with_backlog(reading, BacklogLook(), reading, BacklogLook(), namespace=SECONDARY)
-    assert found.absent == Counter({MessageKey(elsewhere, "a"): 1}), "the redirected message itself can be lost"
+    return found, [*entries, *written(found)]
+
+
+@pytest.mark.parametrize("completion_is_recorded", [False, True])
+def test_l3_an_audit_records_a_redirect_that_was_killed_before_its_record(completion_is_recorded: bool) -> None:
+    """Nothing is on the way for ever: the next audit decides about the message at its new destination."""
+    there = MessageKey(ELSEWHERE, "a")
+    found, entries = audited(redirects(completion_is_recorded), there)
+    assert found.redirected == Counter({MESSAGE: 1})
+    assert (Move.REDIRECTED, 1) in recorded(found)
+    found, again = audited(entries, there)
+    assert (words(found), again) == ({"there": 1}, entries)
+    found, entries = audited(entries, None)
+    assert found.absent == Counter({there: 1})
+    assert read_for_audit(entries).balance.lost == Counter({there: 1})
+
+
+@pytest.mark.parametrize("completion_is_recorded", [False, True])
+def test_l3_a_redirect_without_a_record_that_came_home_is_delivered_after_an_audit(
+    completion_is_recorded: bool,
+) -> None:
+    home = [replace(returned(), entity="elsewhere"), replace(completed(), destination=ELSEWHERE)]
+    _, entries = audited([*redirects(completion_is_recorded), *home], None)
+    balance = read_for_audit(entries).balance
+    assert balance.delivered == balance.accepted == Counter({MessageKey(ELSEWHERE, "a"): 1})
+    assert not balance.unconfirmed
+    found, again = audited(entries, None)
+    assert (words(found), again) == ({}, entries)
+
+
+@pytest.mark.parametrize("missing", [["3 entries are missing: No space left on device"], []])
+def test_l3_a_redirect_is_not_settled_if_entries_are_missing_or_the_looks_are_partial(missing: list[str]) -> None:
+    reading = read_for_audit(redirects(completion_is_recorded=True))
+    shown = BacklogLook(is_partial=not missing)
+    found = compare_with_backlog(reading, shown, reading, shown, namespace=SECONDARY, missing=missing)
+    assert words(found) == {"redirected" if missing else "not_looked_at": 1}
+    assert recorded(found) == []
+
+
+def test_l3_a_first_look_does_not_settle_a_redirect() -> None:
+    reading = read_for_audit(redirects(completion_is_recorded=True))
+    found = compare_with_backlog(reading, BacklogLook(), reading, None, namespace=SECONDARY)
+    assert found.needs_second_look
+    assert (words(found), recorded(found)) == ({"redirected": 1}, [])
+
+
+@pytest.mark.parametrize("in_two_lines", [False, True])
+def test_l3_a_redirect_that_was_refused_hides_no_loss(in_two_lines: bool) -> None:
+    refused = replace(op(Stage.RESUBMIT_BACKLOG, "not_tried"), destination=ELSEWHERE)
+    lines: list[Entry] = [intent(refused), outcome(refused, "not_tried")] if in_two_lines else [refused]
+    found, _ = audited([divert(), moved(Move.DEAD_LETTERED), *lines], None)
+    assert (words(found), recorded(found)) == ({"absent": 1}, [(LOST, 1)])
+
+
+# --- dead letters that no syphon made --------------------------------------------------------------------------------
+
+
+def dead_letter_seen(entries: Sequence[Entry]) -> tuple[AuditFindings, list[Entry]]:
+    """Returns what an audit finds that sees one dead letter, and the entries with what the audit recorded."""
+    reading = read_for_audit(entries)
+    shown = BacklogLook(Counter([MESSAGE]), Counter([MESSAGE]))
+    found = compare_with_backlog(reading, shown, reading, None, namespace=SECONDARY)
+    return found, [*entries, *written(found)]
+
+
+def test_l3_a_dead_letter_that_no_syphon_made_is_dead_lettered_after_one_look() -> None:
+    found, entries = dead_letter_seen([divert()])
+    assert (words(found), recorded(found)) == ({"there": 1}, [(Move.DEAD_LETTERED, 1)])
+    assert read_for_audit(entries).balance.dead_lettered == Counter({MESSAGE: 1})
+    assert recorded(dead_letter_seen(entries)[0]) == [], "it is recorded once"
+    resubmitted = [*entries, op(Stage.RESUBMIT_BACKLOG), moved(Move.RESUBMITTED), completed()]
+    assert read_for_audit(resubmitted).balance.in_backlog == Counter({MESSAGE: 1})
+    again = read_for_audit([*resubmitted, moved(Move.DEAD_LETTERED)])
+    assert again.balance.dead_lettered == Counter({MESSAGE: 1})
+
+
+def test_l3_a_dead_letter_that_no_syphon_made_and_that_was_resubmitted_unseen_is_counted_right_by_the_next_audit() -> (
+    None
+):
+    resubmitted: list[Entry] = [divert(), op(Stage.RESUBMIT_BACKLOG), moved(Move.RESUBMITTED), completed()]
+    _, entries = dead_letter_seen([*resubmitted, moved(Move.DEAD_LETTERED)])
+    assert read_for_audit(entries).balance.dead_lettered == Counter({MESSAGE: 1})
+    in_the_queue = compared(resubmitted, 1)
+    entries = [*resubmitted, *written(in_the_queue)]
+    assert read_for_audit(entries).balance.in_backlog == Counter({MESSAGE: 1})
+    later = read_for_audit([*entries, moved(Move.DEAD_LETTERED)])
+    assert later.balance.dead_lettered == Counter({MESSAGE: 1})
+
+
+def test_l3_a_dead_letter_that_was_never_accepted_or_was_delivered_is_not_recorded() -> None:
+    assert recorded(dead_letter_seen([])[0]) == []
+    assert recorded(dead_letter_seen([divert(), returned(), completed()])[0]) == []
+
+
+def test_l5_a_dead_letter_that_an_audit_with_a_fast_clock_saw_is_no_proof_against_a_later_doubt() -> None:
+    _, entries = dead_letter_seen([divert()])
+    late = [replace(one, at=one.at + 10**6) if one is entries[-1] else one for one in entries]
+    resubmitted = [*late, op(Stage.RESUBMIT_BACKLOG), moved(Move.RESUBMITTED), completed()]
+    found = read_for_audit([*resubmitted, SENT_ON], [f"syphon-host-1-{WRITER.digits}"]).balance
+    assert found.unknown == Counter({MESSAGE: 1})
 
 
 def test_l3_a_look_that_may_not_show_everything_makes_no_loss() -> None:
@@ -230,7 +332,7 @@ def written(found: AuditFindings) -> list[Entry]:
     return [
         Movement(
             at=next(WRITER.clock), id=WRITER.new_id(), move=one.move, ids=tuple(ids), source=one.source,
-            destination=one.message.destination, reason=one.reason,
+            destination=one.message.destination, reason=one.reason, broker_at=one.broker_at,
         )
         for one, ids in grouped_moves(found.moves)
     ]  # fmt: skip
@@ -257,7 +359,7 @@ def names(counter: Counter[MessageKey]) -> Counter[str]:
 
 @pytest.mark.parametrize("first", range(0, budget(20, 100, 4000), 10))
 def test_l3_no_interleaving_makes_a_false_loss(first: int) -> None:
-    audits = 0
+    audits = dead_letters = 0
     for seed in range(first, first + 10):
         world = AuditedWorld(seed, thieves=False)
         for found, balance in world.run(STEPS):
@@ -266,7 +368,10 @@ def test_l3_no_interleaving_makes_a_false_loss(first: int) -> None:
         found, balance = world.rest()
         assert not found.absent
         assert not balance.lost
+        assert world.only_dead() <= {message.id for message in balance.dead_lettered}, f"seed {seed}"
+        dead_letters += len(world.only_dead())
         audits += world.audits
+    assert dead_letters > 0
     assert audits > 50
 
 

@@ -23,6 +23,19 @@ def test_l6_there_are_exactly_four_words() -> None:
     [
         ({}, [], "proven: No message was accepted.", 0),
         (
+            {"unconfirmed": 2},
+            [],
+            "proven: No message was accepted. It has 2 messages that are unconfirmed: give this ledger to the "
+            "applications that send them, too (`ledger=`).",
+            0,
+        ),
+        (
+            {"accepted": 1, "delivered": 1, "unconfirmed": 1},
+            [],
+            "proven: The accepted message is accounted for: 1 delivered.",
+            0,
+        ),
+        (
             {"accepted": 1, "delivered": 1},
             [],
             "proven: The accepted message is accounted for: 1 delivered.",

@@ -54,7 +54,7 @@ from twinbus.pipeline.writer_states import WriterStates
 from twinbus.testing import LocalNamespace
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
-LOOK = "destination string, id string, copies long"
+LOOK = "destination string, id string, copies long, dead_letters long"
 
 
 # --- simulated worlds ------------------------------------------------------------------------------------------------
@@ -108,8 +108,9 @@ class ManyAudits:
             self.lines[place] += [self._moved(line) for line in lines]
             self.dead[place] |= {f"syphon-host-1-{self._digits(name.rpartition('-')[2])}" for name in dead}
         for mine, other in zip(self.looks, seen.looks, strict=True):
-            for (to, id_), copies in other.seen.items():
-                mine.seen[MessageKey(f"{to}{self.count}", self._name(id_))] += copies
+            for ours, theirs in ((mine.seen, other.seen), (mine.dead, other.dead)):
+                for (to, id_), copies in theirs.items():
+                    ours[MessageKey(f"{to}{self.count}", self._name(id_))] += copies
         self.count += 1
 
     def _name(self, id_: str) -> str:
@@ -157,10 +158,19 @@ def special_cases() -> list[Seen]:
     )
     nothing, there = BacklogLook(), BacklogLook()
     there.seen[MessageKey(f"{DESTINATION}-b", "a")] = 1
+    dead = BacklogLook()
+    dead.seen[MessageKey(DESTINATION, "a")] = dead.dead[MessageKey(DESTINATION, "a")] = 1
+    refused = other(operation(writer, Stage.RESUBMIT_BACKLOG, "a", "not_tried"))
+    perhaps = replace(intent(other(operation(writer, Stage.RESUBMIT_BACKLOG, "a"))), destination=f"{DESTINATION}-a")
     books: list[tuple[list[Entry], list[Entry], BacklogLook]] = [
         ([elsewhere(diverted)], [], nothing),
         ([elsewhere(diverted), operation(writer, Stage.SEND_BACKLOG, "a")], [], nothing),
         ([diverted, dead_letter, resubmitted], [], nothing),
+        ([diverted, dead_letter, resubmitted, perhaps], [], nothing),
+        ([diverted, dead_letter, refused], [], nothing),
+        ([diverted], [], dead),
+        ([diverted, movement(writer, Move.RESUBMITTED, "a"), dead_letter], [], dead),
+        ([diverted, dead_letter], [], dead),
         ([diverted, dead_letter, resubmitted, redirected], [], nothing),
         ([diverted, dead_letter, resubmitted, redirected], [], there),
         ([diverted, dead_letter], [intent(resubmitted)], there),
@@ -220,8 +230,10 @@ def test_l3_native_and_spark_audits_conclude_the_same_on_simulated_worlds(spark:
 
 
 def look_rows(spark: SparkSession, look: BacklogLook) -> DataFrame:
-    rows: Sequence[tuple[str | None, str | None, int]] = [(*key, copies) for key, copies in look.seen.items()]
-    return spark.createDataFrame([*rows, (None, None, len(rows))], LOOK)
+    rows: Sequence[tuple[str | None, str | None, int, int]] = [
+        (*key, copies, look.dead[key]) for key, copies in look.seen.items()
+    ]
+    return spark.createDataFrame([*rows, (None, None, len(rows), 0)], LOOK)
 
 
 # --- real queues -----------------------------------------------------------------------------------------------------
@@ -333,8 +345,10 @@ def test_l3_m1_native_and_spark_audits_have_the_same_result_on_real_queues(backl
     assert found == native
     assert [one["id"] for one in found["messages"]["lost"]] == ["deleted", "gone", "twice"]
     assert {word: found["audit"][word] for word in AUDIT_WORDS} == {
-        "there": 307, "absent": 3, "come_again": 1, "unconfirmed": 2, "found": 1, "moving": 0, "not_looked_at": 1,
+        "there": 307, "absent": 3, "come_again": 1, "unconfirmed": 2, "found": 1, "redirected": 0, "moving": 0,
+        "not_looked_at": 1,
     }  # fmt: skip
+    assert (found["audit"]["dead_letters"], found["dead_lettered"]) == (1, 1), "nobody has recorded the dead letter"
     assert recorded(tmp_path / "ledger") == recorded(tmp_path / "copy")
     assert not list((tmp_path / "tables" / "looks").iterdir()), "the looks are removed"
     backlog.namespace.stop()

@@ -190,7 +190,7 @@ async def _list(
     if not json:
         if page or not shown:
             _print(page)
-        typer.echo(f"{shown} dead-lettered messages")
+        typer.echo("1 dead-lettered message" if shown == 1 else f"{shown} dead-lettered messages")
 
 
 async def _resubmit(
@@ -214,12 +214,11 @@ async def _resubmit(
             return
         if not yes:
             # The question may block the event loop, because no other task runs on the loop yet.
-            typer.confirm(
-                f"Put {census.total} messages back into the backlog, {_destinations_text(census, to)}?", abort=True
-            )
+            messages = "1 message" if census.total == 1 else f"{census.total} messages"
+            typer.confirm(f"Put {messages} back into the backlog, {_destinations_text(census, to)}?", abort=True)
         done = await dead.resubmit(census, to=to, tell=print_resubmitted)
     if not json:
-        typer.echo(f"{done} messages are back in the backlog")
+        typer.echo("1 message is back in the backlog" if done == 1 else f"{done} messages are back in the backlog")
 
 
 def _cursor(after: str | None) -> tuple[str, int] | None:

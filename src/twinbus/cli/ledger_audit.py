@@ -51,6 +51,7 @@ AUDITED: Final = {
     "come_again": "delivered or stored twice: a syphon will deliver them again",
     "unconfirmed": "seen, but never reported safe",
     "found": "seen; before, the ledger did not know where they were",
+    "redirected": "resubmitted for another destination, without a record until now: the next audit decides",
     "moving": "on the way while the audit ran: the next audit decides",
     "not_looked_at": "not seen; they may be where the audit cannot look",
 }
@@ -332,20 +333,25 @@ def audit_json(found: AuditSummary) -> dict[str, Any]:
 
 
 def drain_audit(found: AuditSummary) -> dict[str, Any]:
-    """Return what the audit after a drain found: the counts, the lost messages, and a text for the summary.
-
-    The text and the list have only messages that this audit did not see. They do not repeat an earlier loss.
+    """Return what the audit after a drain found: the verdict on the ledger (L6), the counts, the lost messages, and a
+    text for the summary. The text has the verdict, and what the audit saw that differs from the ledger.
     """
-    unseen = dict(found.messages["absent"])
-    lost = [(message, min(count, unseen[message])) for message, count in found.listed["lost"] if message in unseen]
-    absent, gone = found.counts["absent"], sum(count for _, count in lost)
-    text = "nothing is missing"
-    if gone:
-        text = f"{gone:,} lost"
-    elif absent:
-        why = "entries are missing from the ledger" if found.missing else "they may have been delivered"
-        text = f"{absent:,} not found in the backlog; not proven: {why}"
-    return {**audit_json(found), "lost": messages_as_json(lost), "text": text}
+    judged = found.judgement
+    differences = [
+        f"{found.counts[name]:,} {label}." for name, label in AUDITED.items() if found.counts[name] and name != "there"
+    ]
+    return {
+        "verdict": judged.verdict,
+        "sentence": judged.sentence,
+        **audit_json(found),
+        "lost": messages_as_json(found.listed["lost"]),
+        "text": " ".join([str(judged), *differences]),
+    }
+
+
+def no_drain_audit(why: str) -> dict[str, Any]:
+    """Return the same for a drain that was not audited: without a verdict."""
+    return {"verdict": None, "lost": [], "text": why}
 
 
 def show_lost(audited: Mapping[str, Any]) -> None:
@@ -358,9 +364,10 @@ def show_lost(audited: Mapping[str, Any]) -> None:
 def show_audit(found: AuditSummary) -> None:
     """Print what the audit saw as text."""
     looks = "one look" if found.looks == 1 else f"{found.looks} looks"
-    total = found.seen + found.dead_letters
-    messages = "1 message" if total == 1 else f"{total:,} messages"
-    typer.echo(f"\naudit: {messages} in {len(found.queues)} backlog queues, {looks}, {found.peeks:,} peeks")
+    messages = "1 message" if found.seen == 1 else f"{found.seen:,} messages"
+    dead_letters = "1 dead letter" if found.dead_letters == 1 else f"{found.dead_letters:,} dead letters"
+    queues = "1 backlog queue" if len(found.queues) == 1 else f"{len(found.queues)} backlog queues"
+    typer.echo(f"\naudit: {messages} and {dead_letters} in {queues}, {looks}, {found.peeks:,} peeks")
     for name, label in AUDITED.items():
         if not found.counts[name] and name != "there":
             continue

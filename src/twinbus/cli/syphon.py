@@ -22,10 +22,10 @@ import typer
 from twinbus.cli import connections
 from twinbus.cli.connections import Primary, PrimaryName, Secondary, Seconds, State
 from twinbus.cli.engine import Engine, spark_session
-from twinbus.cli.errors import ATTENTION, FAILED, Debug, WrongUsageError, errors_reported
+from twinbus.cli.errors import ATTENTION, Debug, WrongUsageError, errors_reported
 from twinbus.cli.interrupts import SIGNALLED
 from twinbus.cli.ledger import refuse_unwritable
-from twinbus.cli.ledger_audit import announce, audited, drain_audit, show_lost
+from twinbus.cli.ledger_audit import announce, audited, drain_audit, no_drain_audit, show_lost
 from twinbus.cli.network import credential_name, network_of, network_options
 from twinbus.cli.option_values import span_option
 from twinbus.cli.progress import LINE_SECONDS, Display, display
@@ -120,11 +120,13 @@ def syphon(
     With --drain, it ends when no message that is left can move, and each destination that is away was tried once
     more. It lists why messages are not home, and what to do.
 
-    With --drain and --ledger, an audit follows the drain: it compares the ledger with the backlog queues.
+    With --drain and --ledger, an audit follows the drain: it compares the ledger with the backlog queues. The last
+    line then has its verdict: proven, proven with possible duplicates, not proven, or lost.
 
     Exit code: 0 if stopped, 1 if it could not work, 128 + signal after a second signal.
 
-    With --drain: 0 if all was moved, 3 if messages are left or it was stopped before, 1 if the audit finds a loss.
+    With --drain: 0 if all was moved, 3 if messages are left, or it was stopped before, or the verdict is not proven;
+    1 if the verdict is lost.
 
     Examples:
       twinbus syphon                                    # while the pair is used
@@ -171,11 +173,14 @@ def _refuse(engine: Engine, ledger: Path | None, master: str | None, lanes: int 
 
 
 def _exit_code(ended: Progress, *, drain: bool, has_drained: bool, json: bool) -> int:
-    """Return the exit code of a run. Without `json`, prints what the audit found to be lost."""
-    if ended.audit is not None and ended.audit["lost"]:
-        if not json:
-            show_lost(ended.audit)
-        return FAILED
+    """Return the exit code of a run. Without `json`, prints the lost messages."""
+    from twinbus.ledger import EXIT_CODES  # noqa: PLC0415 - slow
+
+    audit = ended.audit or {}
+    if audit.get("lost") and not json:
+        show_lost(audit)
+    if (verdict := audit.get("verdict")) is not None and (code := EXIT_CODES[verdict]):
+        return code
     is_moved = has_drained and not (ended.left or ended.total.dead_lettered or ended.total.kept or ended.aside)
     return ATTENTION if drain and not is_moved else 0
 
@@ -300,11 +305,11 @@ class _Work:
             size = sum(segment.path.stat().st_size for segment in list_segments(book.directory))
             if size > _MOST_AUDITED_BYTES:
                 mib = _MOST_AUDITED_BYTES // 2**20
-                text = f"not made, the ledger is larger than {mib} MiB: run `twinbus ledger audit --engine spark`"
-                return {"lost": [], "text": text}
+                why = f"not made, the ledger is larger than {mib} MiB: run `twinbus ledger audit --engine spark`"
+                return no_drain_audit(why)
             return drain_audit(await audited(book, self.secondary, self.name, 0.0, self.seconds, announce))
         except (TwinbusError, OSError) as error:
-            return {"lost": [], "text": f"could not be made: {error}"}
+            return no_drain_audit(f"could not be made: {error}")
 
     async def dry_run(self) -> DryRunResult:
         from twinbus.syphon import count_backlog  # noqa: PLC0415 - slow

@@ -32,19 +32,33 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from twinbus.ledger.balance import Balance, MessageKey, balance, id_of_writer, writer_id
-from twinbus.ledger.entries import Entry, Intent, Move, Movement, Operation, Outcome, Stage
+from twinbus.ledger.entries import OK, UNKNOWN, Entry, Intent, Move, Movement, Operation, Outcome, Stage
 
 STORING_STAGES: Final = (Stage.SEND_BACKLOG, Stage.RESUBMIT_BACKLOG)
 """Stages whose operations store a copy in the backlog."""
 BACKLOG_STAGES: Final = (*STORING_STAGES, Stage.RETURN_PRIMARY, Stage.COMPLETE_BACKLOG)
 """Stages of messages that are or were in the backlog."""
-AUDIT_WORDS: Final = ("there", "absent", "come_again", "unconfirmed", "found", "moving", "not_looked_at")
+AUDIT_WORDS: Final = (
+    "there",
+    "absent",
+    "come_again",
+    "unconfirmed",
+    "found",
+    "redirected",
+    "moving",
+    "not_looked_at",
+)
 """The words of `AuditFindings`."""
+SECOND_LOOK_WORDS: Final = ("absent", "come_again", "redirected")
+"""The words that a second look has to confirm before they are recorded."""
 COME_AGAIN: Final = "seen in the backlog after it was delivered"
 NOT_REPORTED: Final = "seen in the backlog; no send of it returned without an error"
 PLACE_KNOWN: Final = "seen in the backlog; its place was unknown"
 SEEN_AGAIN: Final = "seen in the backlog; the ledger had no copy there"
-_CERTAIN_AT_ONCE: Final = (PLACE_KNOWN, SEEN_AGAIN)
+NOT_BY_A_SYPHON: Final = "dead-lettered, and not by a syphon"
+REDIRECT_NOT_RECORDED: Final = "resubmitted for this destination, and not at the old one; the move was not recorded"
+_CERTAIN_AT_ONCE: Final = (PLACE_KNOWN, SEEN_AGAIN, NOT_BY_A_SYPHON)
+_PERHAPS_DONE: Final = (OK, UNKNOWN)
 NOT_SEEN: Final = "not in the backlog in two looks, and no entry explains why"
 
 
@@ -57,6 +71,8 @@ class MessageReading(NamedTuple):
     accepted: int = 0
     there: int = 0
     """In the backlog, dead letters included."""
+    dead_letters: int = 0
+    """As `Balance.dead_letters`."""
     doubtful: int = 0
     """Lost or unknown."""
     copies: int = 0
@@ -68,8 +84,8 @@ class MessageReading(NamedTuple):
     """Number of entries about the message."""
     is_in_flight: bool = False
     """Whether an operation on it has no outcome, and its writer is not dead."""
-    is_redirected: bool = False
-    """Whether a copy was resubmitted for another destination, and the move is not recorded."""
+    redirected_to: str | None = None
+    """Another destination for which a copy was resubmitted, or perhaps was, without a record of the move."""
     places: frozenset[str] = frozenset()
     """As in `LedgerReading.places`."""
     doubted_at: int | None = None
@@ -89,7 +105,7 @@ class LedgerReading:
     """The backlog queues to which copies were sent, as `namespace/entity`, in lower case."""
 
     resubmitted: dict[str, Counter[str]] = field(default_factory=dict)
-    """By message id and destination: resubmitted copies, less those whose move is recorded."""
+    """By message id and destination: copies that were (perhaps) resubmitted, less those whose move is recorded."""
 
     def there(self, message: MessageKey) -> int:
         """Returns the number of copies that the ledger has in the backlog, dead letters included."""
@@ -101,13 +117,14 @@ class LedgerReading:
         return MessageReading(
             accepted=found.accepted[message],
             there=self.there(message),
+            dead_letters=found.dead_letters[message],
             doubtful=found.lost[message] + found.unknown[message],
             copies=found.copies[message],
             is_unconfirmed=found.unconfirmed[message] > 0,
             is_duplicated=found.duplicated[message] > 0 or found.possibly_duplicated[message] > 0,
             entries=self.entries[message],
             is_in_flight=message in self.in_flight,
-            is_redirected=_is_redirected(self, message),
+            redirected_to=_redirected_to(self, message),
             places=self.places.get(message, frozenset()),
             doubted_at=found.doubted_at.get(message),
         )
@@ -129,7 +146,8 @@ def read_for_audit(entries: Iterable[Entry], dead: Collection[str] = ()) -> Ledg
     reading = LedgerReading(Balance())
     digits = frozenset(map(id_of_writer, dead))
     begun: dict[str, Intent] = {}
-    ended: set[str] = set()
+    ended: dict[str, str] = {}
+    resubmits: dict[str, Intent | Operation] = {}
 
     def observed() -> Iterator[Entry]:
         for entry in entries:
@@ -138,8 +156,11 @@ def read_for_audit(entries: Iterable[Entry], dead: Collection[str] = ()) -> Ledg
                     _note_operation(reading, entry)
                     if isinstance(entry, Intent) and writer_id(entry.id) not in digits:
                         begun[entry.id] = entry
+                    is_refused = isinstance(entry, Operation) and entry.result not in _PERHAPS_DONE
+                    if entry.stage is Stage.RESUBMIT_BACKLOG and not is_refused:
+                        resubmits[entry.id] = entry
                 case Outcome():
-                    ended.add(entry.id)
+                    ended[entry.id] = entry.result
                 case Movement():
                     _note_movement(reading, entry)
                 case _:
@@ -147,8 +168,12 @@ def read_for_audit(entries: Iterable[Entry], dead: Collection[str] = ()) -> Ledg
             yield entry
 
     reading.balance = balance(observed(), dead)
-    for id_ in begun.keys() - ended:
+    for id_ in begun.keys() - ended.keys():
         reading.in_flight.update(_keys(begun[id_]))
+    for id_, resubmit in resubmits.items():
+        if ended.get(id_, UNKNOWN) in _PERHAPS_DONE:
+            for key in _keys(resubmit):
+                reading.resubmitted.setdefault(key.id, Counter())[key.destination] += 1
     return reading
 
 
@@ -158,8 +183,6 @@ def _note_operation(reading: LedgerReading, entry: Intent | Operation) -> None:
     if entry.stage in STORING_STAGES:
         place = f"{entry.namespace}/{entry.entity}".lower()
         for key in keys:
-            if entry.stage is Stage.RESUBMIT_BACKLOG:
-                reading.resubmitted.setdefault(key.id, Counter())[key.destination] += 1
             reading.places[key] = _with(reading.places.get(key, frozenset()), place)
 
 
@@ -191,11 +214,25 @@ class BacklogLook:
     """What one look at the backlog showed: the copies of each message, and how many copies in all."""
 
     seen: Counter[MessageKey] = field(default_factory=Counter)
+    """Copies in the queues and in their dead-letter queues."""
+    dead: Counter[MessageKey] = field(default_factory=Counter)
+    """Copies in the dead-letter queues."""
     messages: int = 0
     dead_letters: int = 0
     peeks: int = 0
     is_partial: bool = False
     """Whether there may be messages that the look did not show."""
+
+
+class SeenCopies(NamedTuple):
+    """The copies of one message in the looks of an audit."""
+
+    most: int
+    """In the look that shows most."""
+    least: int
+    """In every look."""
+    dead: int
+    """In the dead-letter queues, in every look."""
 
 
 class AuditMove(NamedTuple):
@@ -205,7 +242,7 @@ class AuditMove(NamedTuple):
     message: MessageKey
     copies: int
     source: str
-    """The backlog queue, as `namespace/entity`."""
+    """The backlog queue, as `namespace/entity`; the old destination of a redirected message."""
     reason: str
     broker_at: int | None = None
     """As in `Movement`; None if the time of the audit is good enough."""
@@ -226,16 +263,18 @@ class AuditFindings:
     """Copies that were seen although the ledger has no send of the message that returned without an error."""
     found: Counter[MessageKey] = field(default_factory=Counter)
     """Copies that were seen, and whose place was unknown, or which the ledger called lost."""
+    redirected: Counter[MessageKey] = field(default_factory=Counter)
+    """Copies that were not seen, of messages that were resubmitted for another destination without a record of the
+    move. The audit records the move, and the next audit decides about the message at its new destination."""
     moving: Counter[MessageKey] = field(default_factory=Counter)
-    """Copies that were not seen, but a program works on the message now, or a dead program redirected the message and
-    could not record that. The next audit decides."""
+    """Copies that were not seen, but a program works on the message now. The next audit decides."""
     not_looked_at: Counter[MessageKey] = field(default_factory=Counter)
     """Copies that were not seen and may be at a place that the looks did not show, such as another namespace."""
     moves: list[AuditMove] = field(default_factory=list)
 
     @property
     def needs_second_look(self) -> bool:
-        return bool(self.absent or self.come_again)
+        return any(getattr(self, word) for word in SECOND_LOOK_WORDS)
 
 
 def compare_with_backlog(
@@ -258,28 +297,38 @@ def compare_with_backlog(
     seen_by_any = set().union(*(look.seen.keys() for look in looks))
     for message in seen_by_any.union(before.believed(), after.believed()):
         copies = [look.seen[message] for look in looks]
-        seen, surely_seen, there = max(copies), min(copies), after.there(message)
-        if explained := min(there, seen):
+        seen = SeenCopies(max(copies), min(copies), min(look.dead[message] for look in looks))
+        there = after.there(message)
+        if explained := min(there, seen.most):
             result.there[message] = explained
-        if differs(there, seen, surely_seen):
-            compare_message(result, message, before.of(message), after.of(message), seen, surely_seen, namespace)
+        if differs(there, after.balance.dead_letters[message], seen):
+            compare_message(result, message, before.of(message), after.of(message), seen, namespace)
     is_partial = any(look.is_partial for look in looks)
     if is_partial:
-        result.not_looked_at += result.absent
-        result.absent.clear()
+        for unseen in (result.absent, result.redirected):
+            result.not_looked_at += unseen
+            unseen.clear()
     result.moves = [
         one for one in result.moves if is_recorded(one, looks=len(looks), is_partial=is_partial, missing=missing)
     ]
     return result
 
 
-def differs(there: int, seen: int, surely_seen: int) -> bool:
+def differs(there: int, dead_letters: int, seen: SeenCopies) -> bool:
     """Returns whether the looks differ from the ledger: only then has `compare_message` a finding.
 
-    `there`: copies that the later reading has in the backlog. `seen`: copies in the look that shows most.
-    `surely_seen`: copies in every look.
+    `there` and `dead_letters` are those of the later reading.
     """
-    return there > seen or surely_seen > there
+    return there > seen.most or seen.least > there or _unrecorded_dead_letters(there, dead_letters, seen) > 0
+
+
+def _unrecorded_dead_letters(there: int, dead_letters: int, seen: SeenCopies) -> int:
+    """Returns how many dead letters the ledger lacks: the broker or another receiver made them, and wrote no entry.
+
+    A dead letter that was resubmitted before an audit saw it makes `dead_letters` one too low, for example -1. It is
+    set right, so that the ledger counts the message as dead-lettered when a syphon dead-letters it later.
+    """
+    return min(there, seen.dead) - dead_letters if min(there, seen.least) > 0 else 0
 
 
 def is_recorded(one: AuditMove, *, looks: int, is_partial: bool, missing: Sequence[str]) -> bool:
@@ -287,7 +336,8 @@ def is_recorded(one: AuditMove, *, looks: int, is_partial: bool, missing: Sequen
 
     `is_partial`: there may be messages that a look did not show. `missing`: reasons why entries are missing.
     """
-    if one.move is Move.LOST and (is_partial or missing):  # the word is "not proven", not "lost" (L3)
+    # The message may be there, or was delivered: the word is "not proven", not "lost" (L3).
+    if one.move in (Move.LOST, Move.REDIRECTED) and (is_partial or missing):
         return False
     return looks > 1 or one.reason in _CERTAIN_AT_ONCE
 
@@ -297,22 +347,27 @@ def compare_message(
     message: MessageKey,
     before: MessageReading,
     after: MessageReading,
-    seen: int,
-    surely_seen: int,
+    seen: SeenCopies,
     namespace: str,
 ) -> None:
-    """Adds the findings about one message, apart from `there`. The last three arguments are those of `differs`."""
+    """Adds the findings about one message, apart from `there`."""
     changed = before.entries != after.entries or after.is_in_flight
-    missing = min(after.there, before.there) - seen
+    missing = min(after.there, before.there) - seen.most
     if missing > 0:
-        _judge_missing(result, message, after, seen, missing, namespace, changed=changed)
-    surplus = surely_seen - max(after.there, before.there)
-    if surplus <= 0 or changed:
+        _judge_missing(result, message, after, seen.most, missing, namespace, changed=changed)
+    if changed:
         return
     source = _source(after, namespace)
     # A peek shows no time of the broker, and the clock of the audit may be wrong (L5). But the look came after each
     # operation of the reading before it that perhaps removed a copy: so a copy was there after the last of these.
     seen_at = None if before.doubted_at is None else before.doubted_at + 1
+    if (dead_letters := _unrecorded_dead_letters(after.there, after.dead_letters, seen)) > 0:
+        # Without such an operation, any time is right that is not too late.
+        at = 0 if seen_at is None else seen_at
+        result.moves.append(AuditMove(Move.DEAD_LETTERED, message, dead_letters, source, NOT_BY_A_SYPHON, at))
+    surplus = seen.least - max(after.there, before.there)
+    if surplus <= 0:
+        return
     doubtful = min(after.doubtful, before.doubtful)
     if not after.accepted:
         result.unconfirmed[message] = surplus
@@ -322,7 +377,7 @@ def compare_message(
     if doubtful:
         result.found[message] = copies = min(doubtful, surplus)
         # If the ledger has fewer copies left than were seen, it counted a removal that did not happen.
-        if (beyond := min(copies, surely_seen - after.copies)) > 0:
+        if (beyond := min(copies, seen.least - after.copies)) > 0:
             result.moves.append(AuditMove(Move.REAPPEARED, message, beyond, source, SEEN_AGAIN, seen_at))
         result.moves.append(AuditMove(Move.FOUND, message, copies, source, PLACE_KNOWN, seen_at))
         surplus -= copies
@@ -343,10 +398,14 @@ def _judge_missing(
     changed: bool,
 ) -> None:
     start = f"{namespace.lower()}/"
-    if changed or after.is_redirected:
+    if changed:
         result.moving[message] = missing
     elif not all(place.startswith(start) for place in after.places):
         result.not_looked_at[message] = missing
+    elif after.redirected_to is not None:
+        result.redirected[message] = missing
+        new = MessageKey(after.redirected_to, message.id)
+        result.moves.append(AuditMove(Move.REDIRECTED, new, missing, message.destination, REDIRECT_NOT_RECORDED))
     else:
         result.absent[message] = missing
         # All copies that the ledger has left, also copies of unknown outcome: none of them was seen.
@@ -354,14 +413,16 @@ def _judge_missing(
         result.moves.append(AuditMove(Move.LOST, message, copies, _source(after, namespace), NOT_SEEN))
 
 
-def _is_redirected(reading: LedgerReading, message: MessageKey) -> bool:
-    """Returns whether a copy was resubmitted for another destination, and the move is not recorded.
+def _redirected_to(reading: LedgerReading, message: MessageKey) -> str | None:
+    """Returns another destination for which a copy was resubmitted without a record of the move; None if there is none.
 
-    A redirect is recorded after the dead letter is completed. If its program is killed in between, the message seems to
-    be absent at its old destination, and not accepted at the new one.
+    The dead-letter tool records the move before it completes the dead letter, but older versions did so after it: if
+    they were killed in between, the message seems to be absent at its old destination. A copy is also resubmitted
+    without a record if the tool was killed before the record, and the dead letter was removed by something else.
     """
     resubmitted = reading.resubmitted.get(message.id, Counter())
-    return any(copies > 0 for destination, copies in resubmitted.items() if destination != message.destination)
+    places = (place for place, copies in resubmitted.items() if copies > 0 and place != message.destination)
+    return min(places, default=None)
 
 
 def _source(reading: MessageReading, namespace: str) -> str:

@@ -144,6 +144,8 @@ class Balance:
     returned without an error."""
     copies: Counter[MessageKey] = field(default_factory=Counter)
     """Copies in the backlog, if operations of unknown outcome stored copies and removed none. Dead letters included."""
+    dead_letters: Counter[MessageKey] = field(default_factory=Counter)
+    """Dead-lettered less resubmitted. Below 0 if messages were resubmitted whose dead letters no entry has."""
     doubted_at: dict[MessageKey, int] = field(default_factory=dict)
     """Of the messages with an operation that perhaps removed a copy: when the last such operation began or ended."""
     incomplete: list[str] = field(default_factory=list)
@@ -333,6 +335,7 @@ def _judge(result: Balance, message: MessageKey, sums: _MessageSums) -> None:
         (result.duplicated, duplicated),
         (result.possibly_duplicated, max(possibly, doubt)),
         (result.copies, hoped),
+        (result.dead_letters, sums.dead_lettered),
         (result.unconfirmed, int(not accepted and (sums.delivered + sums.maybe_delivered + hoped + sums.found) > 0)),
     )
     for counter, count in counts:

@@ -8,6 +8,9 @@ writer is dead, the next writer that opens a segment writes this entry, and remo
 The writer locks its mark. A writer that cannot write seals its segment and may have no other, so the lock of the mark
 is all that shows whether the writer lives. Only a process that cannot open any more files makes its mark without a
 lock. Such a writer counts as dead, and its operations in flight as unknown; the gap entry says "not proven" anyway.
+
+If no mark can be made either (no free inode, no directory), nothing shows that entries are missing. docs/ledger.md says
+what the ledger lacks then.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ class FailingMark:
         self._is_made = False
 
     def make(self) -> None:
-        """Makes and locks the mark. If this fails too, nothing happens: the log has the reason of the first failure."""
+        """Makes and locks the mark. If this fails too, there is none: the log has the reason of the first failure."""
         if self._file is None:
             with contextlib.suppress(OSError):
                 try:

@@ -83,7 +83,7 @@ def judge_ledger(sums: Mapping[str, int], missing: Iterable[str] = (), more_miss
 def _about_safety(sums: Mapping[str, int]) -> list[str]:
     accepted, lost, unknown = (sums.get(name, 0) for name in ("accepted", "lost", "unknown"))
     if not accepted:
-        return ["No message was accepted."]
+        return ["No message was accepted.", *_about_unconfirmed(sums.get("unconfirmed", 0))]
     if not lost and not unknown:
         places = {
             "delivered": "delivered",
@@ -102,6 +102,14 @@ def _about_safety(sums: Mapping[str, int]) -> list[str]:
             "whose outcome is not in the ledger."
         )
     return parts
+
+
+def _about_unconfirmed(unconfirmed: int) -> list[str]:
+    """Names a ledger that only syphons wrote: it proves nothing about what applications sent."""
+    if not unconfirmed:
+        return []
+    subject = "1 message that is" if unconfirmed == 1 else f"{unconfirmed:,} messages that are"
+    return [f"It has {subject} unconfirmed: give this ledger to the applications that send them, too (`ledger=`)."]
 
 
 def _about_copies(sums: Mapping[str, int]) -> list[str]:

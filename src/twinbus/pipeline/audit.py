@@ -24,7 +24,16 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.connect import NetworkOptions
 from twinbus.errors import OperatorError
-from twinbus.ledger import BALANCE_SUMS, LISTED_SUMS, SILENCE, AuditMove, Ledger, MessageKey, is_recorded
+from twinbus.ledger import (
+    BALANCE_SUMS,
+    LISTED_SUMS,
+    SECOND_LOOK_WORDS,
+    SILENCE,
+    AuditMove,
+    Ledger,
+    MessageKey,
+    is_recorded,
+)
 from twinbus.pipeline.audit_comparison import BacklogComparison, TablesReading, compare
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.jobs import JOBS, current_result, why_incomplete
@@ -47,7 +56,7 @@ _FOR_EVER: Final = timedelta(days=36_500)
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one look showed. The rows are those of LOOK_SCHEMA, on the disk."""
+    """What one look showed. The rows are on the disk: those of LOOK_SCHEMA, and how many copies are `dead_letters`."""
 
     rows: DataFrame
     seen: int
@@ -117,7 +126,7 @@ class SparkAudit:
             rows, is_partial = [look.rows for look in looks], any(look.is_partial for look in looks)
             with compare(before, rows, after, self._secondary, is_partial=is_partial) as found:
                 counts = found.counts()
-                if len(looks) > 1 or not (counts["absent"] or counts["come_again"]):
+                if len(looks) > 1 or not any(counts[word] for word in SECOND_LOOK_WORDS):
                     return self._concluded(found, counts, queues, looks, is_partial=is_partial, began=began)
             seconds = audited.lock_duration.total_seconds()
             if second_look is not None:
@@ -167,12 +176,14 @@ class SparkAudit:
         spark, job = self._tables.spark, replace(self._job, is_dead_letters=is_dead_letters)
         ranges, peeks = plan_ranges(job, queues, self._ledger)
         if not ranges:
-            return _Look(spark.createDataFrame([], LOOK_SCHEMA), 0, 0, peeks, is_partial=False)
+            nothing = spark.createDataFrame([], f"{LOOK_SCHEMA}, dead_letters long")
+            return _Look(nothing, 0, 0, peeks, is_partial=False)
         spark.dataSource.register(BacklogLookSource)
         source = spark.read.format("twinbus-look").option("secret", replace(job, ranges=tuple(ranges)).to_json())
         path = str(self._folder / uuid4().hex)
         source.load().write.parquet(path)
         rows = spark.read.schema(LOOK_SCHEMA).parquet(path)
+        rows = rows.withColumn("dead_letters", F.col("copies") if is_dead_letters else F.lit(0).cast("long"))
         found = (
             rows.where("id is null")
             .agg(F.sum("copies"), F.sum("peeks"), F.bool_or("is_partial"), F.first("failure", ignorenulls=True))

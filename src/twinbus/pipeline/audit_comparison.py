@@ -22,13 +22,16 @@ from pyspark.sql.types import ArrayType
 from twinbus.ledger import (
     AUDIT_WORDS,
     BACKLOG_STAGES,
+    OK,
     STORING_STAGES,
+    UNKNOWN,
     AuditFindings,
     AuditMove,
     MessageKey,
     MessageReading,
     Move,
     Movement,
+    SeenCopies,
     Stage,
     compare_message,
 )
@@ -41,7 +44,9 @@ from twinbus.pipeline.writer_states import WriterStates
 
 _KEY: Final = ("destination", "id")
 # What a finding is: a word with a number of copies, or a move to record.
-_FINDING: Final = "word string, copies long, move string, source string, reason string, broker_at long"
+_FINDING: Final = "word string, copies long, move string, source string, reason string, broker_at long, goes_to string"
+# The condition `audit_rules.differs` on the columns of `_seen` and `_known`.
+_DIFFERS: Final = "there > most or least > there or (there > 0 and least > 0 and least(there, dead) > dead_letters)"
 # Columns of a reading, in the order of the fields of MessageReading.
 _FIELDS: Final = MessageReading._fields
 # The numbers and flags of a reading that has no entry about a message.
@@ -105,7 +110,7 @@ class BacklogComparison:
         """Yields the moves of which `is_recorded` decides whether they are recorded."""
         rows = self._findings.where("move is not null").orderBy("move", "reason", "source", *_KEY)
         for row in rows.toLocalIterator():
-            message = MessageKey(row.destination, row.id)
+            message = MessageKey(row.goes_to, row.id)
             yield AuditMove(Move(row.move), message, row.copies, row.source, row.reason, row.broker_at)
 
 
@@ -120,15 +125,16 @@ def compare(
 ) -> Iterator[BacklogComparison]:
     """Compares two readings of the ledger with the looks between them, as `compare_with_backlog` does.
 
-    A look has the columns `destination`, `id` and `copies`; rows without an id are left out. The rows must stay the
-    same if they are computed again. `is_partial`: there may be messages that the looks did not show.
+    A look has the columns `destination`, `id`, `copies` and `dead_letters`, the copies that are dead letters; rows
+    without an id are left out. The rows must stay the same if they are computed again. `is_partial`: there may be
+    messages that the looks did not show.
     """
     both = _filled(_known(after.sums()).join(_seen(looks), [*_KEY], "full_outer"))
-    both = both.na.fill(0, ["seen", "surely_seen"]).where("there > 0 or seen > 0")
+    both = both.na.fill(0, [*SeenCopies._fields]).where("there > 0 or most > 0")
     both.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        differs = F.expr("there > seen or surely_seen > there")  # as `audit_rules.differs`
-        there = F.coalesce(F.sum(F.least("there", "seen")), F.lit(0)).cast("long")
+        differs = F.expr(_DIFFERS)
+        there = F.coalesce(F.sum(F.least("there", "most")), F.lit(0)).cast("long")
         found = both.agg(there, F.count(F.when(differs, 1))).first()
         assert found is not None, "an aggregate without keys has a row"
         if found[1]:
@@ -136,7 +142,8 @@ def compare(
         else:
             findings = after.tables.spark.createDataFrame([], f"destination string, id string, {_FINDING}")
         if is_partial:
-            words = F.when(F.col("word") == "absent", "not_looked_at").otherwise(F.col("word"))
+            is_unseen = F.col("word").isin("absent", "redirected")
+            words = F.when(is_unseen, "not_looked_at").otherwise(F.col("word"))
             findings = findings.withColumn("word", words)
         findings.persist(StorageLevel.MEMORY_AND_DISK)
         try:
@@ -148,16 +155,18 @@ def compare(
 
 
 def _seen(looks: Sequence[DataFrame]) -> DataFrame:
-    """Returns for each message `seen`, the copies in the look that shows most, and `surely_seen`, those in every look.
-
-    The columns are as in `audit_rules.differs`.
-    """
-    rows = looks[0].select(*_KEY, "copies", F.lit(0).alias("look"))
+    """Returns for each message the columns of `SeenCopies`."""
+    rows = looks[0].select(*_KEY, "copies", "dead_letters", F.lit(0).alias("look"))
     for number, look in enumerate(looks[1:], 1):
-        rows = rows.unionAll(look.select(*_KEY, "copies", F.lit(number).alias("look")))
-    copies = [F.sum(F.when(F.col("look") == n, F.col("copies")).otherwise(0)) for n in range(len(looks))]
-    most, least = (F.greatest(*copies), F.least(*copies)) if len(copies) > 1 else (copies[0], copies[0])
-    return rows.where("id is not null").groupBy(*_KEY).agg(most.alias("seen"), least.alias("surely_seen"))
+        rows = rows.unionAll(look.select(*_KEY, "copies", "dead_letters", F.lit(number).alias("look")))
+
+    def sums(name: str) -> list[Column]:
+        return [F.sum(F.when(F.col("look") == n, F.col(name)).otherwise(0)) for n in range(len(looks))]
+
+    copies = F.array(*sums("copies"))
+    most, least, dead = F.array_max(copies), F.array_min(copies), F.array_min(F.array(*sums("dead_letters")))
+    grouped = rows.where("id is not null").groupBy(*_KEY)
+    return grouped.agg(most.alias("most"), least.alias("least"), dead.alias("dead"))
 
 
 def _known(sums: DataFrame) -> DataFrame:
@@ -166,6 +175,7 @@ def _known(sums: DataFrame) -> DataFrame:
         *_KEY,
         "accepted",
         "there",
+        F.col("dead_lettered").alias("dead_letters"),
         (F.col("lost") + F.col("unknown")).alias("doubtful"),
         F.col("hoped").alias("copies"),
         (F.col("unconfirmed") > 0).alias("is_unconfirmed"),
@@ -185,22 +195,23 @@ def _findings(before: TablesReading, differing: DataFrame, after: TablesReading,
     # An entry may have no effect on the balance, such as a send that was refused.
     earlier = _filled(_known(sums).join(_details(operations, entries, ids), [*_KEY], "full_outer"))
     later = _filled(differing.join(_details(*after.history, ids), [*_KEY], "left"))
-    rows = later.select(*_KEY, "seen", "surely_seen", F.struct(*_FIELDS).alias("after")).join(
+    rows = later.select(*_KEY, F.struct(*SeenCopies._fields).alias("seen"), F.struct(*_FIELDS).alias("after")).join(
         earlier.select(*_KEY, F.struct(*_FIELDS).alias("before")), [*_KEY], "left"
     )
 
-    def judged(
-        destination: str, name: str, before: Any, after: Any, seen: int, surely_seen: int
-    ) -> list[tuple[Any, ...]]:
+    def judged(destination: str, name: str, before: Any, after: Any, seen: Any) -> list[tuple[Any, ...]]:
         result, message = AuditFindings(), MessageKey(destination, name)
         first = MessageReading() if before is None else _message_reading(before)
-        compare_message(result, message, first, _message_reading(after), seen, surely_seen, namespace)
-        words = [(word, getattr(result, word)[message], None, None, None, None) for word in AUDIT_WORDS]
-        moves = [(None, one.copies, str(one.move), one.source, one.reason, one.broker_at) for one in result.moves]
+        compare_message(result, message, first, _message_reading(after), SeenCopies(*seen), namespace)
+        words = [(word, getattr(result, word)[message], None, None, None, None, None) for word in AUDIT_WORDS]
+        moves = [
+            (None, one.copies, str(one.move), one.source, one.reason, one.broker_at, one.message.destination)
+            for one in result.moves
+        ]
         return [row for row in words if row[1]] + moves
 
     judge = F.udf(judged, ArrayType(struct(_FINDING)), useArrow=False)
-    found = rows.select(*_KEY, F.explode(judge(*_KEY, "before", "after", "seen", "surely_seen")).alias("finding"))
+    found = rows.select(*_KEY, F.explode(judge(*_KEY, "before", "after", "seen")).alias("finding"))
     return found.select(*_KEY, "finding.*")
 
 
@@ -210,7 +221,7 @@ def _message_reading(row: Any) -> MessageReading:
 
 
 def _filled(rows: DataFrame) -> DataFrame:
-    """Returns the rows of a join without nulls in the fields of MessageReading, except for `doubted_at`."""
+    """Returns the rows of a join without nulls in the fields of MessageReading that are never None."""
     rows = rows.na.fill({name: value for name, value in _NOTHING.items() if name in rows.columns})
     if "places" not in rows.columns:
         return rows
@@ -221,12 +232,13 @@ def _details(operations: DataFrame, entries: DataFrame, ids: DataFrame) -> DataF
     """Returns the entries about the messages with these ids, as `read_for_audit` counts them."""
     nowhere, nothing = F.lit(None).cast("string"), F.lit(0)
     stores, stage = [*map(str, STORING_STAGES)], F.col("stage")
+    is_perhaps_done = F.coalesce("result", F.lit(UNKNOWN)).isin(OK, UNKNOWN)
     done = _rows(
         operations.where(stage.isin([*map(str, BACKLOG_STAGES)])),
         F.col("destination"),
         F.col("ended").isNull() & F.col("cause").isNull(),
         F.when(stage.isin(stores), F.lower(F.concat_ws("/", "namespace", "entity"))),
-        F.when(stage == str(Stage.RESUBMIT_BACKLOG), 1).otherwise(0),
+        F.when((stage == str(Stage.RESUBMIT_BACKLOG)) & is_perhaps_done, 1).otherwise(0),
     )
     moves = entries.where(F.col("kind") == Movement.kind)
     taken = F.when(F.col("move").isin([str(Move.RESUBMITTED), str(Move.REDIRECTED)]), -1).otherwise(0)
@@ -240,10 +252,10 @@ def _details(operations: DataFrame, entries: DataFrame, ids: DataFrame) -> DataF
         F.collect_set("place").alias("places"),
         (F.sum("resubmitted") > 0).alias("is_resubmitted"),
     )
-    # A copy was resubmitted for another destination than this one.
-    resubmitted = F.col("is_resubmitted").cast("int")
-    elsewhere = F.sum(resubmitted).over(Over.partitionBy("id")) > resubmitted
-    return sums.withColumn("is_redirected", elsewhere).drop("is_resubmitted")
+    resubmitted = F.collect_set(F.when(F.col("is_resubmitted"), F.col("destination")))
+    sums = sums.withColumn("resubmitted", resubmitted.over(Over.partitionBy("id")))
+    elsewhere = F.expr("array_min(array_remove(resubmitted, destination))")
+    return sums.withColumn("redirected_to", elsewhere).drop("is_resubmitted", "resubmitted")
 
 
 def _rows(rows: DataFrame, destination: Column, is_in_flight: Column, place: Column, resubmitted: Column) -> DataFrame:

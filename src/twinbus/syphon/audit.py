@@ -56,7 +56,7 @@ BACKLOG_LOCK: Final = timedelta(minutes=1)
 _DEAD_LETTERS: Final = "/$DeadLetterQueue"
 _DEFAULT_QUEUES: Final = 10
 _FIRST_OF_A_PARTITION: Final = 2**48
-LISTED_WORDS: Final = ("absent", "come_again", "unconfirmed", "not_looked_at")
+LISTED_WORDS: Final = ("absent", "come_again", "unconfirmed", "redirected", "not_looked_at")
 """The words of an audit whose messages are listed."""
 
 
@@ -280,18 +280,21 @@ class Audit:
         The order matters: if the broker dead-letters a message during the look, at least one of the two shows it.
         """
         primary = queue.rpartition(f"/{TRANSFER_SEGMENT}/")[0]
-        for address in (queue, queue + _DEAD_LETTERS):
+        for is_dead_letters in (False, True):
+            address = queue + _DEAD_LETTERS if is_dead_letters else queue
             management = self._connection.management(queue, address=address)
             start = 0
             try:
                 while page := await self._peek(management, queue, start, look):
                     for message in page:
                         destination = f"{primary}/{destination_of(message.raw) or ''}".lower()
-                        look.seen[MessageKey(destination, id_text(message.message_id))] += 1
-                    if address == queue:
-                        look.messages += len(page)
-                    else:
+                        key = MessageKey(destination, id_text(message.message_id))
+                        look.seen[key] += 1
+                        look.dead[key] += is_dead_letters
+                    if is_dead_letters:
                         look.dead_letters += len(page)
+                    else:
+                        look.messages += len(page)
                     last = page[-1].sequence_number or 0
                     # In a partitioned queue the upper bits are the partition. Whether a peek goes on from partition to
                     # partition is not documented.

@@ -1,7 +1,8 @@
 """Lists and resubmits the dead letters of the backlog queues (Y6).
 
-To resubmit a dead letter, a copy is sent to the backlog queue first, and then the dead letter is completed. After a
-crash between these two steps the message exists twice, with the same message id, and is never lost.
+To resubmit a dead letter, a copy is sent to the backlog queue first, then the ledger records the copy and its move, and
+then the dead letter is completed. After a crash between these steps the message exists twice, with the same message id,
+and is never lost.
 """
 
 from __future__ import annotations
@@ -248,7 +249,13 @@ class DeadLetters:
             operation.end(UNKNOWN, cause=type(error).__name__)
             raise
         operation.end(OK)
-        ledger.write()  # the copy is in the ledger before the dead letter is completed (L1)
+        if old_destination == destination:
+            ledger.moved(Move.RESUBMITTED, ids, f"{self._secondary}/{queue}{_SUB_QUEUE}", destination, op=operation.id)
+        else:
+            ledger.moved(Move.REDIRECTED, ids, old_destination, destination, op=operation.id)
+        # The copy and its move are in the ledger before the dead letter is completed (L1). If the program is killed
+        # in between, the dead letter is a further copy.
+        ledger.write()
         completion = ledger.begin(Stage.COMPLETE_BACKLOG, self._secondary, queue, ids, (0,) * len(ids), destination)
         try:
             await receiver.complete(messages)
@@ -256,10 +263,6 @@ class DeadLetters:
             completion.end(UNKNOWN, cause=type(error).__name__)
             raise
         completion.end(OK)
-        if old_destination == destination:
-            ledger.moved(Move.RESUBMITTED, ids, f"{self._secondary}/{queue}{_SUB_QUEUE}", destination, op=operation.id)
-        else:
-            ledger.moved(Move.REDIRECTED, ids, old_destination, destination, op=operation.id)
 
     # --- requests, recorded in the ledger (M1) -----------------------------------------------------------------------
 
