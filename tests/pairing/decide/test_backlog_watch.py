@@ -51,6 +51,8 @@ def test_y1_the_first_diverted_message_schedules_a_check_and_the_next_change_not
     assert not DIVERTED.needs_event_for("b0")
     assert DIVERTED.needs_event_for("b1")
     assert advance(DIVERTED, w.MessageDiverted("b1"), 5.0).effects == ()
+    # The gauges show these before the first peek.
+    assert [(status.oldest_age, status.unattended) for status in DIVERTED.queues] == [(0.0, False)]
 
 
 def test_y1_a_check_is_one_peek_for_each_queue_and_the_next_is_an_interval_later() -> None:
@@ -74,6 +76,12 @@ def test_y1_checks_stop_when_the_queues_are_empty_and_start_again_with_the_next_
     assert advance(state, w.CheckDue(), 600.0).effects == ()
     assert state.needs_event_for("b0")
     assert advance(state, w.MessageDiverted("b0"), 700.0).effects == (w.ScheduleCheck(1000.0),)
+
+
+def test_y1_a_message_seen_in_a_queue_that_was_empty_is_watched() -> None:
+    state, _ = checked(DIVERTED, 300.0, w.QueuePeeked("b0", None))
+    assert [status.empty for status in state.queues] == [True]
+    assert [status.empty for status in advance(state, oldest(1.0), 301.0).watch.queues] == [False]
 
 
 def test_y1_a_message_that_arrives_during_a_check_is_checked_for_again() -> None:

@@ -22,10 +22,12 @@ from twinbus.pairing import call_errors
 from twinbus.pairing.decide import send_flow
 from twinbus.pairing.decide.failover import FailoverPolicy
 from twinbus.pairing.decide.failover_events import PrimarySendFailed
+from twinbus.pairing.decide.rotation import QueueFound
 from twinbus.pairing.decide.send_flow import (
     BacklogHandle,
     DivertTo,
     FlowErrors,
+    QueueLeftMeanwhileError,
     SendContext,
     WaitForQueue,
     mark_whole_attempt,
@@ -257,6 +259,21 @@ def test_s6_with_none_left_one_call_probes_and_the_others_wait_and_use_the_queue
     assert (step.queue, step.probe) == ("b0", False)
 
 
+def test_s6_a_sender_stays_on_the_queue_that_its_probe_brought_back() -> None:
+    pair = none_left()
+    steps = pair.divert(60.0)
+    probe = next(steps)
+    assert isinstance(probe, DivertTo)
+    next_payload(probe.diversion, LIMITS)
+    with pytest.raises(StopIteration):
+        steps.send(None)
+    pair.rotation.advance(QueueFound("b1"))
+    pair.chance = 0.9
+    following = next(pair.divert(60.0))
+    assert isinstance(following, DivertTo)
+    assert (probe.queue, following.queue) == ("b0", "b0")
+
+
 def test_s6_when_the_probe_fails_all_that_waited_raise_and_the_next_call_waits_for_its_second() -> None:
     pair = none_left()
     first, second = pair.divert(None), pair.divert(None)
@@ -287,6 +304,15 @@ def test_s6_a_probe_that_says_nothing_about_its_queue_lets_the_next_call_probe(e
         first.throw(error)
     assert not pair.rotation.rotation.probing
     assert pair.rotation.rotation.failed_probes == 0
+
+
+def test_s6_a_probe_that_was_not_sent_because_its_link_closed_has_accepted_nothing() -> None:
+    pair = none_left()
+    steps = pair.divert(60.0)
+    next(steps)
+    assert steps.throw(QueueLeftMeanwhileError()) == WaitForQueue(pair.rotation.rotation, 1.0)
+    assert not pair.rotation.rotation.probing
+    assert (pair.answers, pair.published) == ([], [])
 
 
 def test_s6_a_call_whose_time_ends_while_it_waits_raises_with_the_causes() -> None:
