@@ -101,8 +101,8 @@ def test_l4_s16_writes_to_a_shared_state_are_compared_with_those_of_the_forecast
     scenario = replace(SCENARIO, count_interval=timedelta(0), syphons=0, state=SharedStateIn.SECONDARY)
     beside = forecast(scenario, PRICES)
     writes = beside.bill.of(stage=Stage.MANAGE).units
-    assert writes == 12, "a failover, 10 pings and a restore"
-    for calls, shown in ((writes, []), (writes + 5, [(5, "17 in the ledger, 12 in the forecast")])):
+    assert writes == 21, "a failover, 10 pings that begin, 9 that fail, and a restore"
+    for calls, shown in ((writes, []), (writes + 5, [(5, "26 in the ledger, 21 in the forecast")])):
         facts = replace(HOME, manage={"client": calls})
         found = compared(spent(Stage.MANAGE, calls), facts=facts, beside=beside)[Stage.MANAGE]
         why = "management calls of a client, and writes to the shared state"
