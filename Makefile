@@ -35,8 +35,11 @@ compat-versions: $(STAMP) ## tests of pairs and of the SDK, with every supported
 
 soak: $(STAMP) node ## the large budgets, for hours: kills, chaos, worlds, fuzzed inputs
 	$(PYTEST) --tier soak --timeout 0 tests/crash tests/chaos tests/pairing/simulation tests/syphon/simulation \
-	  tests/pipeline/test_spark_syphon.py tests/pipeline/test_spark_kills.py tests/pipeline/test_tables_while_written.py \
-	  tests/pipeline/test_line_parsing.py
+	  tests/ledger/test_audit_rules.py tests/ledger/test_balance_of_dead_writers.py tests/syphon/test_audit.py \
+	  tests/pairing/drivers/test_sent_on.py tests/compat/python/test_sending_on.py \
+	  tests/pipeline/test_spark_syphon.py tests/pipeline/test_spark_syphon_counts.py tests/pipeline/test_spark_kills.py \
+	  tests/pipeline/test_spark_audit.py tests/pipeline/test_settling.py tests/pipeline/test_servicebus_sessions.py \
+	  tests/pipeline/test_tables_while_written.py tests/pipeline/test_line_parsing.py
 	$(MAKE) fuzz INPUTS=1000000
 
 coverage: $(STAMP) node ## line coverage of `make test`, by file

@@ -34,7 +34,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out thorough tests in the tier `quick`."""
+    """Leave out thorough tests in the tier `quick`. In the tier `soak`, no test has a limit of time."""
+    if current_tier() is Tier.SOAK:
+        for item in items:  # --timeout 0 alone does not change the limit of a mark
+            item.add_marker(pytest.mark.timeout(0), append=False)
     if current_tier() is Tier.QUICK:
         thorough = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=thorough)

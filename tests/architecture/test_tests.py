@@ -1,6 +1,8 @@
 """Rules for the tests themselves."""
 
 import ast
+import re
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +48,20 @@ def test_no_test_is_skipped_without_a_reason() -> None:
 )
 def test_a_skip_without_a_reason_is_found(line: str, reasoned: bool) -> None:
     assert bool(unreasoned_skips(ast.parse(line))) is not reasoned
+
+
+def has_soak_budget(tree: ast.AST) -> bool:
+    """Whether a file calls `budget` with three arguments."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return any(isinstance(call.func, ast.Name) and call.func.id == "budget" and len(call.args) == 3 for call in calls)
+
+
+def test_every_test_with_a_budget_for_the_soak_is_run_by_make_soak() -> None:
+    recipe = re.search(r"^soak:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert recipe is not None
+    soaked = [Path(path) for path in re.findall(r"tests/[\w/.]+", recipe[1])]
+    assert all((ROOT / path).exists() for path in soaked)
+    with_budget = {Path(source.name) for source in sources(ROOT / "tests") if has_soak_budget(source.tree)}
+    assert len(with_budget) > 10
+    missing = {str(path) for path in with_budget if not any(path.is_relative_to(each) for each in soaked)}
+    assert not missing, "add these to the target `soak` of the Makefile, and to docs/testing.md"

@@ -212,6 +212,34 @@ def test_x2_damage_to_the_log_after_a_power_loss_costs_at_most_the_last_two_comm
     assert samples.seen["refused"] > 0
 
 
+def test_x2_damage_to_the_counter_and_to_another_file_costs_at_most_the_last_commit_and_is_logged(
+    samples: Samples, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A single byte changes one of the two numbers in the counter. The other one is that of the commit before."""
+    image = samples.image(3, killed=True)
+    for number in range(SAMPLES):
+        rng = Random(f"counter-{number}")
+        caplog.clear()
+        path, where = samples.damaged(image, rng, file=f"{NAME}.commits")
+        if number % 2:
+            where += f"; {change_byte(path.with_name(rng.choice(image.files).name), rng)}"
+        store = SqliteStore(path)
+        try:
+            if (found := opened(store)) is None:
+                assert number % 2, f"sample {number}: {where}: the counter alone does not refuse a store"
+                samples.seen["refused"] += 1
+                continue
+            behind = COMMITS - which_state(store, found, image.states)
+            assert behind <= number % 2, f"sample {number}: {where}: {behind} commits are silently gone"
+            if behind:
+                assert "one of the two numbers in the commit counter" in caplog.text
+            samples.seen["warned"] += "one of the two numbers in the commit counter" in caplog.text
+        finally:
+            store.close()
+    assert samples.seen["refused"] > 0
+    assert samples.seen["warned"] > 0
+
+
 def which_state(store: SqliteStore, found: OpenedStore, states: tuple[Model, ...]) -> int:
     """Return the number of the last commit that the store shows."""
     for number in reversed(range(len(states))):

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from tests.fuzz import cpu_cost
@@ -26,6 +27,7 @@ from twinbus.namespace.front import HttpHandler
 
 RECORDED = traffic(TOKEN)
 _COSTS_EVERY: Final = 500
+_HEALTHY_EVERY: Final = 10
 _MOST_MEMORY: Final = 200  # MiB that the process may grow
 _SMALL: Final = 15_000  # bytes
 _LARGE: Final = 4 * _SMALL
@@ -172,7 +174,7 @@ async def compare_costs(http: HttpHandler, name: str, tally: HttpFuzzCounts) -> 
 
 
 async def check_healthy(http: HttpHandler, tally: HttpFuzzCounts) -> None:
-    """A client beside the hostile ones creates an entity, reads it and deletes it."""
+    """A client creates an entity, reads it and deletes it, while a hostile one has sent half of its input."""
     entity, signed = "/healthy?api-version=2021-05", [("Authorization", TOKEN)]
     body = python("QueueDescription", "<MaxDeliveryCount>7</MaxDeliveryCount>")
     asked = [
@@ -194,11 +196,11 @@ async def run(inputs: int, seed: int) -> HttpFuzzCounts:
         chance = random.Random(f"{seed}/{number}")
         chunks = mutate(chance)
         try:
-            judge(await converse(http, *chunks), tally)
+            beside = partial(check_healthy, http, tally) if number % _HEALTHY_EVERY == 0 else None
+            judge(await converse(http, *chunks, meanwhile=beside), tally)
         except Exception as wrong:
             raise FindingError(f"input {number} of seed {seed}: {wrong!r} for {b''.join(chunks)!r}") from wrong
         if number % _COSTS_EVERY == _COSTS_EVERY - 1:
-            await check_healthy(http, tally)
             http = await world()
             await compare_costs(http, random.Random(f"{seed}/{number}/costs").choice(list(SLOW)), tally)
     memory.check()

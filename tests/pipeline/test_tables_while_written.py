@@ -36,7 +36,7 @@ from twinbus.pipeline.run import PipelineRun
 from twinbus.pipeline.tables import Tables
 from twinbus.storage_location import StorageLocation
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(budget(1800, 1800, 7200))]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1800)]
 _PAUSE = 0.2
 TABLES = ("operations", "pending", "entries", "steps")
 

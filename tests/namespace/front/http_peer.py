@@ -65,11 +65,22 @@ class RecordingStream:
         self.closed = True
 
 
-async def converse(http: HttpHandler, *chunks: bytes, end: bool = True, loopback: bool = True) -> RecordingStream:
-    """Pass the chunks to a connection, wait for all responses, then end the stream."""
+async def converse(
+    http: HttpHandler,
+    *chunks: bytes,
+    end: bool = True,
+    loopback: bool = True,
+    meanwhile: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> RecordingStream:
+    """Pass the chunks to a connection, wait for all responses, then end the stream.
+
+    `meanwhile` is called when half of the chunks were passed, and awaited before the others.
+    """
     stream = RecordingStream()
     connection = HttpConnection(http, stream, NAMES, peer_is_loopback=loopback)
-    for chunk in chunks:
+    for number, chunk in enumerate(chunks):
+        if meanwhile is not None and number == len(chunks) // 2:
+            await meanwhile()
         connection.data_received(chunk)
     await settle()
     if end and not stream.closed:
