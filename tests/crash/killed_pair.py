@@ -86,11 +86,16 @@ class KilledPair:
             ServiceBusClient.from_connection_string(self.secondary) as client,
             client.get_queue_receiver(QUEUE) as receiver,
         ):
-            left = set(names)
+            left, others = set(names), []
             while left:
                 for message in receiver.receive_messages(len(left), max_wait_time=5):
+                    if message.message_id not in left:
+                        others.append(message)
+                        continue
                     receiver.dead_letter_message(message, reason="Reason", error_description="why")
-                    left.remove(str(message.message_id))
+                    left.remove(message.message_id)
+            for message in others:
+                receiver.abandon_message(message)
 
     def syphon(self, **more: Any) -> SyphonWork:
         return SyphonWork(self.primary, self.secondary, (QUEUE,), self.ledger, **more)
