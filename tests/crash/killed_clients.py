@@ -53,7 +53,7 @@ WINDOW: Final = 20
 SYNC, AIO = "sync", "asyncio"
 PRIMARY_NAME, SECONDARY_NAME = "contoso", "contoso-away"
 _BEGIN_SECONDS: Final = 60.0
-_PLACE_SECONDS: Final = 3.0
+_PLACE_SECONDS: Final = 30.0
 # A small segment is full after some dozen entries: many kills hit a writer that seals a segment and opens the next.
 _SEGMENT_BYTES: Final = 8192
 _QUICK: Final = RetryPolicy(first_pause=0.05, longest_pause=0.2)

@@ -189,14 +189,15 @@ def test_l1_after_each_kill_of_the_dead_letter_tool_the_ledger_agrees_with_the_q
     figures: Counter[str] = Counter()
     to = pair.elsewhere if is_redirected else None
     places = budget(1, 3, 20) * RESUBMIT_PLACES
-    rounds = [(place, f"{pair.entity}-{number}-") for number, place in enumerate(places)]
-    pair.dead_letter([f"{prefix}{part}" for _, prefix in rounds for part in range(3)])
 
     def resubmission(prefix: str, plan: KillPlan) -> KilledProcess:
         work = Resubmission(pair.secondary, QUEUE, pair.ledger, prefix, to, plan)
         return KilledProcess(run_resubmission, work, plan)
 
-    for place, prefix in rounds:
+    for number, place in enumerate(places):
+        prefix = f"{pair.entity}-{number}-"
+        # Not earlier: a killed program keeps the locks of all dead letters that it received.
+        pair.dead_letter([f"{prefix}{part}" for part in range(3)])
         figures[f"killed: {resubmission(prefix, KillPlan(place)).until_killed()}"] += 1
         found = pair.check(f"kill at {place}")
         # No message may be on its way for ever: what is not at the one destination is at the other.
