@@ -181,6 +181,7 @@ def test_a_verb_on_spark_is_interrupted_and_leaves_no_jvm(tmp_path: Path) -> Non
         follower.read_until("snapshot", SPARK_PATIENCE)
         assert follower.interrupt(SPARK_PATIENCE, code=0) == ""
     with started("pipeline", "run", arguments[2], str(tmp_path / "new"), "--follow") as follower:
+        follower.read_until("starting Spark")
         until_there(tmp_path / "new" / "entries")  # inside the first batch
         assert follower.interrupt(SPARK_PATIENCE, code=0) == ""
     assert (tmp_path / "new" / "snapshots").is_dir(), "the batch was committed"

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 
 VERSION = "1.5.5"
+FOLDER = Path(tempfile.gettempdir(), f"twinbus-delta-scan-{VERSION}")
+MADE = FOLDER / "made"
 PACKAGES = (f"duckdb=={VERSION}", f"duckdb-extension-delta=={VERSION}")
 # Runs in the other environment. For each line with a folder and a version (-1: the latest) it prints the rows.
 READER = """
@@ -55,13 +57,17 @@ class DeltaScan:
             return int(self._process.stdout.readline())
 
 
-def environment(folder: Path | None = None) -> Path:
+def is_made() -> bool:
+    """Return whether the environment is there."""
+    return MADE.exists()
+
+
+def environment() -> Path:
     """Make the environment, unless it is there, and return its Python."""
-    folder = folder or Path(tempfile.gettempdir(), f"twinbus-delta-scan-{VERSION}")
-    python, made = folder / "bin" / "python", folder / "made"
-    if not made.exists():
-        venv.create(folder, with_pip=True)
+    python = FOLDER / "bin" / "python"
+    if not is_made():
+        venv.create(FOLDER, with_pip=True)
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
         subprocess.run([*pip, "--disable-pip-version-check", *PACKAGES], check=True)
-        made.touch()
+        MADE.touch()
     return python

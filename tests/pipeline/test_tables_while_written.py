@@ -19,6 +19,7 @@ from uuid import uuid4
 
 import duckdb
 import polars
+import pyarrow.compute
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
@@ -26,7 +27,7 @@ from pyspark.sql import SparkSession
 
 from tests.pipeline.books import HOUR, MIDNIGHT, halves, movement, operation, segment_name, writer
 from tests.pipeline.committing import STEPS, mark
-from tests.pipeline.delta_scan import DeltaScan
+from tests.pipeline.delta_scan import DeltaScan, is_made
 from tests.pipeline.driver_processes import LONG, kill, process, until
 from tests.tiers import Tier, budget, current_tier
 from twinbus.ledger import Closed, Entry, Move, Role, SegmentHeader, Stage, encode_entry
@@ -149,7 +150,7 @@ def test_d5_other_tools_read_whole_batches_and_agreeing_totals_while_the_pipelin
     ended = threading.Event()
     with ExitStack() as stack:
         counts: list[Count] = [by_polars, by_deltalake, by_duckdb]
-        if current_tier() is Tier.SOAK:  # its environment needs PyPI
+        if current_tier() is Tier.SOAK or is_made():  # to make its environment needs PyPI
             counts.append(stack.enter_context(DeltaScan()).count)
         pool = stack.enter_context(ThreadPoolExecutor())
         readers = [pool.submit(read_on, tables.root, count, ended) for count in counts]
@@ -165,6 +166,73 @@ def test_d5_other_tools_read_whole_batches_and_agreeing_totals_while_the_pipelin
     assert len(files) < 2 * 16 + 2 or commits < 32, "small files are merged"
     often = DeltaTable(tables.root / "steps", version=versions["steps"])
     assert len(often.file_uris()) <= MOST_RUNS
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+Total = Callable[[Path, str, int, str], int]
+TOTALS = {
+    ("results/cost", "operations"): 3,
+    ("results/cost", "messages"): 4,
+    ("results/reconcile", "accepted"): 3,
+    ("results/latency", "diverted"): 2,
+    ("results/incidents", "diverted"): 2,
+}
+"""The sums of columns after one batch. Each batch adds the same."""
+
+
+def total_by_polars(root: Path, table: str, version: int, column: str) -> int:
+    return int(polars.read_delta(str(root / table), version=version, columns=[column])[column].sum())
+
+
+def total_by_deltalake(root: Path, table: str, version: int, column: str) -> int:
+    rows = DeltaTable(root / table, version=version).to_pyarrow_table(columns=[column])
+    return int(pyarrow.compute.sum(rows[column]).as_py())
+
+
+def total_by_duckdb(root: Path, table: str, version: int, column: str) -> int:
+    rows = DeltaTable(root / table, version=version).to_pyarrow_dataset()
+    ((total,),) = duckdb.connect().from_arrow(rows).sum(column).fetchall()
+    return int(total)
+
+
+def read_results_on(root: Path, total: Total, ended: threading.Event) -> int:
+    """Read the results again and again, and check that they agree. Returns the number of snapshots that were read."""
+    known = set[int]()
+    while True:
+        is_last = ended.is_set()
+        number, versions = snapshot(root)
+        found = {(table, column): total(root, table, versions[table], column) for table, column in TOTALS}
+        assert found == {name: number * each for name, each in TOTALS.items()}
+        stated = rows_of(root, "results/as_of", versions["results/as_of"])
+        assert {(row["snapshot"], row["segments"]) for row in stated} == {(number, versions["segments"])}
+        assert by_polars(root, "operations", versions["operations"]) == expected(number)["operations"]
+        known.add(number)
+        if is_last:
+            return len(known)
+        ended.wait(_PAUSE)
+
+
+def test_d5_other_tools_read_results_that_agree_with_their_tables_while_a_run_commits(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ledger, root, made, batches = tmp_path / "ledger", tmp_path / "tables", tmp_path / "made", budget(3, 6, 100)
+    segments(made, batches)
+    ledger.mkdir()
+    (made / segment_name(0)).rename(ledger / segment_name(0))
+    PipelineRun(spark, ledger, root).start().awaitTermination()
+    for file in made.iterdir():
+        file.rename(ledger / file.name)
+    ended = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        totals: list[Total] = [total_by_polars, total_by_deltalake, total_by_duckdb]
+        readers = [pool.submit(read_results_on, root, total, ended) for total in totals]
+        try:
+            PipelineRun(spark, ledger, root).start(most_bytes=1).awaitTermination()
+        finally:
+            ended.set()
+        assert all(reader.result() > 1 for reader in readers)
+    assert snapshot(root)[0] == batches
 
 
 # --- kills ------------------------------------------------------------------------------------------------------------
