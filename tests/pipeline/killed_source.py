@@ -12,8 +12,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +30,7 @@ from twinbus.message import Message
 from twinbus.pipeline.servicebus import ServiceBusDataSource
 from twinbus.pipeline.servicebus.broker import Broker
 from twinbus.pipeline.servicebus.options import SourceOptions
-from twinbus.pipeline.servicebus.source import BatchWriter, SentCount
+from twinbus.pipeline.servicebus.source import BatchWriter, SentCount, StreamWriter
 from twinbus.pipeline.servicebus.stream_reader import StreamReader
 from twinbus.pipeline.servicebus.task_reader import TaskReader
 from twinbus.pipeline.session import session, start_query
@@ -90,13 +91,33 @@ class KilledSource(ServiceBusDataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         return KilledWriter(self._written_options(schema), type(self).folder)
 
+    def streamWriter(self, schema: StructType, overwrite: bool) -> KilledStreamWriter:  # noqa: N802  # Spark's name
+        return KilledStreamWriter(self._written_options(schema), type(self).folder)
+
     def streamReader(self, schema: StructType) -> KilledReader:  # noqa: N802  # Spark's name
         options = self._parsed(schema)
-        return KilledReader(options, TaskReader(options, schema), type(self).folder)
+        return KilledReader(options, TaskReader(options, schema, is_patient=True), type(self).folder)
 
 
 def killed_source(folder: Path) -> type[KilledSource]:
     return type("KilledHere", (KilledSource,), {"folder": folder})
+
+
+def _written(write: Callable[[], SentCount], folder: Path, options: SourceOptions) -> SentCount:
+    send = Broker.send
+    _reach(folder, options, BEFORE_SEND)
+
+    def then(self: Broker, batches: Mapping[str, Sequence[Message]]) -> None:
+        send(self, batches)
+        _reach(folder, options, DURING_SEND)
+
+    Broker.send = then  # type: ignore[method-assign]
+    try:
+        done = write()
+    finally:
+        Broker.send = send  # type: ignore[method-assign]
+    _reach(folder, options, AFTER_SEND)
+    return done
 
 
 class KilledWriter(BatchWriter):
@@ -105,20 +126,16 @@ class KilledWriter(BatchWriter):
         self._folder = folder
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SentCount:
-        folder, options, send = self._folder, self._options, Broker.send
-        _reach(folder, options, BEFORE_SEND)
+        return _written(partial(super().write, iterator), self._folder, self._options)
 
-        def then(self: Broker, batches: Mapping[str, Sequence[Message]]) -> None:
-            send(self, batches)
-            _reach(folder, options, DURING_SEND)
 
-        Broker.send = then  # type: ignore[method-assign]
-        try:
-            done = super().write(iterator)
-        finally:
-            Broker.send = send  # type: ignore[method-assign]
-        _reach(folder, options, AFTER_SEND)
-        return done
+class KilledStreamWriter(StreamWriter):
+    def __init__(self, options: SourceOptions, folder: Path) -> None:
+        super().__init__(options)
+        self._folder = folder
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SentCount:
+        return _written(partial(super().write, iterator), self._folder, self._options)
 
 
 class KilledReader(StreamReader):
@@ -150,6 +167,23 @@ def insert(spark: SparkSession, queue: str, variable: str) -> None:
     spark.sql(f"CREATE TABLE IF NOT EXISTS {queue} USING {KilledSource.name()} {options}")
     rows = f"SELECT /*+ COALESCE(1) */ CAST(id AS string), CAST('x' AS binary) FROM range({ROWS})"  # noqa: S608 - our own table
     spark.sql(f"INSERT INTO {queue} (message_id, body) {rows}")
+
+
+def send_stream(spark: SparkSession, queue: str, variable: str, folder: Path) -> StreamingQuery:
+    """Send ROWS messages in one task of one batch of a stream. A second call goes on from the checkpoint of the first.
+
+    The environment variable has the connection string.
+    """
+    rows = folder / "rows"
+    if not rows.exists():
+        made = spark.range(ROWS, numPartitions=1).selectExpr(
+            "CAST(id AS string) message_id", "CAST('x' AS binary) body"
+        )
+        made.write.parquet(str(rows))
+    stream = spark.readStream.schema("message_id string, body binary").parquet(str(rows)).coalesce(1)
+    writer = stream.writeStream.format(KilledSource.name()).options(connectionStringEnv=variable, entity=queue)
+    writer = writer.option("checkpointLocation", str(folder / f"{queue}.sent"))
+    return start_query(writer.trigger(availableNow=True).start)
 
 
 def streamed_options(text: str, queue: str) -> dict[str, str]:
@@ -201,11 +235,16 @@ def run_on_executors(folder: Path, variable: str, inserts: Mapping[str, str], st
     spark.stop()
 
 
-def run_until_killed(folder: Path, variable: str, inserts: Mapping[str, str], streams: Mapping[str, str]) -> None:
-    """Run inserts and streams, by queue, each of which stops at its step. Ends when it is killed."""
-    spark = start(folder, "local[8,4]")
+def run_until_killed(
+    folder: Path, variable: str, inserts: Mapping[str, str], streams: Mapping[str, str], sinks: Mapping[str, str]
+) -> None:
+    """Run inserts and streams, by queue, each of which stops at its step. Ends when it is killed.
+
+    `streams` read from their queue, and `sinks` are streams that write to it.
+    """
+    spark = start(folder, "local[12,4]")
     (folder / "jvm").write_text(str(spark.sparkContext._gateway.proc.pid))  # type: ignore[union-attr]
-    for queue, step in (*inserts.items(), *streams.items()):
+    for queue, step in (*inserts.items(), *streams.items(), *sinks.items()):
         give_order(folder, queue, STOP, step)
     for queue in inserts:
         threading.Thread(target=insert, args=(spark, queue, variable), daemon=True).start()
@@ -214,10 +253,12 @@ def run_until_killed(folder: Path, variable: str, inserts: Mapping[str, str], st
         available_now(spark, streamed_options(os.environ[variable], queue), folder / queue)
         while not reached(folder, queue).exists():
             time.sleep(0.1)
+    for queue in sinks:
+        send_stream(spark, queue, variable, folder)
     time.sleep(_FOR_EVER)
 
 
 if __name__ == "__main__":
     told = json.loads(sys.argv[1])
     main = run_on_executors if told["on_executors"] else run_until_killed
-    main(Path(told["folder"]), told["variable"], told["inserts"], told["streams"])
+    main(Path(told["folder"]), told["variable"], **told["queues"])

@@ -1,4 +1,4 @@
-"""D1 with kill -9 at every step of `INSERT INTO` and of a stream with `availableNow`.
+"""D1 with kill -9 at every step of `INSERT INTO`, and of streams with `availableNow` that read or write.
 
 | killed with -9 | test |
 | --- | --- |
@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
@@ -44,6 +43,7 @@ from tests.pipeline.killed_source import (
     killed_source,
     order_of,
     reached,
+    send_stream,
     streamed_options,
 )
 from tests.pipeline.queues import new_queue
@@ -74,10 +74,10 @@ def there(namespace: LocalNamespace, queue: str) -> Counter[str]:
     return found
 
 
-def check_inserted(namespace: LocalNamespace, queue: str, step: str) -> None:
+def check_sent(namespace: LocalNamespace, queue: str, repeated: int) -> None:
     found = there(namespace, queue)
     assert set(found) == {str(number) for number in range(ROWS)}, "nothing is lost"
-    assert {one for one, count in found.items() if count > 1} == {str(number) for number in range(REPEATED[step])}
+    assert {one for one, count in found.items() if count > 1} == {str(number) for number in range(repeated)}
     assert max(found.values()) <= 2
 
 
@@ -140,13 +140,37 @@ def test_d1_kill_9_of_a_process_of_spark_or_of_the_namespace_at_each_step_of_an_
             named_namespace.start()
             insert(spark, queue, NAMED)
         assert not order_of(tmp_path, queue).exists(), "the step was reached"
-        check_inserted(named_namespace, queue, step)
+        check_sent(named_namespace, queue, REPEATED[step])
         spark.sql(f"DROP TABLE {queue}")
 
 
-def killed_driver(folder: Path, log: Path, **told: Any) -> AbstractContextManager[subprocess.Popen[bytes]]:
+@pytest.mark.parametrize("who", [ITSELF, "namespace"])
+def test_d1_kill_9_of_a_process_of_spark_or_of_the_namespace_at_each_step_of_a_stream_that_writes_loses_nothing(
+    spark: SparkSession, named_namespace: LocalNamespace, tmp_path: Path, who: str
+) -> None:
+    spark.dataSource.register(killed_source(tmp_path))
+    name = "self" if who == ITSELF else who
+    for step in WRITE_STEPS:
+        queue = new_queue(named_namespace, f"{name}_sink_{step.replace(' ', '_')}")
+        give_order(tmp_path, queue, ITSELF if who == ITSELF else named_namespace.pid, step)
+        if who == ITSELF:
+            send_stream(spark, queue, NAMED, tmp_path).awaitTermination()  # Spark tries the task again
+        else:
+            with suppress(Exception):
+                send_stream(spark, queue, NAMED, tmp_path).awaitTermination()
+            named_namespace.wait(60)
+            named_namespace.start()
+            send_stream(spark, queue, NAMED, tmp_path).awaitTermination()
+        assert not order_of(tmp_path, queue).exists(), "the step was reached"
+        # A batch whose messages were all accepted before the namespace died is not repeated.
+        check_sent(named_namespace, queue, 0 if (who, step) == ("namespace", AFTER_SEND) else REPEATED[step])
+
+
+def killed_driver(
+    folder: Path, log: Path, *, on_executors: bool, **queues: dict[str, str]
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """Start a driver in a process of its own."""
-    given = json.dumps({"folder": str(folder), "variable": NAMED, **told})
+    given = json.dumps({"folder": str(folder), "variable": NAMED, "on_executors": on_executors, "queues": queues})
     return process(sys.executable, "-m", "tests.pipeline.killed_source", given, log=log)
 
 
@@ -162,20 +186,24 @@ def new_queues(namespace: LocalNamespace, name: str, streamed: Sequence[str]) ->
 def test_d1_kill_9_of_the_jvm_at_each_step_of_inserts_and_streams_loses_nothing(
     spark: SparkSession, named_namespace: LocalNamespace, tmp_path: Path
 ) -> None:
-    """One JVM with an insert and a stream at each step."""
+    """One JVM with an insert, a stream that reads and a stream that writes at each step."""
     inserts, streams = new_queues(named_namespace, "jvm", STREAM_STEPS)
+    sinks = {new_queue(named_namespace, f"jvm_sink_{step.replace(' ', '_')}"): step for step in WRITE_STEPS}
     log = tmp_path / "driver.log"
-    with killed_driver(tmp_path, log, inserts=inserts, streams=streams, on_executors=False) as driver:
-        marks = [reached(tmp_path, queue) for queue in (*inserts, *streams)]
+    with killed_driver(tmp_path, log, inserts=inserts, streams=streams, sinks=sinks, on_executors=False) as driver:
+        marks = [reached(tmp_path, queue) for queue in (*inserts, *streams, *sinks)]
         until(lambda: all(mark.exists() for mark in marks), driver, log)
         os.kill(int((tmp_path / "jvm").read_text()), signal.SIGKILL)
     spark.dataSource.register(killed_source(tmp_path))
     for queue, step in inserts.items():
         insert(spark, queue, NAMED)
-        check_inserted(named_namespace, queue, step)
+        check_sent(named_namespace, queue, REPEATED[step])
         spark.sql(f"DROP TABLE {queue}")
     for queue in streams:
         check_streamed(spark, named_namespace, queue, tmp_path / queue)
+    for queue, step in sinks.items():
+        send_stream(spark, queue, NAMED, tmp_path).awaitTermination()
+        check_sent(named_namespace, queue, REPEATED[step])
 
 
 def test_d1_kill_9_of_an_executor_at_each_step_of_inserts_and_of_a_read_loses_nothing(
@@ -189,7 +217,7 @@ def test_d1_kill_9_of_an_executor_at_each_step_of_inserts_and_of_a_read_loses_no
     for queue, step in (*inserts.items(), *streams.items()):
         assert not order_of(tmp_path, queue).exists(), f"{step} was reached"
     for queue, step in inserts.items():
-        check_inserted(named_namespace, queue, step)
+        check_sent(named_namespace, queue, REPEATED[step])
     for queue in streams:
         assert written(tmp_path / queue) == Counter(str(number) for number in range(STREAMED)), "each once"
         assert there(named_namespace, queue) == Counter()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import pickle
 import re
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
@@ -85,6 +86,13 @@ def _run_available(stream: DataFrame, folder: Path) -> None:
 def _ids_written(spark: SparkSession, folder: Path) -> list[str]:
     found = [row.message_id for row in spark.read.parquet(str(folder / "out")).select("message_id").collect()]
     return sorted(found, key=int)
+
+
+def _await_tries(namespace: LocalNamespace) -> None:
+    """Wait until a query has tried twice to reach the namespace, which was killed."""
+    with socket.create_server(("localhost", namespace.port)) as down:
+        for _ in range(2):
+            down.accept()[0].close()
 
 
 # --- batch read ------------------------------------------------------------------------------------------------------
@@ -483,6 +491,62 @@ def test_d1_a_checkpoint_of_an_earlier_version_opens_and_removes_nothing_unread(
     assert _ids_written(spark, tmp_path) == ["5", "6", "7", "8"]
     # 7 and 8 were read and completed by this version. The earlier version did not record that it read 5 and 6.
     assert _ids_left(client, queue) == ["0", "1", "2", "3", "4", "5", "6"]
+
+
+# --- progress and outages --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_d1_the_progress_of_a_query_shows_offsets_lag_and_what_was_completed(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
+) -> None:
+    _numbered(client, queue, 0, 10)
+    stream = _stream(spark, namespace, queue, maxMessagesPerTrigger=4)
+    writer = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+    query = writer.start()
+    query.awaitTermination()
+    assert query.lastProgress is not None
+    assert [progress.numInputRows for progress in query.recentProgress if progress.numInputRows] == [4, 4, 2]
+    (first,), (last,) = query.recentProgress[0].sources, query.lastProgress.sources
+    assert json.loads(first.endOffset)["read"] == "1-4"
+    assert json.loads(first.endOffset)["entity"] == f"localhost:{namespace.port}/{queue}"
+    assert json.loads(first.latestOffset) == {"through": 10, "behind": 6, "completed": 0, "uncompleted": 0}
+    # The messages of a batch are completed after its progress.
+    assert json.loads(last.latestOffset) == {"through": 10, "behind": 0, "completed": 8, "uncompleted": 0}
+    assert _ids_left(client, queue) == []
+    # What a Python source cannot set:
+    assert "PythonMicroBatchStream" in first.description
+    assert first.metrics == {}
+
+
+@pytest.mark.thorough
+def test_d1_a_running_query_survives_a_restart_of_its_namespace(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
+) -> None:
+    _numbered(client, queue, 0, 3)
+    stream = _stream(spark, namespace, queue, pollInterval=0.1)
+    writer = stream.writeStream.format("parquet").option("path", str(tmp_path / "out"))
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    query.processAllAvailable()
+    namespace.kill()
+    _await_tries(namespace)
+    namespace.start()
+    _numbered(client, queue, 3, 6)
+    query.processAllAvailable()
+    query.stop()
+    assert _ids_written(spark, tmp_path) == [str(number) for number in range(6)]
+
+
+@pytest.mark.thorough
+def test_d1_a_query_is_stopped_while_it_waits_for_its_namespace(spark: SparkSession, tmp_path: Path) -> None:
+    with LocalNamespace() as namespace:
+        stream = _stream(spark, namespace, new_queue(namespace, "away"), pollInterval=0.1, timeout=3600)
+        query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+        query.processAllAvailable()
+        namespace.kill()
+        _await_tries(namespace)
+        query.stop()  # does not wait for an hour
+        assert query.exception() is None
 
 
 # --- write -----------------------------------------------------------------------------------------------------------

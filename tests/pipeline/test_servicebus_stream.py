@@ -34,6 +34,7 @@ from tests.pipeline.stream_steps import (
     started_at_first_try,
 )
 from twinbus.connect import ServiceBusCommunicationError, ServiceBusConnectionError
+from twinbus.connect.errors import ServiceBusAuthenticationError
 from twinbus.pipeline.servicebus import broker as broker_module
 from twinbus.pipeline.servicebus import stream_reader as stream_module
 from twinbus.pipeline.servicebus.broker import Broker
@@ -795,6 +796,23 @@ def test_d1_a_stream_ends_when_the_namespace_is_away_for_longer_than_its_timeout
         assert query.ids == ["a"]
         assert queue.left() == []
         close_opened()
+
+
+@pytest.mark.thorough
+def test_d1_a_stream_whose_key_is_refused_does_not_try_again(
+    queue: Entity, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("THE_CONNECTION", queue.namespace.connection_string)
+    queue.send("a")
+    query = Query({"connectionStringEnv": "THE_CONNECTION", "entity": queue.name, "pollInterval": "0.001"})
+    assert query.trigger()
+    wrong = queue.namespace.connection_string.replace("SharedAccessKey=", "SharedAccessKey=wrong")
+    monkeypatch.setenv("THE_CONNECTION", wrong)
+    with pytest.raises(ServiceBusAuthenticationError):
+        query.trigger()
+    with pytest.raises(ServiceBusAuthenticationError):
+        query.restart()
+    assert "trying again" not in caplog.text
 
 
 # --- sessions --------------------------------------------------------------------------------------------------------
