@@ -37,6 +37,7 @@ soak: $(STAMP) node ## the large budgets, for hours: kills, chaos, worlds, fuzze
 	$(PYTEST) --tier soak --timeout 0 tests/crash tests/chaos tests/pairing/simulation tests/syphon/simulation \
 	  tests/ledger/test_audit_rules.py tests/ledger/test_balance_of_dead_writers.py tests/syphon/test_audit.py \
 	  tests/pairing/drivers/test_sent_on.py tests/compat/python/test_sending_on.py \
+	  tests/namespace/front/test_transaction_coordinator.py \
 	  tests/pipeline/test_spark_syphon.py tests/pipeline/test_spark_syphon_counts.py tests/pipeline/test_spark_kills.py \
 	  tests/pipeline/test_spark_audit.py tests/pipeline/test_settling.py tests/pipeline/test_servicebus_sessions.py \
 	  tests/pipeline/test_tables_while_written.py tests/pipeline/test_line_parsing.py
