@@ -84,8 +84,8 @@ def test_d6_a_checkpoint_url_without_a_file_system_is_refused_before_spark_start
     verb: tuple[str, ...], place: str, says: str, tmp_path: Path
 ) -> None:
     (tmp_path / "ledger").mkdir()
-    done = invoke(*verb, str(tmp_path / "ledger"), str(tmp_path / "tables"), TWINBUS_CHECKPOINTS=place)
-    assert done.exit_code == 1
+    done = run(*verb, str(tmp_path / "ledger"), str(tmp_path / "tables"), TWINBUS_CHECKPOINTS=place)
+    assert done.returncode == 1
     assert f"error: {says}" in done.stderr
     assert "starting Spark" not in done.stderr
     assert "./hdfs" not in done.stderr

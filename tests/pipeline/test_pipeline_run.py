@@ -29,7 +29,7 @@ from twinbus.pipeline.jobs import JOBS, stored_rows
 from twinbus.pipeline.result_tables import AS_OF, CLOCKS, INCOMPLETE, PARTS, RESULTS, read_as_of
 from twinbus.pipeline.run import CommittedBatch, PipelineRun
 from twinbus.pipeline.table_storage import TablesBusyError, TableStorage
-from twinbus.pipeline.tables import SCHEMAS, Tables, TablesChange
+from twinbus.pipeline.tables import SCHEMAS, Tables
 from twinbus.pipeline.writer_states import WriterStates
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]  # Spark is slow on a busy machine
@@ -169,11 +169,13 @@ def test_d5_ctrl_c_ends_a_run_after_its_batch(spark: SparkSession, tmp_path: Pat
     (ledger / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
 
     class Interrupted(PipelineRun):
-        def _extend(self, change: TablesChange) -> None:
-            """Compute the results of a batch, after a Ctrl-C."""
-            signal.set()
-            assert signal.noticed.wait(60)
-            super()._extend(change)
+        @contextmanager
+        def _batch_turn(self) -> Iterator[None]:
+            """Begin a batch, and press Ctrl-C."""
+            with super()._batch_turn():
+                signal.set()
+                assert signal.noticed.wait(60)
+                yield
 
     run = Interrupted(spark, ledger, tables.root, report=lambda batch: seen.append(batch.snapshot))
     follow_ledger(run, 10, signal)
