@@ -239,14 +239,16 @@ def api_pages() -> dict[str, str]:
             "twinbus.testing", twinbus.testing.__doc__ or "", "twinbus.testing", twinbus.testing.__all__
         ),
         "api/kombu.md": read_api_page("twinbus.kombu"),
-        # Spark calls the methods of the data source.
-        "api/spark-source.md": read_api_page("twinbus.pipeline.servicebus", members=False),
+        "api/spark-source.md": read_api_page("twinbus.pipeline.servicebus"),
         "api/spark-session.md": read_api_page("twinbus.pipeline.session"),
     }
 
 
-def read_api_page(module: str, *, members: bool = True) -> str:
-    """Return the page of a module that this site cannot import: what it needs is not installed for the site."""
+def read_api_page(module: str) -> str:
+    """Return the page of a module that this site cannot import: what it needs is not installed for the site.
+
+    Members without a docstring are left out: kombu and Spark use them, not programs.
+    """
     path = ROOT / "src" / module.replace(".", "/")
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -255,8 +257,8 @@ def read_api_page(module: str, *, members: bool = True) -> str:
         for one in tree.body
         if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "__all__"
     )
-    page = api_page(module, ast.get_docstring(tree) or "", module, names)
-    return page if members else f"{page}    options:\n      members: false\n"
+    entries = (f"::: {module}.{name}\n    options:\n      show_if_no_docstring: false" for name in names)
+    return f"# {module}\n\n{ast.get_docstring(tree) or ''}\n\n" + "\n\n".join(entries) + "\n"
 
 
 def api_page(title: str, text: str, module: str, names: list[str]) -> str:
