@@ -763,7 +763,7 @@ def test_d1_n6_a_credential_that_cannot_be_used_is_named(options: dict[str, str]
     [
         (
             {"transportType": "amqps"},
-            r"transportType is 'amqps', not Amqp or AmqpOverWebsocket \(in short amqp or websocket\)",
+            "option transportType is 'amqps', not Amqp or AmqpOverWebsocket (in short amqp or websocket)",
         ),
         ({"httpProxy": "http://twin:sesame@proxy:3128"}, "option httpProxy the address of a proxy must not contain"),
         ({"httpProxy": "proxy"}, "write http://HOST:PORT"),

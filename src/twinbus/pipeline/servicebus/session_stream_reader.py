@@ -362,9 +362,8 @@ class SessionStreamReader(LimitedStreamReader):
         before = _count(self._uncompleted)
         for _ in range(2):  # again if a lock was lost meanwhile
             self._accept_again()
-            held = [session for session in self._uncompleted if session in self._sessions]
             self._complete_held()
-            if all(session in self._sessions for session in held):
+            if all(session in self._sessions or session in self._refused for session in self._uncompleted):
                 break
         self._completed += before - _count(self._uncompleted)
         self._tried = time.monotonic()
