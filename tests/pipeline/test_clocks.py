@@ -11,9 +11,17 @@ from pyspark.sql import Row, SparkSession
 
 from tests.pipeline.books import HOUR, MIDNIGHT, halves, movement, operation, state, write_segments, writer
 from tests.report.documents import Document, made
-from twinbus.ledger import Entry, Move, Operation, Role, SegmentHeader, Stage
+from twinbus.answers import HourWindow, Results
+from twinbus.ledger import PAIRED, Entry, Move, Operation, Role, SegmentHeader, Stage
 from twinbus.money import Prices, Scenario
-from twinbus.pipeline import WriterClock, collect_report_data, off_clocks
+from twinbus.pipeline import (
+    ActualCost,
+    WriterClock,
+    collect_report_data,
+    compute_actual_cost,
+    off_clocks,
+    write_results,
+)
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.jobs import JOBS, current_result, follow_jobs, result_over_history
 from twinbus.pipeline.tables import Tables
@@ -135,6 +143,43 @@ def test_l5_the_report_names_the_clock_and_its_timeline_is_right(
     assert not any("The clock of writer" in one for one in Document(made(expected)).said)
 
 
+def two_pairs() -> list[Entry]:
+    """Two clients with other options, the first one later. A syphon without options began after the restore."""
+    early, late = ({"failover_interval": seconds} for seconds in (20.0, 10.0))
+    return [
+        *outage(),
+        replace(state(PAIRED, START + MINUTE, by=FIRST), facts=late),
+        replace(state(PAIRED, START, by=SECOND), facts=early),
+        operation(Stage.EMPTY_RECEIVE, at=START + 5 * MINUTE + 30_000, by=SYPHON),
+    ]
+
+
+def bill_and_forecast(cost: ActualCost) -> tuple[list[object], list[float]]:
+    """Returns what the bill has from a ledger: what is equal, and what depends on the length of the period."""
+    found, (seen, notes) = cost.result(Prices.default()), cost.scenario()
+    exact = [found.bill.stages, found.bill.notes, notes, seen["syphon"], seen["outages"], seen["failover_interval"]]
+    lengths = [cost.seconds, found.bill.seconds, seen["period"].total_seconds(), seen["outage"].total_seconds()]
+    assert found.forecast is not None
+    return exact, [*lengths, *(float(one) for one in (found.bill.base_cost, found.bill.cost, found.forecast.bill.cost))]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("ahead", [{FIRST: AHEAD, SYPHON: -AHEAD}, {FIRST: -AHEAD}], ids=str)
+def test_l4_l5_clocks_20_minutes_apart_change_no_bill(
+    spark: SparkSession, tmp_path: Path, ahead: dict[int, int]
+) -> None:
+    right = compute_actual_cost(ingested(spark, tmp_path / "right", two_pairs()))
+    assert right.seconds == 241
+    tables = ingested(spark, tmp_path / "wrong", shifted(two_pairs(), ahead))
+    found = compute_actual_cost(tables)
+    (exact, lengths), (expected, expected_lengths) = bill_and_forecast(found), bill_and_forecast(right)
+    assert exact == expected
+    assert lengths == pytest.approx(expected_lengths, rel=0.005)
+    write_results(tables)
+    from_results = Results(tables.storage).actual_cost(HourWindow())
+    assert from_results.result(Prices.default()) == found.result(Prices.default())
+
+
 @pytest.fixture(scope="module")
 def odd(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tables:
     """Cases that do not disturb each other, each with entities and a client of its own."""
@@ -178,6 +223,12 @@ def test_l5_a_clock_that_was_set_is_named_and_not_corrected(odd: Tables, latenci
     row = latencies["set"]
     assert (row.returned, row.unknown_clock) == (10, 0)
     assert row.least == row.most == pytest.approx(60.9)
+
+
+def test_l4_l5_the_bill_names_a_clock_that_was_set(odd: Tables) -> None:
+    notes = compute_actual_cost(odd).result(Prices.default()).bill.notes
+    (note,) = [one for one in notes if one.startswith("the clock of writer")]
+    assert f"{writer(FIRST)} was set while it ran: it was between 0 s and 1,200 s ahead." in note
 
 
 def test_l5_returns_of_an_older_twinbus_are_never_negative_but_counted(latencies: dict[str, Row]) -> None:

@@ -160,7 +160,7 @@ class Results:
         """Returns the cost of each whole day that overlaps the window. `long_poll` replaces what syphons recorded."""
         facts = BillFacts({name: self._read(name) for name in FACTS}, *window.days())
         incidents = [FactRow(row) for row in self.incidents(window.whole_days())]
-        return ActualCost(facts, incidents, self.incomplete(), long_poll=long_poll)
+        return ActualCost(facts, incidents, self.incomplete(), self.clocks(), long_poll=long_poll)
 
     def timeline(self, window: HourWindow) -> Timeline | None:
         """Returns messages and the depth of the backlog over time; None if nothing happened in the window."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         LedgerJob,
         current_result,
         follow_jobs,
+        off_clocks,
         read_history,
         result_over_history,
         why_incomplete,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
         TopRows,
         WriterClock,
     )
-    from twinbus.pipeline.report_queries import collect_report_data, off_clocks
+    from twinbus.pipeline.report_queries import collect_report_data
     from twinbus.pipeline.result_tables import JUDGED
     from twinbus.pipeline.results import write_results
     from twinbus.pipeline.run import CommittedBatch, PipelineRun
@@ -98,10 +99,11 @@ _MODULES = {
     "ingest": ("ingest_ledger",),
     "ingested_segments": ("SEGMENTS",),
     "jobs": (
-        "JOBS", "LedgerJob", "current_result", "follow_jobs", "read_history", "result_over_history", "why_incomplete",
+        "JOBS", "LedgerJob", "current_result", "follow_jobs", "off_clocks", "read_history", "result_over_history",
+        "why_incomplete",
     ),
     "report_data": ("BUCKET_WIDTHS", "LATENCY_EDGES", "ReportData", "RowValues", "Timeline", "TopRows", "WriterClock"),
-    "report_queries": ("collect_report_data", "off_clocks"),
+    "report_queries": ("collect_report_data",),
     "result_tables": ("JUDGED",),
     "results": ("write_results",),
     "run": ("CommittedBatch", "PipelineRun"),

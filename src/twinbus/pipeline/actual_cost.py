@@ -30,6 +30,7 @@ from twinbus.money import (
     cost_result,
 )
 from twinbus.pipeline.bill_facts import SUBSCRIPTIONS, BillFacts, FactRow, metered_stage, sum_of
+from twinbus.pipeline.report_data import WriterClock
 
 _RECEIVERS: Final = ("receive", "receive_deferred")
 _SETTLES: Final = frozenset({"abandon", "defer", "release", "dead_letter"})
@@ -41,6 +42,7 @@ class ActualCost:
     """The actual cost of the days of some facts.
 
     `incidents` are those of the same days. `incomplete` has the reasons why the ledger does not have everything.
+    `clocks` are the writers whose clocks differ from the broker's; the times of `facts` are corrected by that.
     `long_poll` replaces the length that the syphons recorded.
     """
 
@@ -49,6 +51,7 @@ class ActualCost:
         facts: BillFacts,
         incidents: Sequence[FactRow],
         incomplete: Sequence[str],
+        clocks: Sequence[WriterClock],
         *,
         long_poll: timedelta | None = None,
     ) -> None:
@@ -57,7 +60,7 @@ class ActualCost:
         self._stages, self._runs, self._incidents = facts.stages(), facts.syphon_runs(), incidents
         self._copies, self._dead_lettered = facts.copies()
         self._destinations, self._receivers = facts.destinations(), facts.receivers()
-        self._meters, self._incomplete = facts.meters(), incomplete
+        self._meters, self._incomplete, self._clocks = facts.meters(), incomplete, clocks
         self._overview = facts.overview(poll.total_seconds())
         self._months = _by_month(self._stages, self._meters)
         received = {path: count for path, count in self._received().items() if SUBSCRIPTIONS in path}
@@ -99,6 +102,12 @@ class ActualCost:
             shown = "; ".join(missing[:_MANY_REASONS])
             more = f"; and {len(missing) - _MANY_REASONS:,} more" if len(missing) > _MANY_REASONS else ""
             notes.append(f"the ledger may not hold every operation, so the bill may be too low: {shown}{more}")
+        notes += [
+            f"the clock of writer {clock.writer} was set while it ran: it was between {clock.least:,.0f} s and "
+            f"{clock.most:,.0f} s ahead. Its times are not corrected, so the period may be wrong"
+            for clock in self._clocks
+            if clock.most is not None
+        ]
         return [*notes, *self._meter_notes()]
 
     def _meter_notes(self) -> Iterator[str]:

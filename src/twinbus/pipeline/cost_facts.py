@@ -2,6 +2,8 @@
 
 Each function counts one kind of facts, by day, so that the facts of all time also give those of a window of days.
 `bill_facts` adds up the days, and `actual_cost` makes the bill, the facts and the scenario of them.
+
+A day is that of the writer's clock. Times that are compared with those of other writers are by the broker's clock (L5).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 from twinbus.backlog import TRANSFER_SEGMENT, FailureKind
 from twinbus.ledger import OK, PAIRED, SYPHON_STARTED, UNKNOWN, Metered, Move, Movement, SegmentHeader, Stage, State
 from twinbus.money import EMPTY_PRIMARY
+from twinbus.pipeline import clocks
 from twinbus.pipeline.actual_cost import ActualCost
 from twinbus.pipeline.bill_facts import (
     COPIES,
@@ -33,7 +36,15 @@ from twinbus.pipeline.bill_facts import (
     BillFacts,
     FactRow,
 )
-from twinbus.pipeline.jobs import JOBS, UNKNOWN_STATES, current_result, read_history, why_incomplete
+from twinbus.pipeline.jobs import (
+    JOBS,
+    UNKNOWN_STATES,
+    current_result,
+    current_sums,
+    off_clocks,
+    read_history,
+    why_incomplete,
+)
 from twinbus.pipeline.snapshots import TablesVersion
 from twinbus.pipeline.tables import Tables
 from twinbus.pipeline.time_window import TimeWindow
@@ -61,6 +72,11 @@ def fact_rows(name: str, tables: Tables, version: TablesVersion, window: TimeWin
     operations, entries = read_history(tables, version, window.days())
     # Programs that started before the window recorded their roles and options then.
     _, earlier = read_history(tables, version, TimeWindow(until=window.until).days())
+    if name in _COMPARE_WRITERS:
+        # A clock may be known only from messages outside of the window.
+        off = clocks.off_clocks(current_sums(tables, version, JOBS["latency"], TimeWindow()))
+        operations = clocks.corrected(operations, off, "at", "ended", writer=clocks.writer_of())
+        earlier = clocks.corrected(earlier, off, "at", writer=clocks.writer_of())
     return _QUERIES[name](operations, entries, earlier).toArrow()
 
 
@@ -82,8 +98,9 @@ def compute_actual_cost(
         found = {name: pool.submit(fact_rows, name, tables, version, window) for name in FACTS}
         incidents = pool.submit(_incidents, tables, window)
         incomplete = pool.submit(why_incomplete, tables, writers)
+        off = pool.submit(off_clocks, tables, version=version)
         facts = BillFacts({name: future.result() for name, future in found.items()})
-        return ActualCost(facts, incidents.result(), incomplete.result(), long_poll=long_poll)
+        return ActualCost(facts, incidents.result(), incomplete.result(), off.result(), long_poll=long_poll)
 
 
 def _incidents(tables: Tables, window: TimeWindow) -> list[FactRow]:
@@ -246,6 +263,8 @@ _QUERIES: Final[Mapping[str, Callable[[DataFrame, DataFrame, DataFrame], DataFra
     OPTIONS: lambda _, __, earlier: stated_options(earlier),
 }
 """The query of each kind of facts, on operations and entries of a window, and on entries up to its end."""
+_COMPARE_WRITERS: Final = (OVERVIEW, RUNS, OPTIONS)
+"""The kinds of facts with times that are compared with those of other writers."""
 
 
 # --- columns ---------------------------------------------------------------------------------------------------------

@@ -26,8 +26,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.ledger import UNKNOWN, Intent, Outcome, balance, id_of_writer
-from twinbus.pipeline import cost, incidents, latency, reconcile
+from twinbus.pipeline import clocks, cost, incidents, latency, reconcile
 from twinbus.pipeline.ingest import day, destination
+from twinbus.pipeline.report_data import WriterClock
 from twinbus.pipeline.settling import HORIZON, OPEN, SETTLED, Horizon, SettledState, advance_open, with_settled
 from twinbus.pipeline.snapshots import TablesVersion
 from twinbus.pipeline.tables import (
@@ -319,6 +320,22 @@ def followed_sums(tables: Tables, version: TablesVersion, job: LedgerJob, writer
 def stored_tallies(tables: Tables, version: TablesVersion, job: LedgerJob) -> DataFrame:
     """Returns the tallies of a followed job that the tables have. Operations without an outcome are not among them."""
     return job.part(tables.read(job.table, JOBS[job.stored_by or job.name].tallies, version))
+
+
+# --- wrong clocks ----------------------------------------------------------------------------------------------------
+
+
+def off_clocks(
+    tables: Tables, window: TimeWindow | None = None, version: TablesVersion | None = None
+) -> list[WriterClock]:
+    """Returns the writers whose clocks differ from the broker's by more than 1 s (L5)."""
+    version, window, job = version or tables.version(), window or TimeWindow(), JOBS["latency"]
+    if window.is_unlimited and is_followed(job, version):
+        tallies, entries = stored_tallies(tables, version, job), tables.read(ENTRIES, version=version)
+    else:
+        operations, entries = read_history(tables, version, window.days_onward())
+        tallies = latency.tally(operations, entries)
+    return clocks.named(clocks.off_clocks(tallies), entries)
 
 
 # --- what is missing -------------------------------------------------------------------------------------------------

@@ -21,9 +21,7 @@ from twinbus.pipeline.jobs import (
     UNKNOWN_STATES,
     current_result,
     current_sums,
-    is_followed,
     read_history,
-    stored_tallies,
     why_incomplete,
 )
 from twinbus.pipeline.report_data import (
@@ -41,7 +39,7 @@ from twinbus.pipeline.report_data import (
 )
 from twinbus.pipeline.result_tables import JUDGED
 from twinbus.pipeline.snapshots import TablesVersion
-from twinbus.pipeline.tables import ENTRIES, Tables
+from twinbus.pipeline.tables import Tables
 from twinbus.pipeline.time_window import TimeWindow
 from twinbus.pipeline.timeline import build_timeline
 from twinbus.pipeline.writer_states import WriterStates
@@ -122,19 +120,6 @@ def history_by_broker(
         operations = clocks.corrected(operations, off, "at", "ended", writer=clocks.writer_of())
         entries = clocks.corrected(entries, off, "at", writer=clocks.writer_of())
     return operations, entries, found
-
-
-def off_clocks(
-    tables: Tables, window: TimeWindow | None = None, version: TablesVersion | None = None
-) -> list[WriterClock]:
-    """Returns the writers whose clocks differ from the broker's by more than 1 s (L5)."""
-    version, window, job = version or tables.version(), window or TimeWindow(), JOBS["latency"]
-    if window.is_unlimited and is_followed(job, version):
-        tallies, entries = stored_tallies(tables, version, job), tables.read(ENTRIES, version=version)
-    else:
-        operations, entries = read_history(tables, version, window.days_onward())
-        tallies = latency.tally(operations, entries)
-    return clocks.named(clocks.off_clocks(tallies), entries)
 
 
 def _top_rows(rows: DataFrame, most: int, *order: Column) -> TopRows:

@@ -22,14 +22,14 @@ RESULTS_FOLDER: Final = "results"
 RESULTS: Final = f"{RESULTS_FOLDER}/"
 """Prefix of the tables that hold what a job found last."""
 INCOMPLETE, CLOCKS, TIMELINE, AS_OF = "incomplete", "clocks", "timeline", "as_of"
-_BILL: Final = (*FACTS, "incidents", INCOMPLETE)
+_BILL: Final = (*FACTS, "incidents", INCOMPLETE, CLOCKS)
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "reconcile": ("reconcile", INCOMPLETE),
     "cost": ("cost",),
     "incidents": ("incidents",),
     "latency": ("latency", CLOCKS),
     "bill": _BILL,
-    "report": (*_BILL, "reconcile", "latency", CLOCKS, TIMELINE),
+    "report": (*_BILL, "reconcile", "latency", TIMELINE),
 }
 """The tables, below `results`, that each answer needs: of verbs, of the bill of `cost actual`, and of the report."""
 JUDGED: Final = (*BALANCE_SUMS, "in_flight")

@@ -25,8 +25,8 @@ from twinbus.pipeline import timeline
 from twinbus.pipeline.bill_facts import FACTS
 from twinbus.pipeline.cost_facts import fact_rows
 from twinbus.pipeline.ingested_segments import SEGMENTS
-from twinbus.pipeline.jobs import JOBS, UNKNOWN_STATES, is_followed, stored_rows, why_incomplete
-from twinbus.pipeline.report_queries import history_by_broker, off_clocks
+from twinbus.pipeline.jobs import JOBS, UNKNOWN_STATES, is_followed, off_clocks, stored_rows, why_incomplete
+from twinbus.pipeline.report_queries import history_by_broker
 from twinbus.pipeline.result_tables import (
     AS_OF,
     CLOCKS,
