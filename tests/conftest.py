@@ -3,8 +3,10 @@
 Profiles: `ci` always generates the same inputs, `explore` new inputs in each run (HYPOTHESIS_PROFILE=explore).
 """
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -77,3 +79,12 @@ class SparkOnFewWorkers(LoadScopeScheduling):  # type: ignore[misc]  # as above
             if scope in self.workqueue:
                 self.workqueue.move_to_end(scope, last=False)
         super()._assign_work_unit(node)
+
+
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """Undoes `configure_logging` after the test. Otherwise, tests that follow find log lines in what a verb printed."""
+    root, ours = logging.getLogger(), logging.getLogger("twinbus")
+    before = (root.handlers[:], root.level, ours.level)
+    yield
+    root.handlers[:], root.level, ours.level = before

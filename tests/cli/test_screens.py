@@ -199,6 +199,7 @@ def test_k1_a_command_of_the_demo_is_broken_between_words() -> None:
     assert out.getvalue().removeprefix("$ ").replace("\\\n", " ").split() == line.split()
 
 
+@pytest.mark.usefixtures("logging_as_before")
 def test_y9_log_lines_go_through_the_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     configure_logging("warning")
     live = io.StringIO()

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,11 +16,8 @@ TOKEN = "SharedAccessSignature sr=sb%3A%2F%2Flocalhost&sig=abc%2Bdef%3D&se=1&skn
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    root, ours = logging.getLogger(), logging.getLogger("twinbus")
-    before = (root.handlers[:], root.level, ours.level)
-    yield io.StringIO()
-    root.handlers[:], root.level, ours.level = before
+def stream(logging_as_before: None) -> io.StringIO:
+    return io.StringIO()
 
 
 def record(
