@@ -78,3 +78,16 @@ def test_p3_a_ping_replaces_a_deputy_whose_event_loop_was_closed() -> None:
     third.fire(now)
     third.fire(now + DEPUTY_SECONDS)
     assert third.pings == [1]
+
+
+def test_p3_a_ping_goes_on_although_the_loops_of_the_acting_member_and_of_a_deputy_were_closed_together() -> None:
+    now = 100.0
+    options = SendAvailabilityOptions(ping_jitter=0.0)
+    shared = SharedPair(ENDPOINTS, options, "primary", ("b0",), now=lambda: now)
+    acting, deputy, third = (Member(shared) for _ in range(3))
+    entity = SharedEntity("orders", options.policy, shared, now=lambda: now)
+    entity.advance(FailoverForced())
+    acting.is_alive = deputy.is_alive = False
+    now += 60.0 + 2 * DEPUTY_SECONDS
+    third.fire(now)
+    assert third.pings == [1]

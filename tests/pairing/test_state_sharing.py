@@ -65,6 +65,7 @@ class World:
         self.notices: list[str] = []
         self.hold_all = False
         self.is_open = True
+        self.acting: World | SimpleNamespace = self
         location = StateLocation("contoso", Path("/state") if folder else None)
         self.sharing = StateSharing(
             location,
@@ -100,8 +101,8 @@ class World:
     def release_all(self) -> None:
         self.hold_all = False
 
-    def state_access(self) -> World | None:
-        return self if self.is_open else None
+    def state_access(self) -> Any:
+        return self.acting if self.is_open else None
 
     def read(self, done: ReadDone) -> None:
         self.reads.append(done)
@@ -693,3 +694,21 @@ def test_s13_the_child_of_a_fork_shares_nothing(world: World) -> None:
 
 def test_s16_the_state_known_so_far_is_empty() -> None:
     assert World().sharing.known == KnownState()
+
+
+def test_s15_p3_a_hold_whose_writer_has_a_closed_loop_is_written_again_at_once_by_the_next_member() -> None:
+    """Written minutes later, it would bring back a hold that another process has released meanwhile."""
+    world = World()
+    world.sharing.hold("orders")
+    ((changes, unanswered),) = world.writes
+    world.acting = SimpleNamespace(read=world.read, write=world.write)
+    world.now += 30.0
+    for timer in world.timers:
+        if timer.at <= world.now:
+            timer.disarm()
+            timer.due()
+    assert [list(written) for written, _ in world.writes] == [list(changes), list(changes)]
+    # A late answer of the first write changes nothing.
+    unanswered(ConnectionError("away"))
+    world.writes[1][1](None)
+    assert world.sharing.is_written

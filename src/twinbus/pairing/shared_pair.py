@@ -7,8 +7,9 @@ Each pair keeps its own clients, credentials, links and senders.
     made      The pair exists, and its namespaces are not paired yet. It uses the shared state, and runs nothing.
     member    The namespaces are paired.
     acting    The member whose driver runs the timers and the pings.
-    deputy    If the acting member has an event loop: a member elsewhere, whose timers run a second later. If a timer
-              of the deputy fires first, the other loop is closed or blocked, and the deputy acts from then on.
+    deputy    If the acting member has an event loop: a member in each other loop, whose timers run some seconds later.
+              If a timer of a deputy fires first, the other loops are closed or blocked, and this deputy acts from then
+              on.
 
 The acting member that closes or faults hands over to another member. The last pair closes what is shared.
 """
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from twinbus.pairing.pair_state import PairState
 
 DEPUTY_SECONDS: Final = 1.0
-"""Seconds after which the deputy does what the acting member should have done."""
+"""Seconds after which the first deputy does what the acting member should have done. Each further one waits as long."""
 
 _registry: Final[dict[tuple[Endpoint, Endpoint], SharedPair]] = {}
 _all_shared: Final[WeakSet[SharedPair]] = WeakSet()
@@ -56,7 +57,7 @@ class MemberDriver(PairDriver, Protocol):
 
 
 class SharedTimer:
-    """A timer of the shared part. The acting member runs it, and the deputy if that does not happen."""
+    """A timer of the shared part. The acting member runs it, and a deputy if that does not happen."""
 
     def __init__(self, shared: SharedPair, due: Callable[[], object]) -> None:
         self._shared = shared
@@ -135,7 +136,7 @@ class SharedPair:
         self.members: list[PairState] = []
         self.made: WeakSet[PairState] = WeakSet()
         self.drivers: tuple[MemberDriver, ...] = ()
-        """The drivers of the acting member and, if it has one, of its deputy. Empty without members."""
+        """The drivers of the acting member and of its deputies. Empty without members."""
         self.is_closed = False
         self._process: int | None = None
         self._timers: list[SharedTimer] = []
@@ -254,11 +255,13 @@ class SharedPair:
         elif acting.home is None:
             self.drivers = (acting,)
         else:
-            self.drivers = (acting, *[driver for driver in alive if driver.home is not acting.home][:1])
+            # One deputy in each other loop, because several loops may be closed before a timer is due.
+            deputies = {driver.home: driver for driver in alive if driver.home is not acting.home}
+            self.drivers = (acting, *deputies.values())
         return self.drivers != before
 
     def _replace_closed_loops(self) -> None:
-        """Choose again if the event loop of the acting member or of its deputy was closed.
+        """Choose again if the event loop of the acting member or of a deputy was closed.
 
         A deputy notices that the acting loop was closed, but only when a timer is due. Nobody notices it of a deputy.
         """

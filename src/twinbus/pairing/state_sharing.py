@@ -198,10 +198,12 @@ class StateSharing:
 
     def _look(self, then: Callable[[StateReading], None], failed: Callable[[Exception, bool], None]) -> None:
         """Read the state. Calls `then`, or `failed` with the error and whether it came in time."""
-        access = self._pair.state_access()
+        access = self._access()
         if access is None:
             failed(RuntimeError("no pair is open"), True)
             return
+        if self._pending:
+            self._write_soon()
         look = _StateLook(self._now() + LOOK_SECONDS, then, failed)
         with self._lock:
             self._looks.add(look)
@@ -506,15 +508,33 @@ class StateSharing:
             self._write()
 
     def _write(self) -> None:
-        access = self._pair.state_access()
+        access = self._access()
         with self._lock:
             if self._writing is not None or not self._pending or access is None:
                 return
             self._wrote_at = self._now()
-            writing = self._writing = _Write(self._pending, self._wrote_at + _LONGEST_WRITE)
+            writing = self._writing = _Write(access, self._pending, self._wrote_at + _LONGEST_WRITE)
             self._pending = {}
         self._write_timer.arm(writing.until)
         access.write(tuple(writing.changes.values()), lambda error: self._wrote(writing, error))
+
+    def _access(self) -> StateAccess | None:
+        """Return the access of the acting member. None without members.
+
+        If another member acted when a write began, its event loop was closed or is blocked. The write is then given up,
+        and written again at once: written minutes later, it could bring back a hold that was released meanwhile.
+        """
+        access = self._pair.state_access()
+        with self._lock:
+            writing = self._writing
+            if writing is not None and access is not None and writing.access is not access and not self._off:
+                self._writing = None
+                self._put_back(writing.changes)
+        return access
+
+    def _put_back(self, changes: dict[tuple[bool, str], StateChange]) -> None:
+        """Let changes wait again, unless a newer one of the same entity waits. The caller holds the lock."""
+        self._pending = {**changes, **self._pending}
 
     def _wrote(self, writing: _Write, error: Exception | None) -> None:
         changes = writing.changes
@@ -528,11 +548,7 @@ class StateSharing:
             elif self._finishing:
                 self._pending.clear()
             elif not self._off:
-                # A newer change of the same entity goes before the one that was not written.
-                self._pending = {
-                    **{key: one for key, one in changes.items() if key not in self._pending},
-                    **self._pending,
-                }
+                self._put_back(changes)
             is_left, warn = bool(self._pending), error is not None and not self._warned
             self._warned = error is not None
         if error is not None:
@@ -586,7 +602,8 @@ class StateSharing:
 class _Write:
     """Changes that are being written. After `until` they count as not written."""
 
-    def __init__(self, changes: dict[tuple[bool, str], StateChange], until: float) -> None:
+    def __init__(self, access: StateAccess, changes: dict[tuple[bool, str], StateChange], until: float) -> None:
+        self.access = access
         self.changes = changes
         self.until = until
 
