@@ -241,7 +241,7 @@ async def _resubmit(work: Resubmission, begun: Connection) -> None:
 
 
 class WatchedLedger(Ledger):
-    """Reports the places before and after a move is recorded, and before the outcome of a send is recorded."""
+    """Reports the places before and after a move is recorded."""
 
     watch: PlannedKill
 
@@ -249,27 +249,6 @@ class WatchedLedger(Ledger):
         self.watch.reach(MOVING)
         super().moved(*arguments, **options)
         self.watch.reach(MOVED)
-
-    def begin_as(self, prefix: str, ids: str | Sequence[object], size: int | Sequence[int]) -> RunningOperation:
-        for place, stages in ACCEPTED_PLACES.items():
-            if any(f'"{stage}"' in prefix for stage in stages):
-                operation = WatchedOperation(self._writer, prefix, ids, size)
-                operation.accepted = partial(self.watch.reach, place)
-                return operation
-        return super().begin_as(prefix, ids, size)
-
-
-class WatchedOperation(RunningOperation):
-    """Calls `accepted` when the service has accepted the messages, and the ledger has no outcome yet."""
-
-    __slots__ = ("accepted",)
-
-    accepted: Callable[[], None]
-
-    def end(self, result: str = OK, *, cause: str | None = None, failed: Sequence[object] = ()) -> None:
-        if result == OK:
-            self.accepted()
-        super().end(result, cause=cause, failed=failed)
 
 
 class WatchedConnection:
@@ -333,9 +312,8 @@ class Application:
     has_syphon: bool
     plan: KillPlan
 
-    def options(self, begun: Connection) -> SendAvailabilityOptions:
-        ledger = WatchedLedger(self.ledger, options=LedgerOptions(segment_bytes=_SEGMENT_BYTES))
-        ledger.watch = PlannedKill(self.plan, begun)
+    def options(self) -> SendAvailabilityOptions:
+        ledger = Ledger(self.ledger, options=LedgerOptions(segment_bytes=_SEGMENT_BYTES))
         return SendAvailabilityOptions(
             backlog_queue_count=1,
             provision="assume",
@@ -344,6 +322,36 @@ class Application:
             enable_syphon=self.has_syphon,
             ledger=ledger,
         )
+
+
+class WatchedOperation(RunningOperation):
+    """Calls `accepted` when the service has accepted the messages, and the ledger has no outcome yet."""
+
+    __slots__ = ("accepted",)
+
+    accepted: Callable[[], None]
+
+    def end(self, result: str = OK, *, cause: str | None = None, failed: Sequence[object] = ()) -> None:
+        if result == OK:
+            self.accepted()
+        super().end(result, cause=cause, failed=failed)
+
+
+def watch_acceptances(watch: PlannedKill) -> None:
+    """Watches every ledger of this process: a pair's, and the one that the pair's embedded syphon makes for itself."""
+    begin_as = Ledger.begin_as
+
+    def watched(
+        self: Ledger, prefix: str, ids: str | Sequence[object], size: int | Sequence[int]
+    ) -> RunningOperation:
+        for place, stages in ACCEPTED_PLACES.items():
+            if any(f'"{stage}"' in prefix for stage in stages):
+                operation = WatchedOperation(self._writer, prefix, ids, size)
+                operation.accepted = partial(watch.reach, place)
+                return operation
+        return begin_as(self, prefix, ids, size)
+
+    Ledger.begin_as = watched  # type: ignore[method-assign]  # nobody else can reach the syphon's ledger
 
 
 class Call(Enum):
@@ -396,7 +404,8 @@ def reported_safe(told: Path) -> set[str]:
 def run_application(work: Application, begun: Connection) -> None:
     logging.disable(logging.CRITICAL)
     reports = Reports(work, begun)
-    options = work.options(begun)
+    watch_acceptances(PlannedKill(work.plan, begun))
+    options = work.options()
     if work.driver == AIO:
         asyncio.run(_send_aio(work, options, reports))
     else:

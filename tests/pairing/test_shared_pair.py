@@ -12,6 +12,7 @@ from twinbus.pairing.shared_pair import DEPUTY_SECONDS, SharedPair
 from twinbus.pairing.shared_state import SharedEntity
 
 ENDPOINTS = (Endpoint.of("primary", 5671), Endpoint.of("secondary", 5671))
+FORCED_AT = 100.0
 
 
 class Timer:
@@ -61,13 +62,18 @@ class Member:
                 timer.due()
 
 
-def test_p3_a_ping_replaces_a_deputy_whose_event_loop_was_closed() -> None:
-    now = 100.0
+def failed_over_pair(now: Callable[[], float]) -> tuple[SharedPair, list[Member]]:
+    """Returns a pair of three members, in an event loop each, whose one entity was just failed over."""
     options = SendAvailabilityOptions(ping_jitter=0.0)
-    shared = SharedPair(ENDPOINTS, options, "primary", ("b0",), now=lambda: now)
-    acting, deputy, third = (Member(shared) for _ in range(3))
-    entity = SharedEntity("orders", options.policy, shared, now=lambda: now)
-    entity.advance(FailoverForced())
+    shared = SharedPair(ENDPOINTS, options, "primary", ("b0",), now=now)
+    members = [Member(shared) for _ in range(3)]
+    SharedEntity("orders", options.policy, shared, now=now).advance(FailoverForced())
+    return shared, members
+
+
+def test_p3_a_ping_replaces_a_deputy_whose_event_loop_was_closed() -> None:
+    now = FORCED_AT
+    shared, (acting, deputy, third) = failed_over_pair(lambda: now)
     deputy.is_alive = False
     now += 60.0
     acting.fire(now)
@@ -81,12 +87,8 @@ def test_p3_a_ping_replaces_a_deputy_whose_event_loop_was_closed() -> None:
 
 
 def test_p3_a_ping_goes_on_although_the_loops_of_the_acting_member_and_of_a_deputy_were_closed_together() -> None:
-    now = 100.0
-    options = SendAvailabilityOptions(ping_jitter=0.0)
-    shared = SharedPair(ENDPOINTS, options, "primary", ("b0",), now=lambda: now)
-    acting, deputy, third = (Member(shared) for _ in range(3))
-    entity = SharedEntity("orders", options.policy, shared, now=lambda: now)
-    entity.advance(FailoverForced())
+    now = FORCED_AT
+    _, (acting, deputy, third) = failed_over_pair(lambda: now)
     acting.is_alive = deputy.is_alive = False
     now += 60.0 + 2 * DEPUTY_SECONDS
     third.fire(now)
