@@ -341,9 +341,7 @@ def watch_acceptances(watch: PlannedKill) -> None:
     """Watches every ledger of this process: a pair's, and the one that the pair's embedded syphon makes for itself."""
     begin_as = Ledger.begin_as
 
-    def watched(
-        self: Ledger, prefix: str, ids: str | Sequence[object], size: int | Sequence[int]
-    ) -> RunningOperation:
+    def watched(self: Ledger, prefix: str, ids: str | Sequence[object], size: int | Sequence[int]) -> RunningOperation:
         for place, stages in ACCEPTED_PLACES.items():
             if any(f'"{stage}"' in prefix for stage in stages):
                 operation = WatchedOperation(self._writer, prefix, ids, size)
