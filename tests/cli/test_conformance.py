@@ -133,6 +133,19 @@ def test_p6_a_signal_ends_the_check_and_removes_its_entities(namespace: LocalNam
 
 
 @pytest.mark.thorough
+def test_p6_a_signal_during_the_removal_does_not_interrupt_it(namespace: LocalNamespace) -> None:
+    log = namespace.log.read_text()
+    namespace.faults.set("delay", points=["http"], delay=0.3)  # so the removal takes some seconds
+    process = started(namespace)
+    wait_until(lambda: f"method=DELETE path=/{PREFIX}" in namespace.log.read_text().removeprefix(log), process)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=PATIENCE)
+    namespace.faults.clear()
+    assert (process.returncode, stdout) == (128 + signal.SIGINT, ""), stderr
+    assert entities(namespace) == ["orders"]
+
+
+@pytest.mark.thorough
 def test_p6_an_entity_whose_creation_a_signal_interrupts_is_removed_too(namespace: LocalNamespace) -> None:
     """The namespace creates the first entity some seconds after the signal."""
     log = namespace.log.read_text()

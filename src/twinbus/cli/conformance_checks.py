@@ -545,8 +545,14 @@ async def observe(connection_string: str, seconds: float, result: Conformance) -
                 tasks = [group.create_task(observed(assumption)) for assumption in ASSUMPTIONS]
             result.observations = [task.result() for task in tasks]
         finally:
-            result.left = await scratch.remove()
-            result.operations, result.units = scratch.operations, scratch.units
+            removal = asyncio.ensure_future(scratch.remove())
+            try:
+                result.left = await asyncio.shield(removal)  # the first signal cancels the waiting only
+            except asyncio.CancelledError:
+                result.left = await removal
+                raise
+            finally:
+                result.operations, result.units = scratch.operations, scratch.units
 
 
 async def _begin(scratch: Scratch, result: Conformance) -> None:
