@@ -233,7 +233,7 @@ def test_the_list_has_what_was_set_the_hits_and_the_remaining_time(faults: Fault
     ("spec", "said"),
     [
         ({}, "kind: is missing; choose from refuse, black-hole,"),
-        ({"kind": "flood"}, "kind: 'flood' is none; choose from"),
+        ({"kind": "flood"}, "kind: 'flood' is no kind of fault; choose from"),
         ({"kind": ["refuse"]}, "kind: "),
         ({"kind": "refuse", "points": ["send"]}, "points: 'refuse' cannot hit 'send'; it can hit connect"),
         ({"kind": "drop-ack", "points": [["send"]]}, "it can hit send, settle, request"),
@@ -244,7 +244,7 @@ def test_the_list_has_what_was_set_the_hits_and_the_remaining_time(faults: Fault
         ({"kind": "server-busy", "probability": float("nan")}, "probability: nan"),
         ({"kind": "server-busy", "count": 0}, "count: 0 is not a whole number of 1 or more"),
         ({"kind": "server-busy", "count": True}, "count: True"),
-        ({"kind": "server-busy", "duration": -1}, "duration: -1"),
+        ({"kind": "server-busy", "duration": -1}, "duration: -1 is not a number of seconds above 0 and up to 604800"),
         ({"kind": "server-busy", "seed": "x"}, "seed: 'x'"),
         ({"kind": "server-busy", "entity": ""}, "entity: '' is not a name"),
         ({"kind": "server-busy", "delay": 1}, "only a fault of kind 'delay' has one, not 'server-busy'"),

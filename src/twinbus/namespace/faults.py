@@ -289,7 +289,7 @@ def _read(spec: Mapping[str, Any], id: str, new_seed: Callable[[], int]) -> Faul
     given = {name: value for name, value in spec.items() if value is not None}
     kind = _kind(given.get("kind"))
     points = _points(kind, given.get("points"))
-    delay = _number(given, "delay", 0.0, _LONGEST_SECONDS)
+    delay = _number(given, "delay", 0.0, _LONGEST_SECONDS, " of seconds")
     if kind is FaultKind.DELAY and delay is None:
         raise FaultSpecError("delay: a fault of kind 'delay' needs its length in seconds")
     if kind is not FaultKind.DELAY and delay is not None:
@@ -313,7 +313,7 @@ def _read(spec: Mapping[str, Any], id: str, new_seed: Callable[[], int]) -> Faul
         points=points,
         probability=_number(given, "probability", 0.0, 1.0) or 1.0,
         count=_whole(given, "count", 1),
-        duration=_number(given, "duration", 0.0, _LONGEST_SECONDS),
+        duration=_number(given, "duration", 0.0, _LONGEST_SECONDS, " of seconds"),
         delay=delay or 0.0,
         seed=new_seed() if seed is None else seed,
         after=after,
@@ -324,7 +324,7 @@ def _kind(value: Any) -> FaultKind:
     try:
         return FaultKind(value)
     except ValueError:
-        problem = "is missing" if value is None else f"{value!r} is none"
+        problem = "is missing" if value is None else f"{value!r} is no kind of fault"
         raise FaultSpecError(f"kind: {problem}; choose from {', '.join(FaultKind)}") from None
 
 
@@ -350,12 +350,12 @@ def _text(given: Mapping[str, Any], name: str) -> str | None:
     return value
 
 
-def _number(given: Mapping[str, Any], name: str, above: float, most: float) -> float | None:
+def _number(given: Mapping[str, Any], name: str, above: float, most: float, unit: str = "") -> float | None:
     value = given.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not above < value <= most:
-        raise FaultSpecError(f"{name}: {value!r} is not a number above {above:g} and up to {most:g}")
+        raise FaultSpecError(f"{name}: {value!r} is not a number{unit} above {above:g} and up to {most:g}")
     return float(value)
 
 
