@@ -219,6 +219,22 @@ def test_a_server_for_other_machines_names_their_address_and_redirects_what_come
     assert chains == ["OUTPUT", "OUTPUT", "PREROUTING", "PREROUTING"]
 
 
+def test_a_server_on_another_loopback_address_is_reached_there(tmp_path: Path) -> None:
+    lines = set_up("127.0.0.5", (0, 0), tmp_path)
+    assert f"  127.0.0.5 {ONE}" in lines
+    rules = [line for line in lines if "iptables" in line]
+    assert [" -A OUTPUT " in rule and "DNAT --to-destination 127.0.0.5:" in rule for rule in rules] == [True, True]
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_a_server_on_all_addresses_of_both_kinds_redirects_both(tmp_path: Path) -> None:
+    lines = set_up("::", (0, 0), tmp_path)
+    assert f"  127.0.0.1 {ONE}" in lines
+    rules = [(line.split()[1], line.split(" -A ")[1].split()[0]) for line in lines if "tables -t nat" in line]
+    here, there = [("iptables", "OUTPUT")] * 2, [(tool, "PREROUTING") for tool in ("iptables", "ip6tables")] * 2
+    assert sorted(rules) == sorted([*here, *there])
+
+
 def test_the_ports_of_clients_need_no_redirection(tmp_path: Path) -> None:
     ports = AzurePorts(AzureNames({ONE: "primary"}, 0, 0), "127.0.0.1", tmp_path)
     ports.close()

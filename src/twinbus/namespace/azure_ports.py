@@ -114,24 +114,29 @@ class AzurePorts:
     def _redirection_lines(self) -> list[str]:
         """Return how to redirect the ports that clients use, if the ports here are others.
 
-        On this machine, REDIRECT leads to 127.0.0.1, where a server with an address of its own does not listen.
+        On this machine, REDIRECT leads to 127.0.0.1 or ::1, where a server with another address does not listen.
         """
         moved = [pair for pair in zip((AMQPS_PORT, HTTPS_PORT), self.ports, strict=True) if pair[0] != pair[1]]
         if not moved:
             return []
-        is_local = is_loopback(self.host)
-        has_own_address = not is_local and not is_wildcard(self.host)
-        rule = f"  sudo {'ip6tables' if ':' in self._address else 'iptables'} -t nat -A"
+        is_local, is_everywhere = is_loopback(self.host), is_wildcard(self.host)
+        own = "ip6tables" if ":" in self._address else "iptables"
+        # A server on `::` is reached over IPv4 too. The lines for this machine have 127.0.0.1.
+        inner = "iptables" if is_everywhere else own
+        outer = ("iptables", "ip6tables") if is_everywhere and ":" in self._address else (own,)
         lines = ["Clients use the ports 5671 and 443. Redirect them on this machine, for its own clients:"]
         for theirs, ours in moved:
             target = f"REDIRECT --to-ports {ours}"
-            if has_own_address:
+            if not is_everywhere and self._address not in ("127.0.0.1", "::1"):
                 target = f"DNAT --to-destination {Authority(self._address, ours)}"
-            lines.append(f"{rule} OUTPUT -o lo -p tcp --dport {theirs} -j {target}")
+            lines.append(f"  sudo {inner} -t nat -A OUTPUT -o lo -p tcp --dport {theirs} -j {target}")
         if not is_local:
             lines.append("And for clients on other machines or in containers:")
-            for theirs, ours in moved:
-                lines.append(f"{rule} PREROUTING -p tcp --dport {theirs} -j REDIRECT --to-ports {ours}")
+            for tool in outer:
+                for theirs, ours in moved:
+                    lines.append(
+                        f"  sudo {tool} -t nat -A PREROUTING -p tcp --dport {theirs} -j REDIRECT --to-ports {ours}"
+                    )
         return lines
 
 
