@@ -343,6 +343,19 @@ def test_n1_what_the_service_refuses_has_a_hint(bus: Bus) -> None:
     assert (long.exit_code, "longer than 128 characters" in long.stderr, "hint:" in long.stderr) == (2, True, False)
 
 
+@pytest.mark.thorough
+def test_n1_an_error_after_a_part_of_the_messages_was_sent_says_how_many(bus: Bus) -> None:
+    queue = bus.new()
+    ids = "".join(f"{number}\n" for number in range(1500))
+    sent = bus.run("send", queue, "--lines", input=ids + "x" * 300_000 + "\n")
+    assert (sent.exit_code, sent.stdout) == (1, "")
+    assert "error: 1,000 of 1,501 messages were sent. Then: a message of 300" in sent.stderr
+    assert "hint: The first 1,000 are there: send only the rest." in sent.stderr
+    assert bus.administered("get_queue_runtime_properties", queue).active_message_count == 1000
+    none = bus.run("send", queue, "--lines", input="1\n" + "x" * 300_000 + "\n")
+    assert (none.exit_code, none.stderr.startswith("error: a message of 300")) == (1, True)
+
+
 @pytest.mark.parametrize("arguments", [("list",), ("peek", "q"), ("send", "q", "x")])
 @pytest.mark.thorough
 def test_n1_a_wrong_key_and_a_namespace_that_is_away_are_told_apart(bus: Bus, arguments: tuple[str, ...]) -> None:

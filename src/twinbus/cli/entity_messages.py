@@ -22,7 +22,7 @@ from twinbus.cli.network import namespace_network_options
 from twinbus.cli.option_values import span_option
 from twinbus.cli.spinner import spinner
 from twinbus.cli.tables import print_table
-from twinbus.errors import OperatorError
+from twinbus.errors import OperatorError, TwinbusError
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
@@ -418,9 +418,21 @@ def _number_or_bool(text: str, value: str) -> bool | int | float:
 async def _send(namespace: Namespace, path: EntityPath, messages: Sequence[Message]) -> None:
     sessions = all(message.session_id is not None for message in messages)
     hint = "" if sessions else "Add --session ID: each message for this entity belongs to a session."
-    async with namespace.connected(path, "queue or topic", hint) as bus, await bus.sender(path.root) as sender:
-        for start in range(0, len(messages), _SEND_PAGE):
-            await sender.send(messages[start : start + _SEND_PAGE])
+    sent = 0
+    try:
+        async with namespace.connected(path, "queue or topic", hint) as bus, await bus.sender(path.root) as sender:
+            for start in range(0, len(messages), _SEND_PAGE):
+                page = messages[start : start + _SEND_PAGE]
+                await sender.send(page)
+                sent += len(page)
+    except TwinbusError as error:
+        if not sent:
+            raise
+        text = error.text if isinstance(error, OperatorError) else str(error)
+        raise OperatorError(
+            f"{sent:,} of {len(messages):,} messages were sent. Then: {text}",
+            f"The first {sent:,} are there: send only the rest. Some of the next {_SEND_PAGE:,} may be there too.",
+        ) from error
 
 
 # --- purge -----------------------------------------------------------------------------------------------------------
