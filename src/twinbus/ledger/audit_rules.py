@@ -148,6 +148,7 @@ def read_for_audit(entries: Iterable[Entry], dead: Collection[str] = ()) -> Ledg
     begun: dict[str, Intent] = {}
     ended: dict[str, str] = {}
     resubmits: dict[str, Intent | Operation] = {}
+    moved: set[str] = set()
 
     def observed() -> Iterator[Entry]:
         for entry in entries:
@@ -161,7 +162,8 @@ def read_for_audit(entries: Iterable[Entry], dead: Collection[str] = ()) -> Ledg
                         resubmits[entry.id] = entry
                 case Outcome():
                     ended[entry.id] = entry.result
-                case Movement():
+                case Movement() if entry.id not in moved:  # a line may be repeated
+                    moved.add(entry.id)
                     _note_movement(reading, entry)
                 case _:
                     pass
@@ -362,9 +364,8 @@ def compare_message(
     # operation of the reading before it that perhaps removed a copy: so a copy was there after the last of these.
     seen_at = None if before.doubted_at is None else before.doubted_at + 1
     if (dead_letters := _unrecorded_dead_letters(after.there, after.dead_letters, seen)) > 0:
-        # Without such an operation, any time is right that is not too late.
-        at = 0 if seen_at is None else seen_at
-        result.moves.append(AuditMove(Move.DEAD_LETTERED, message, dead_letters, source, NOT_BY_A_SYPHON, at))
+        # At the earliest time: the dead letter proves nothing about other copies, whose place may be unknown.
+        result.moves.append(AuditMove(Move.DEAD_LETTERED, message, dead_letters, source, NOT_BY_A_SYPHON, 0))
     surplus = seen.least - max(after.there, before.there)
     if surplus <= 0:
         return
