@@ -19,6 +19,7 @@ from twinbus.ledger.audit_rules import (
     grouped_moves,
     is_recorded,
     read_for_audit,
+    why_undecided,
 )
 from twinbus.ledger.balance import (
     BALANCE_SUMS,
@@ -163,5 +164,6 @@ __all__ = [
     "result_of_failure",
     "segment_at",
     "unfinished_writers",
+    "why_undecided",
     "writer_id",
 ]

@@ -344,6 +344,14 @@ def is_recorded(one: AuditMove, *, looks: int, is_partial: bool, missing: Sequen
     return looks > 1 or one.reason in _CERTAIN_AT_ONCE
 
 
+def why_undecided(redirected: int) -> list[str]:
+    """Returns the reason why the verdict after an audit that found so many redirected copies is "not proven"."""
+    if not redirected:
+        return []
+    copies = "1 redirect was" if redirected == 1 else f"{redirected:,} redirects were"
+    return [f"{copies} not recorded before this audit: audit again"]
+
+
 def compare_message(
     result: AuditFindings,
     message: MessageKey,
