@@ -6,6 +6,7 @@ Pure modules import `twinbus.ledger.entries` instead: this package also loads th
 from twinbus.ledger.audit_rules import (
     AUDIT_WORDS,
     BACKLOG_STAGES,
+    NOT_BY_A_SYPHON,
     SECOND_LOOK_WORDS,
     STORING_STAGES,
     AuditFindings,
@@ -90,6 +91,7 @@ __all__ = [
     "ENTRY_KINDS",
     "EXIT_CODES",
     "LISTED_SUMS",
+    "NOT_BY_A_SYPHON",
     "OK",
     "OPEN_SUFFIX",
     "PAIRED",
