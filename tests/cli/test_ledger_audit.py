@@ -154,7 +154,7 @@ def test_l3_a_drain_with_a_ledger_of_its_own_does_not_complain(backlog: BookedBa
     backlog.divert("c", path=None)
     done = invoke("syphon", "--drain", "--ledger", str(backlog.ledger), **backlog.environment)
     assert done.exit_code == 3, done.output
-    assert "audit: proven: No message was accepted. It has 2 messages that are unconfirmed:" in done.output
+    assert "audit: proven: No message was accepted. The ledger has 2 unconfirmed messages:" in done.output
     assert "lost" not in done.output
 
 

@@ -20,6 +20,8 @@ it is lost, or unknown if an operation of unknown outcome may have delivered it.
 A message is also listed if it is seen more often than the ledger explains: it was delivered and will come again, or
 nobody reported it safe, or its place was unknown, or an earlier audit recorded it as lost.
 
+A dead letter that is seen, and about which the ledger has no entry, is recorded as dead-lettered.
+
 Copies are counted, because an application may use one id several times. This module is pure.
 """
 

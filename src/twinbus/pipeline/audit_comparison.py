@@ -1,9 +1,9 @@
 """The comparison of a ledger's tables with looks at the backlog, on Spark (L3).
 
 `twinbus.ledger.audit_rules` decides about each message, in the tasks. This module makes the arguments of that decision.
-Most messages need none: the copies that were seen are those that the ledger has in the backlog. The earlier reading and
-the details are computed only for the others. So the whole history is shuffled once for each comparison, and the driver
-gets sums, and rows of the messages in which the ledger and the looks differ.
+Most messages need none: the copies and dead letters that were seen are those that the ledger has. The earlier reading
+and the details are computed only for the others. So the whole history is shuffled once for each comparison, and the
+driver gets sums, and rows of the messages in which the ledger and the looks differ.
 """
 
 from __future__ import annotations
