@@ -225,6 +225,16 @@ def test_l3_a_redirect_is_not_settled_if_entries_are_missing_or_the_looks_are_pa
     assert recorded(found) == []
 
 
+def test_l3_a_redirect_is_on_its_way_while_its_program_lives() -> None:
+    """The program will record the move. Two records of one move would make two copies."""
+    begun = intent(replace(op(Stage.RESUBMIT_BACKLOG), destination=ELSEWHERE))
+    entries: list[Entry] = [divert(), moved(Move.DEAD_LETTERED), begun]
+    reading = read_for_audit(entries)
+    found = compare_with_backlog(reading, BacklogLook(), reading, BacklogLook(), namespace=SECONDARY)
+    assert (words(found), recorded(found)) == ({"moving": 1}, [])
+    assert audited(entries, None)[0].redirected == Counter({MESSAGE: 1})
+
+
 def test_l3_a_first_look_does_not_settle_a_redirect() -> None:
     reading = read_for_audit(redirects(completion_is_recorded=True))
     found = compare_with_backlog(reading, BacklogLook(), reading, None, namespace=SECONDARY)

@@ -85,7 +85,8 @@ class MessageReading(NamedTuple):
     entries: int = 0
     """Number of entries about the message."""
     is_in_flight: bool = False
-    """Whether an operation on it has no outcome, and its writer is not dead."""
+    """Whether an operation on it, or on a copy resubmitted for another destination, has no outcome, and its writer is
+    not dead."""
     redirected_to: str | None = None
     """Another destination for which a copy was resubmitted, or perhaps was, without a record of the move."""
     places: frozenset[str] = frozenset()
@@ -125,7 +126,7 @@ class LedgerReading:
             is_unconfirmed=found.unconfirmed[message] > 0,
             is_duplicated=found.duplicated[message] > 0 or found.possibly_duplicated[message] > 0,
             entries=self.entries[message],
-            is_in_flight=message in self.in_flight,
+            is_in_flight=message in self.in_flight or _is_resubmitted_now(self, message),
             redirected_to=_redirected_to(self, message),
             places=self.places.get(message, frozenset()),
             doubted_at=found.doubted_at.get(message),
@@ -434,6 +435,12 @@ def _redirected_to(reading: LedgerReading, message: MessageKey) -> str | None:
     resubmitted = reading.resubmitted.get(message.id, Counter())
     places = (place for place, copies in resubmitted.items() if copies > 0 and place != message.destination)
     return min(places, default=None)
+
+
+def _is_resubmitted_now(reading: LedgerReading, message: MessageKey) -> bool:
+    """Returns whether a program that lives resubmits a copy for some destination. It will record the move itself."""
+    resubmitted = reading.resubmitted.get(message.id, Counter())
+    return any(copies > 0 and MessageKey(to, message.id) in reading.in_flight for to, copies in resubmitted.items())
 
 
 def _source(reading: MessageReading, namespace: str) -> str:

@@ -252,8 +252,13 @@ def _details(operations: DataFrame, entries: DataFrame, ids: DataFrame) -> DataF
         F.collect_set("place").alias("places"),
         (F.sum("resubmitted") > 0).alias("is_resubmitted"),
     )
-    resubmitted = F.collect_set(F.when(F.col("is_resubmitted"), F.col("destination")))
-    sums = sums.withColumn("resubmitted", resubmitted.over(Over.partitionBy("id")))
+    same_id = Over.partitionBy("id")
+    resubmitted = F.collect_set(F.when(F.col("is_resubmitted"), F.col("destination"))).over(same_id)
+    # A program that lives resubmits a copy, for this destination or another one.
+    is_resubmitted_now = F.max(F.col("is_resubmitted") & F.col("is_in_flight")).over(same_id)
+    sums = sums.withColumns(
+        {"resubmitted": resubmitted, "is_in_flight": F.col("is_in_flight") | is_resubmitted_now},
+    )
     elsewhere = F.expr("array_min(array_remove(resubmitted, destination))")
     return sums.withColumn("redirected_to", elsewhere).drop("is_resubmitted", "resubmitted")
 
