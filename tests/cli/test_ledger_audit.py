@@ -12,9 +12,11 @@ import pytest
 from tests.cli.running import invoke
 from tests.cli.syphoned import Backlog
 from twinbus.backlog import Endpoint, primary_name
+from twinbus.cli.job_answers import JobAnswer, print_balance
 from twinbus.connect import ConnectionString
-from twinbus.ledger import Ledger, Move, Role, Stage
+from twinbus.ledger import AUDIT_WORDS, BALANCE_SUMS, LISTED_SUMS, Ledger, Move, Role, Stage
 from twinbus.pairing import Administration, provisioning_steps
+from twinbus.syphon import LISTED_WORDS, AuditSummary
 from twinbus.testing import LocalNamespaces
 
 LOCK = "PT5S"  # the shortest one that there is
@@ -152,7 +154,7 @@ def test_l3_a_drain_with_a_ledger_of_its_own_does_not_complain(backlog: BookedBa
     backlog.divert("c", path=None)
     done = invoke("syphon", "--drain", "--ledger", str(backlog.ledger), **backlog.environment)
     assert done.exit_code == 3, done.output
-    assert "audit: proven: No message was accepted. It has 2 messages that are unconfirmed:" in done.output
+    assert "audit: proven: No message was accepted. The ledger has 2 unconfirmed messages:" in done.output
     assert "lost" not in done.output
 
 
@@ -234,3 +236,16 @@ def test_l3_a_dead_letter_that_no_syphon_made_is_named_and_recorded(backlog: Boo
     assert resubmitted.exit_code == 0, resubmitted.output
     checked = json.loads(invoke("ledger", "check", str(backlog.ledger), "--json").stdout)
     assert (checked["in_backlog"], checked["dead_lettered"]) == (2, 0)
+
+
+def test_l3_l6_a_reconciliation_after_an_audit_has_the_reasons_of_the_audit(capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = ["a segment is not there", "a writer has no open segment here"]
+    sums = dict.fromkeys((*BALANCE_SUMS, "in_flight"), 0) | {"accepted": 1, "in_backlog": 1}
+    counts = dict.fromkeys(AUDIT_WORDS, 0) | {"absent": 1}
+    listed = dict.fromkeys(LISTED_WORDS, ())
+    found = AuditSummary(sums, {}, tuple(reasons), counts, listed, (), 0, 0, 2, 2, 1.0)
+    answer = JobAnswer((), sums, dict.fromkeys(LISTED_SUMS, ()), reasons[:1])
+    assert print_balance(answer, json=True, audited=found) == 3
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["verdict"], printed["incomplete"]) == ("not proven", reasons)
+    assert print_balance(JobAnswer((), sums, answer.listed), json=True) == 0

@@ -225,11 +225,29 @@ def test_l3_a_redirect_is_not_settled_if_entries_are_missing_or_the_looks_are_pa
     assert recorded(found) == []
 
 
+def test_l3_a_redirect_is_on_its_way_while_its_program_lives() -> None:
+    """The program will record the move. Two records of one move would make two copies."""
+    begun = intent(replace(op(Stage.RESUBMIT_BACKLOG), destination=ELSEWHERE))
+    entries: list[Entry] = [divert(), moved(Move.DEAD_LETTERED), begun]
+    reading = read_for_audit(entries)
+    found = compare_with_backlog(reading, BacklogLook(), reading, BacklogLook(), namespace=SECONDARY)
+    assert (words(found), recorded(found)) == ({"moving": 1}, [])
+    assert audited(entries, None)[0].redirected == Counter({MESSAGE: 1})
+
+
 def test_l3_a_first_look_does_not_settle_a_redirect() -> None:
     reading = read_for_audit(redirects(completion_is_recorded=True))
     found = compare_with_backlog(reading, BacklogLook(), reading, None, namespace=SECONDARY)
     assert found.needs_second_look
     assert (words(found), recorded(found)) == ({"redirected": 1}, [])
+
+
+def test_l3_a_repeated_line_does_not_hide_a_redirect_without_a_record() -> None:
+    """Another message with this id is at the new destination. Its resubmission is recorded, in a repeated line."""
+    at_home = [replace(one, destination=ELSEWHERE) for one in (divert(), op(Stage.RESUBMIT_BACKLOG))]
+    resubmitted = replace(moved(Move.RESUBMITTED), destination=ELSEWHERE)
+    found, _ = audited([*at_home, resubmitted, resubmitted, *redirects(completion_is_recorded=True)], None)
+    assert found.redirected == Counter({MESSAGE: 1})
 
 
 @pytest.mark.parametrize("in_two_lines", [False, True])
@@ -243,9 +261,9 @@ def test_l3_a_redirect_that_was_refused_hides_no_loss(in_two_lines: bool) -> Non
 # --- dead letters that no syphon made --------------------------------------------------------------------------------
 
 
-def dead_letter_seen(entries: Sequence[Entry]) -> tuple[AuditFindings, list[Entry]]:
+def dead_letter_seen(entries: Sequence[Entry], dead: Sequence[str] = ()) -> tuple[AuditFindings, list[Entry]]:
     """Returns what an audit finds that sees one dead letter, and the entries with what the audit recorded."""
-    reading = read_for_audit(entries)
+    reading = read_for_audit(entries, dead)
     shown = BacklogLook(Counter([MESSAGE]), Counter([MESSAGE]))
     found = compare_with_backlog(reading, shown, reading, None, namespace=SECONDARY)
     return found, [*entries, *written(found)]
@@ -278,6 +296,15 @@ def test_l3_a_dead_letter_that_no_syphon_made_and_that_was_resubmitted_unseen_is
 def test_l3_a_dead_letter_that_was_never_accepted_or_was_delivered_is_not_recorded() -> None:
     assert recorded(dead_letter_seen([])[0]) == []
     assert recorded(dead_letter_seen([divert(), returned(), completed()])[0]) == []
+
+
+def test_l3_a_dead_letter_that_no_syphon_made_proves_nothing_about_another_copy() -> None:
+    entries: list[Entry] = [divert(), divert(), SENT_ON]
+    dead = [f"syphon-host-1-{WRITER.digits}"]
+    assert read_for_audit(entries, dead).balance.unknown == Counter({MESSAGE: 1})
+    _, entries = dead_letter_seen(entries, dead)
+    found = read_for_audit(entries, dead).balance
+    assert (found.dead_lettered, found.unknown) == (Counter({MESSAGE: 1}), Counter({MESSAGE: 1}))
 
 
 def test_l5_a_dead_letter_that_an_audit_with_a_fast_clock_saw_is_no_proof_against_a_later_doubt() -> None:

@@ -25,8 +25,8 @@ def test_l6_there_are_exactly_four_words() -> None:
         (
             {"unconfirmed": 2},
             [],
-            "proven: No message was accepted. It has 2 messages that are unconfirmed: give this ledger to the "
-            "applications that send them, too (`ledger=`).",
+            "proven: No message was accepted. The ledger has 2 unconfirmed messages: the applications that send must "
+            "record in it, too (option `ledger`).",
             0,
         ),
         (

@@ -15,9 +15,21 @@ from typer.testing import CliRunner, Result
 
 from tests.pipeline.books import segment_name, writer
 from twinbus.cli.main import app
-from twinbus.ledger import Entry, Fact, Metered, Operation, Stage, State, encode_entry
+from twinbus.ledger import (
+    NOT_BY_A_SYPHON,
+    Entry,
+    Fact,
+    Metered,
+    Move,
+    Movement,
+    Operation,
+    Stage,
+    State,
+    encode_entry,
+)
 from twinbus.pipeline import TimeWindow
 from twinbus.pipeline.bill_facts import METERS, BillFacts, metered_stage
+from twinbus.pipeline.cost_facts import copies
 
 pytestmark = pytest.mark.timeout(600)  # where others are at work, Spark takes its time
 NOON = 1_790_078_400_000  # 2026-09-22T12:00Z
@@ -38,6 +50,21 @@ def test_l4_s16_what_a_meter_counts_on_a_state_queue_is_not_billed_twice() -> No
     )
     found = {metered_stage(row.operation, backlog=row.backlog): row.units for row in BillFacts({METERS: rows}).meters()}
     assert found == {Stage.PEEK_BACKLOG: 1, Stage.PEEK_PRIMARY: 4}
+
+
+def test_l4_dead_letters_that_an_audit_recorded_explain_no_settlement(spark: SparkSession) -> None:
+    """No syphon received or settled them."""
+    day = datetime(2026, 9, 22, tzinfo=UTC).date()
+    reasons = {"a": "MessageTooLarge", "b": NOT_BY_A_SYPHON, "c": None}
+    entries = spark.createDataFrame(
+        [(Movement.kind, Move.DEAD_LETTERED.value, reason, [name], day) for name, reason in reasons.items()],
+        "kind string, move string, reason string, ids array<string>, day date",
+    )
+    operations = spark.createDataFrame(
+        [], "day date, ids array<string>, stage string, result string, failed array<string>"
+    )
+    [found] = copies(operations, entries).collect()
+    assert ([one.dead for one in found.days], found.messages) == ([1], 2)
 
 
 class Books:

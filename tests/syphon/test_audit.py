@@ -19,6 +19,7 @@ from tests.tiers import budget
 from twinbus.connect import ServiceBusError, connect
 from twinbus.ledger import (
     AUDITED,
+    UNKNOWN,
     Gap,
     Ledger,
     MessageKey,
@@ -306,6 +307,42 @@ async def test_l3_while_the_own_entries_cannot_be_written_the_word_is_not_proven
         found = await backlog.audit(ledger=ledger)
     assert ids(found.findings.absent) == IDS
     assert (found.balance.lost, found.judgement.verdict) == ({}, Verdict.NOT_PROVEN)
+
+
+async def redirect_without_a_record(backlog: AuditedBacklog) -> str:
+    """Returns the name of the writer that resubmitted the message `a` for another destination."""
+    await backlog.divert("a")
+    await backlog.dead_letter(1)
+    with Ledger(backlog.ledger, Role.DEADLETTER) as ledger:
+        elsewhere = f"{backlog.name}/elsewhere"
+        ledger.begin(Stage.RESUBMIT_BACKLOG, SECONDARY, backlog.queue, ["a"], [1], elsewhere).end(UNKNOWN)
+    await backlog.take(1, dead_letter=True)
+    return ledger.writer
+
+
+async def test_l3_a_redirect_is_not_recorded_while_a_writer_has_not_shipped_its_entries(
+    backlog: AuditedBacklog,
+) -> None:
+    writer = await redirect_without_a_record(backlog)
+    (segment,) = (one for one in list_segments(backlog.ledger) if one.writer == writer)
+    lines = segment.path.read_text().splitlines(keepends=True)
+    segment.path.write_text("".join(line for line in lines if '"closed"' not in line))
+    for _ in range(2):
+        found = await backlog.audit()
+        assert (ids(found.findings.redirected), found.judgement.verdict) == (["a"], Verdict.NOT_PROVEN)
+        assert any("may not be shipped yet" in reason for reason in found.missing)
+
+
+async def test_l3_a_redirect_that_only_the_audit_recorded_is_not_proven_until_the_next_audit(
+    backlog: AuditedBacklog,
+) -> None:
+    """The copy never arrived: the resubmission had no answer, and then the dead letter was removed."""
+    await redirect_without_a_record(backlog)
+    found = await backlog.audit()
+    assert (ids(found.findings.redirected), found.judgement.verdict) == (["a"], Verdict.NOT_PROVEN)
+    assert found.missing == ("1 redirect was not recorded before this audit: audit again",)
+    found = await backlog.audit()
+    assert (ids(found.balance.lost), found.judgement.verdict) == (["a"], Verdict.LOST)
 
 
 async def test_l3_a_queue_that_cannot_be_peeked_is_an_error_and_no_loss(

@@ -106,6 +106,9 @@ def print_balance(answer: JobAnswer, json: bool, audited: AuditSummary | None = 
     assert answer.sums is not None, "an answer of `reconcile`"
     assert answer.listed is not None, "an answer of `reconcile`"
     sums, missing = answer.sums, list(answer.incomplete)
+    if audited is not None:
+        # The tables lack some reasons that the audit has, such as a writer that has entries elsewhere.
+        missing += [reason for reason in audited.missing if reason not in answer.incomplete]
     if json:
         more = {} if audited is None else {"audit": audit_json(audited)}
         more |= {} if answer.found is None else answer.found.as_json()

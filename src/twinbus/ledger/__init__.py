@@ -6,6 +6,7 @@ Pure modules import `twinbus.ledger.entries` instead: this package also loads th
 from twinbus.ledger.audit_rules import (
     AUDIT_WORDS,
     BACKLOG_STAGES,
+    NOT_BY_A_SYPHON,
     SECOND_LOOK_WORDS,
     STORING_STAGES,
     AuditFindings,
@@ -19,6 +20,7 @@ from twinbus.ledger.audit_rules import (
     grouped_moves,
     is_recorded,
     read_for_audit,
+    why_undecided,
 )
 from twinbus.ledger.balance import (
     BALANCE_SUMS,
@@ -89,6 +91,7 @@ __all__ = [
     "ENTRY_KINDS",
     "EXIT_CODES",
     "LISTED_SUMS",
+    "NOT_BY_A_SYPHON",
     "OK",
     "OPEN_SUFFIX",
     "PAIRED",
@@ -163,5 +166,6 @@ __all__ = [
     "result_of_failure",
     "segment_at",
     "unfinished_writers",
+    "why_undecided",
     "writer_id",
 ]

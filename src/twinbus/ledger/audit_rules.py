@@ -20,6 +20,8 @@ it is lost, or unknown if an operation of unknown outcome may have delivered it.
 A message is also listed if it is seen more often than the ledger explains: it was delivered and will come again, or
 nobody reported it safe, or its place was unknown, or an earlier audit recorded it as lost.
 
+A dead letter that is seen, and about which the ledger has no entry, is recorded as dead-lettered.
+
 Copies are counted, because an application may use one id several times. This module is pure.
 """
 
@@ -83,7 +85,8 @@ class MessageReading(NamedTuple):
     entries: int = 0
     """Number of entries about the message."""
     is_in_flight: bool = False
-    """Whether an operation on it has no outcome, and its writer is not dead."""
+    """Whether an operation on it, or on a copy resubmitted for another destination, has no outcome, and its writer is
+    not dead."""
     redirected_to: str | None = None
     """Another destination for which a copy was resubmitted, or perhaps was, without a record of the move."""
     places: frozenset[str] = frozenset()
@@ -123,7 +126,7 @@ class LedgerReading:
             is_unconfirmed=found.unconfirmed[message] > 0,
             is_duplicated=found.duplicated[message] > 0 or found.possibly_duplicated[message] > 0,
             entries=self.entries[message],
-            is_in_flight=message in self.in_flight,
+            is_in_flight=message in self.in_flight or _is_resubmitted_now(self, message),
             redirected_to=_redirected_to(self, message),
             places=self.places.get(message, frozenset()),
             doubted_at=found.doubted_at.get(message),
@@ -148,6 +151,7 @@ def read_for_audit(entries: Iterable[Entry], dead: Collection[str] = ()) -> Ledg
     begun: dict[str, Intent] = {}
     ended: dict[str, str] = {}
     resubmits: dict[str, Intent | Operation] = {}
+    moved: set[str] = set()
 
     def observed() -> Iterator[Entry]:
         for entry in entries:
@@ -161,7 +165,8 @@ def read_for_audit(entries: Iterable[Entry], dead: Collection[str] = ()) -> Ledg
                         resubmits[entry.id] = entry
                 case Outcome():
                     ended[entry.id] = entry.result
-                case Movement():
+                case Movement() if entry.id not in moved:  # a line may be repeated
+                    moved.add(entry.id)
                     _note_movement(reading, entry)
                 case _:
                     pass
@@ -342,6 +347,14 @@ def is_recorded(one: AuditMove, *, looks: int, is_partial: bool, missing: Sequen
     return looks > 1 or one.reason in _CERTAIN_AT_ONCE
 
 
+def why_undecided(redirected: int) -> list[str]:
+    """Returns the reason why the verdict after an audit that found so many redirected copies is "not proven"."""
+    if not redirected:
+        return []
+    copies = "1 redirect was" if redirected == 1 else f"{redirected:,} redirects were"
+    return [f"{copies} not recorded before this audit: audit again"]
+
+
 def compare_message(
     result: AuditFindings,
     message: MessageKey,
@@ -362,9 +375,8 @@ def compare_message(
     # operation of the reading before it that perhaps removed a copy: so a copy was there after the last of these.
     seen_at = None if before.doubted_at is None else before.doubted_at + 1
     if (dead_letters := _unrecorded_dead_letters(after.there, after.dead_letters, seen)) > 0:
-        # Without such an operation, any time is right that is not too late.
-        at = 0 if seen_at is None else seen_at
-        result.moves.append(AuditMove(Move.DEAD_LETTERED, message, dead_letters, source, NOT_BY_A_SYPHON, at))
+        # At the earliest time: the dead letter proves nothing about other copies, whose place may be unknown.
+        result.moves.append(AuditMove(Move.DEAD_LETTERED, message, dead_letters, source, NOT_BY_A_SYPHON, 0))
     surplus = seen.least - max(after.there, before.there)
     if surplus <= 0:
         return
@@ -423,6 +435,12 @@ def _redirected_to(reading: LedgerReading, message: MessageKey) -> str | None:
     resubmitted = reading.resubmitted.get(message.id, Counter())
     places = (place for place, copies in resubmitted.items() if copies > 0 and place != message.destination)
     return min(places, default=None)
+
+
+def _is_resubmitted_now(reading: LedgerReading, message: MessageKey) -> bool:
+    """Returns whether a program that lives resubmits a copy for some destination. It will record the move itself."""
+    resubmitted = reading.resubmitted.get(message.id, Counter())
+    return any(copies > 0 and MessageKey(to, message.id) in reading.in_flight for to, copies in resubmitted.items())
 
 
 def _source(reading: MessageReading, namespace: str) -> str:

@@ -9,8 +9,8 @@ The writer locks its mark. A writer that cannot write seals its segment and may 
 is all that shows whether the writer lives. Only a process that cannot open any more files makes its mark without a
 lock. Such a writer counts as dead, and its operations in flight as unknown; the gap entry says "not proven" anyway.
 
-If no mark can be made either (no free inode, no directory), nothing shows that entries are missing. docs/ledger.md says
-what the ledger lacks then.
+If no mark can be made either (no free inode, no directory), nothing shows that entries are missing. docs/ledger.md
+names the entries that the ledger then lacks.
 """
 
 from __future__ import annotations

@@ -105,11 +105,11 @@ def _about_safety(sums: Mapping[str, int]) -> list[str]:
 
 
 def _about_unconfirmed(unconfirmed: int) -> list[str]:
-    """Names a ledger that only syphons wrote: it proves nothing about what applications sent."""
+    """Returns the sentence for a ledger in which no application recorded its sends: it proves nothing about them."""
     if not unconfirmed:
         return []
-    subject = "1 message that is" if unconfirmed == 1 else f"{unconfirmed:,} messages that are"
-    return [f"It has {subject} unconfirmed: give this ledger to the applications that send them, too (`ledger=`)."]
+    messages = "1 unconfirmed message" if unconfirmed == 1 else f"{unconfirmed:,} unconfirmed messages"
+    return [f"The ledger has {messages}: the applications that send must record in it, too (option `ledger`)."]
 
 
 def _about_copies(sums: Mapping[str, int]) -> list[str]:

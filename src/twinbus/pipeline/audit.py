@@ -33,6 +33,7 @@ from twinbus.ledger import (
     Ledger,
     MessageKey,
     is_recorded,
+    why_undecided,
 )
 from twinbus.pipeline.audit_comparison import BacklogComparison, TablesReading, compare
 from twinbus.pipeline.ingest import ingest_ledger
@@ -234,8 +235,9 @@ class SparkAudit:
         if recorded:
             reading = self._read()
             missing, unshipped = self._missing(reading)
-        # Without an absent message, it does not matter that a writer may have more entries elsewhere.
-        missing += unshipped if counts["absent"] else ()
+        # If every message was seen, it does not matter that a writer may have more entries elsewhere.
+        missing += unshipped if counts["absent"] or counts["redirected"] else ()
+        missing += why_undecided(counts["redirected"])
         sums, listed = self._balance(reading)
         return AuditSummary(
             sums,

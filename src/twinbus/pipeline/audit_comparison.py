@@ -1,9 +1,9 @@
 """The comparison of a ledger's tables with looks at the backlog, on Spark (L3).
 
 `twinbus.ledger.audit_rules` decides about each message, in the tasks. This module makes the arguments of that decision.
-Most messages need none: the copies that were seen are those that the ledger has in the backlog. The earlier reading and
-the details are computed only for the others. So the whole history is shuffled once for each comparison, and the driver
-gets sums, and rows of the messages in which the ledger and the looks differ.
+Most messages need none: the copies and dead letters that were seen are those that the ledger has. The earlier reading
+and the details are computed only for the others. So the whole history is shuffled once for each comparison, and the
+driver gets sums, and rows of the messages in which the ledger and the looks differ.
 """
 
 from __future__ import annotations
@@ -252,8 +252,13 @@ def _details(operations: DataFrame, entries: DataFrame, ids: DataFrame) -> DataF
         F.collect_set("place").alias("places"),
         (F.sum("resubmitted") > 0).alias("is_resubmitted"),
     )
-    resubmitted = F.collect_set(F.when(F.col("is_resubmitted"), F.col("destination")))
-    sums = sums.withColumn("resubmitted", resubmitted.over(Over.partitionBy("id")))
+    same_id = Over.partitionBy("id")
+    resubmitted = F.collect_set(F.when(F.col("is_resubmitted"), F.col("destination"))).over(same_id)
+    # A program that lives resubmits a copy, for this destination or another one.
+    is_resubmitted_now = F.max(F.col("is_resubmitted") & F.col("is_in_flight")).over(same_id)
+    sums = sums.withColumns(
+        {"resubmitted": resubmitted, "is_in_flight": F.col("is_in_flight") | is_resubmitted_now},
+    )
     elsewhere = F.expr("array_min(array_remove(resubmitted, destination))")
     return sums.withColumn("redirected_to", elsewhere).drop("is_resubmitted", "resubmitted")
 

@@ -17,7 +17,19 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from twinbus.backlog import TRANSFER_SEGMENT, FailureKind
-from twinbus.ledger import OK, PAIRED, SYPHON_STARTED, UNKNOWN, Metered, Move, Movement, SegmentHeader, Stage, State
+from twinbus.ledger import (
+    NOT_BY_A_SYPHON,
+    OK,
+    PAIRED,
+    SYPHON_STARTED,
+    UNKNOWN,
+    Metered,
+    Move,
+    Movement,
+    SegmentHeader,
+    Stage,
+    State,
+)
 from twinbus.money import EMPTY_PRIMARY
 from twinbus.pipeline import clocks
 from twinbus.pipeline.actual_cost import ActualCost
@@ -198,6 +210,8 @@ def copies(operations: DataFrame, entries: DataFrame) -> DataFrame:
         F.lit(0).cast("long").alias("dead"),
     )
     is_dead = (F.col("kind") == Movement.kind) & (F.col("move") == str(Move.DEAD_LETTERED))
+    # What an audit recorded was neither received nor settled by a syphon.
+    is_dead &= F.coalesce("reason", F.lit("")) != NOT_BY_A_SYPHON
     dead = entries.where(is_dead).select("day", F.explode("ids").alias("message"))
     nothing = [F.lit(0).cast("long").alias(name) for name in ("stored", "doubtful", *map(str, PASSED_STAGES))]
     rows = rows.unionAll(dead.select("day", "message", *nothing, F.lit(1).cast("long").alias("dead")))

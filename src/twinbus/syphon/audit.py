@@ -43,6 +43,7 @@ from twinbus.ledger import (
     read_ledger,
     result_of_failure,
     unfinished_writers,
+    why_undecided,
 )
 from twinbus.syphon.discovery import ListedDiscovery, is_credential_refused
 from twinbus.syphon.translation import destination_of
@@ -100,7 +101,7 @@ class AuditResult:
     balance: Balance
     """The balance of the ledger with what the audit recorded."""
     missing: tuple[str, ...]
-    """Reasons why entries are missing from the ledger. With a reason, absent messages are not called lost."""
+    """Reasons why the ledger is not proven: entries are missing. With a reason, absent messages are not called lost."""
     queues: tuple[str, ...]
     look: BacklogLook
     """The last look."""
@@ -246,8 +247,9 @@ class Audit:
         )
         if findings.moves:
             after, missing, unshipped = await self._read()
-        # Without an absent message, it does not matter that a writer may have more entries elsewhere.
-        missing += unshipped if findings.absent else ()
+        # If every message was seen, it does not matter that a writer may have more entries elsewhere.
+        missing += unshipped if findings.absent or findings.redirected else ()
+        missing += why_undecided(findings.redirected.total())
         return AuditResult(
             findings, after.balance, tuple(missing), queues, look, looks, peeks, time.monotonic() - began
         )
