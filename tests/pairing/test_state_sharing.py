@@ -472,6 +472,32 @@ def test_s15_a_hold_and_its_release_are_written(world: World) -> None:
 
 
 @pytest.mark.parametrize(
+    ("first", "then", "held"),
+    [
+        (("hold all", "release orders"), "hold all", True),
+        (("hold all", "hold orders"), "release all", False),
+    ],
+)
+def test_s15_a_hold_or_release_of_all_that_follows_a_failed_write_is_written_last(
+    world: World, first: tuple[str, ...], then: str, held: bool
+) -> None:
+    world.answer()
+    for one in first:
+        hold_or_release(world, one)
+    world.written(OSError("disk full"))
+    world.sleep(30.0)
+    hold_or_release(world, then)
+    world.written(OSError("disk full"))
+    world.sleep(30.0)
+    assert (apply_changes(world.written()).hold_of("orders") is not None) == held
+
+
+def hold_or_release(world: World, text: str) -> None:
+    what, entity = text.split()
+    {"hold": world.sharing.hold, "release": world.sharing.release}[what](None if entity == "all" else entity)
+
+
+@pytest.mark.parametrize(
     ("entity", "found", "writes"),
     [
         ("orders", (), 0),
@@ -694,6 +720,17 @@ def test_s13_the_child_of_a_fork_shares_nothing(world: World) -> None:
 
 def test_s16_the_state_known_so_far_is_empty() -> None:
     assert World().sharing.known == KnownState()
+
+
+def test_s16_p3_a_change_does_not_wait_for_a_write_whose_event_loop_was_closed() -> None:
+    world = World()
+    world.entities[0].advance(FAILED)
+    ((first, _),) = world.writes
+    world.acting = SimpleNamespace(read=world.read, write=world.write)
+    world.sleep(1.0)
+    world.entities[1].advance(FAILED)
+    assert [one.entity for one in world.writes[-1][0]] == ["orders", "bills"]
+    assert first[0] in world.writes[-1][0]
 
 
 def test_s15_p3_a_hold_whose_writer_has_a_closed_loop_is_written_again_at_once_by_the_next_member() -> None:

@@ -490,6 +490,7 @@ class StateSharing:
         return any(claims_ping(shared.entity) for shared in self._pair.all_entities())
 
     def _write_soon(self) -> None:
+        self._access()  # gives up a write whose event loop was closed
         if self._writing is not None:
             # `_wrote` goes on with what waits. Until then the timer watches over the write.
             return
@@ -534,7 +535,9 @@ class StateSharing:
 
     def _put_back(self, changes: dict[tuple[bool, str], StateChange]) -> None:
         """Let changes wait again, unless a newer one of the same entity waits. The caller holds the lock."""
-        self._pending = {**changes, **self._pending}
+        older = {key: change for key, change in changes.items() if key not in self._pending}
+        # The last change is written last: it may concern all entities.
+        self._pending = {**older, **self._pending}
 
     def _wrote(self, writing: _Write, error: Exception | None) -> None:
         changes = writing.changes
