@@ -32,8 +32,8 @@ class Provisioner:
         """Wait for the first try, while the secondary answers. Raises its error."""
         while not self._first.done():
             await wait_for_event(self._news, SILENCE_SECONDS)
-            if not self._news.is_set():
-                self._first.cancel()
+            # Not cancelled: the first try has ended, and a late event loop has not called its callback yet.
+            if not self._news.is_set() and self._first.cancel():
                 _log.info("%s: the secondary has not answered yet; its queues are sought further", self._state.name)
                 return
             self._news.clear()
