@@ -415,6 +415,18 @@ def test_s16_closing_waits_no_longer_for_a_ping_whose_result_is_not_shared() -> 
     assert (world.writes, finished) == ([], [True])
 
 
+def test_s16_p3_a_pair_that_closes_does_not_wait_for_what_another_pair_goes_on_with() -> None:
+    world, finished = pinging_world()
+    world.sharing.finish()
+    world.sharing.go_on()
+    assert finished == [True]
+    world.entities[0].advance(e.PingFailed(1, FailureKind.TIMEOUT))
+    world.sleep(1.0)
+    world.written(OSError("disk full"))
+    world.sleep(30.0)
+    assert [one.entity for one in world.written()] == ["orders"]
+
+
 def test_s16_a_pair_that_shares_no_more_waits_for_no_ping() -> None:
     world, finished = pinging_world()
     world.entities[0].advance(e.PingFailed(1, FailureKind.TIMEOUT))

@@ -182,6 +182,9 @@ class SharedPair:
         self.made.discard(member)
         self.members.append(member)
         self._choose()
+        if self.sharing is not None:
+            # The last pair may be closing just now, and need not wait any more.
+            self.sharing.go_on()
 
     def leave(self, member: PairState, *, closes: bool) -> bool:
         """Remove a pair. Returns whether others are left. If it acted, another member acts now.
@@ -195,8 +198,9 @@ class SharedPair:
             others = bool(self.members or self.made)
             if closes:
                 self.is_closed = not others
-                if self.is_closed and self.sharing is not None:
-                    self.sharing.stop()
+                if self.sharing is not None:
+                    end = self.sharing.stop if self.is_closed else self.sharing.go_on
+                    end()
             else:
                 self.made.add(member)
             acted = self._choose()

@@ -483,6 +483,13 @@ class StateSharing:
             return 0.0
         return FLUSH_SECONDS + (CLOSING_PING_SECONDS if self._awaits_ping() else 0.0)
 
+    def go_on(self) -> None:
+        """Write with pauses and retries again, because another pair uses the state. Ends the wait after `finish`."""
+        with self._lock:
+            was_finishing, self._finishing = self._finishing, False
+        if was_finishing:
+            self._call_finished()
+
     def _is_finished(self) -> bool:
         return self._off or (self.is_written and not self._awaits_ping())
 
@@ -582,8 +589,11 @@ class StateSharing:
 
     def _tell_if_finished(self) -> None:
         if self._finishing and self._is_finished():
-            for call in tuple(self.on_finished):
-                call()
+            self._call_finished()
+
+    def _call_finished(self) -> None:
+        for call in tuple(self.on_finished):
+            call()
 
     # --- closing -----------------------------------------------------------------------------------------------------
 
