@@ -11,7 +11,10 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(call: Callable[[], T]) -> T:
-    """Run a call that may block for ever. The executor of the event loop would wait for such a call at the end."""
+    """Return the result of `call`, which may block for ever. Raises its error.
+
+    The executor of the event loop would wait for such a call when the loop ends.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

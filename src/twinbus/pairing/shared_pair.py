@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from twinbus.pairing.pair_state import PairState
 
 DEPUTY_SECONDS: Final = 1.0
-"""Seconds after which the first deputy does what the acting member should have done. Each further one waits as long."""
+"""Seconds after which the first deputy does what the acting member should have done. The next one waits 1 s more."""
 
 _registry: Final[dict[tuple[Endpoint, Endpoint], SharedPair]] = {}
 _all_shared: Final[WeakSet[SharedPair]] = WeakSet()
@@ -267,7 +267,8 @@ class SharedPair:
     def _replace_closed_loops(self) -> None:
         """Choose again if the event loop of the acting member or of a deputy was closed.
 
-        A deputy notices that the acting loop was closed, but only when a timer is due. Nobody notices it of a deputy.
+        A deputy notices the closed loop of the acting member only when a timer is due. No member notices the closed
+        loop of a deputy.
         """
         if not all(driver.is_alive for driver in self.drivers):
             with _registering:

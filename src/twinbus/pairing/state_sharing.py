@@ -63,8 +63,9 @@ LOOK_SECONDS: Final = 1.0
 FLUSH_SECONDS: Final = 1.0
 """The longest time that closing a pair waits for changes that are not written yet."""
 CLOSING_PING_SECONDS: Final = 4.0
-"""The longest time that closing a pair waits, before that, for a ping in progress: 3 s for the ping, which is the
-`try_timeout` of `for_short_lived_processes`, and 1 s for the look for a hold."""
+"""The longest time that closing a pair waits for a ping in progress, before it waits for changes.
+
+3 s for the ping (the `try_timeout` of `for_short_lived_processes`), and 1 s for the look for a hold."""
 # Seconds between two writes of a pair, so that many entities that change together need few writes.
 _WRITE_PAUSE: Final = 1.0
 _RETRY_SECONDS: Final = 30.0
@@ -529,8 +530,9 @@ class StateSharing:
     def _access(self) -> StateAccess | None:
         """Return the access of the acting member. None without members.
 
-        If another member acted when a write began, its event loop was closed or is blocked. The write is then given up,
-        and written again at once: written minutes later, it could bring back a hold that was released meanwhile.
+        If another member acted when a write began, that member has closed, or its event loop was closed or is blocked.
+        Then the changes wait again. If they were written minutes later, they could bring back a hold that was released
+        meanwhile.
         """
         access = self._pair.state_access()
         with self._lock:

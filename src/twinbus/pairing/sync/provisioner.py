@@ -30,13 +30,16 @@ class Provisioner:
         administration.on_answer = self._news.set
 
     def provision(self) -> None:
-        """Wait for the first try, while the secondary answers. Raises its error. Then the thread goes on alone."""
+        """Start the thread, and wait for its first try. Raises the error of the first try.
+
+        Returns earlier if the secondary was silent for SILENCE_SECONDS. The thread then goes on.
+        """
         threading.Thread(target=self._run, name=f"twinbus-provision-{self._state.name}", daemon=True).start()
         while not self._first.done():
             if self._news.wait(SILENCE_SECONDS):
                 self._news.clear()
             elif self._first.cancel():
-                _log.info("%s: the secondary has not answered yet; its queues are sought further", self._state.name)
+                _log.info("%s: the secondary has not answered yet; the search for queues goes on", self._state.name)
                 return
         self._first.result()
 
