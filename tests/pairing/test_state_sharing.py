@@ -454,6 +454,28 @@ def test_p6_a_state_queue_that_was_deleted_is_created_once_more(world: World) ->
     assert (world.creations, world.sharing.is_written) == ([], True)
 
 
+@pytest.mark.parametrize("order", ["the write ends first", "the creation ends first"])
+def test_p6_a_write_that_begins_before_the_state_queue_is_created_does_not_end_the_sharing(
+    world: World, order: str
+) -> None:
+    """A first process that starts in an outage creates the queue while its entities fail over."""
+    world.answer()
+    world.entities[0].advance(FAILED)
+    world.written(MISSING)
+    world.sleep(1.0)
+    world.entities[1].advance(FAILED)
+    if order == "the write ends first":
+        world.written(MISSING)
+        world.creations.pop()(None)
+    else:
+        world.sleep(0.5)
+        world.creations.pop()(None)
+        world.written(MISSING)
+        world.sleep(1.0)
+    assert [one.entity for one in world.written()] == ["orders", "bills"]
+    assert world.creations == []
+
+
 def test_p3_a_write_whose_event_loop_was_closed_is_made_again(world: World) -> None:
     world.answer()
     world.entities[0].advance(FAILED)

@@ -23,6 +23,7 @@ seconds would otherwise begin a ping, and end before the ping has a result.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -176,6 +177,8 @@ class StateSharing:
         self._pending: dict[tuple[bool, str], StateChange] = {}
         self._writing: _Write | None = None
         self._wrote_at = -_WRITE_PAUSE
+        self._exists_from = -math.inf
+        """A write that began before this time may find no queue: the queue was being created."""
         self._confirmed: set[str] = set()
         self._hold_changes = 0
         self._releasing = 0
@@ -251,9 +254,11 @@ class StateSharing:
         if access is None:
             self._may_create = True
         else:
+            self._exists_from = self._now() + _RETRY_SECONDS
             access.create(self._created)
 
     def _created(self, error: Exception | None) -> None:
+        self._exists_from = self._now() if error is None else -math.inf
         if error is None:
             self._write()
         elif _is_transient(error):
@@ -522,7 +527,7 @@ class StateSharing:
             if self._writing is not None or not self._pending or access is None:
                 return
             self._wrote_at = self._now()
-            writing = self._writing = _Write(access, self._pending, self._wrote_at + _LONGEST_WRITE)
+            writing = self._writing = _Write(access, self._pending, self._wrote_at)
             self._pending = {}
         self._write_timer.arm(writing.until)
         access.write(tuple(writing.changes.values()), lambda error: self._wrote(writing, error))
@@ -571,14 +576,21 @@ class StateSharing:
                     _RETRY_SECONDS,
                     error,
                 )
-            self._write_failed(error)
+            self._write_failed(error, writing.began)
         elif is_left:
             self._write_soon()
         self._tell_if_finished()
 
-    def _write_failed(self, error: Exception) -> None:
+    def _write_failed(self, error: Exception, began: float) -> None:
         kind = failure_kind(error)
         if self._finishing:
+            return
+        if kind is FailureKind.ENTITY_NOT_FOUND and began < self._exists_from:
+            # `_created` writes, unless the creation ended during this write.
+            if self._exists_from <= self._now():
+                self._write_soon()
+            else:
+                self._write_timer.arm(self._now() + _RETRY_SECONDS)
             return
         if self.location.folder is None and kind in (FailureKind.ENTITY_NOT_FOUND, FailureKind.UNAUTHORIZED):
             if kind is FailureKind.UNAUTHORIZED or not self._may_create:
@@ -617,10 +629,11 @@ class StateSharing:
 class _Write:
     """Changes that are being written. After `until` they count as not written."""
 
-    def __init__(self, access: StateAccess, changes: dict[tuple[bool, str], StateChange], until: float) -> None:
+    def __init__(self, access: StateAccess, changes: dict[tuple[bool, str], StateChange], began: float) -> None:
         self.access = access
         self.changes = changes
-        self.until = until
+        self.began = began
+        self.until = began + _LONGEST_WRITE
 
 
 class _StateLook:
