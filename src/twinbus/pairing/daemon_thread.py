@@ -1,4 +1,7 @@
-"""Run a call that may block for ever from asyncio, without keeping the event loop or the process from ending."""
+"""Run calls that may block for ever in daemon threads, for asyncio.
+
+Such a call keeps neither the event loop nor the process from ending.
+"""
 
 from __future__ import annotations
 

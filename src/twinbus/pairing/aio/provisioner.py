@@ -1,4 +1,4 @@
-"""Find or create the backlog queues of an asyncio pair in a task, which a silent secondary may hold up (P1, P8)."""
+"""Find or create the backlog queues of an asyncio pair in a task: a silent secondary delays no pair (P1, P8)."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ LONGEST_PATH: Final = 260
 """The most characters of the path of an entity, as in the service."""
 _LONGEST_TEXT: Final = 1024
 _MOST_TRIALS: Final = 64
-"""More failed trials are stored as this number: fewer already make the ping interval the longest one."""
+"""A record has at most this number of failed trials. Fewer already lead to the longest ping interval."""
 _EARLIEST, _LATEST = datetime(1970, 1, 2, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 
 

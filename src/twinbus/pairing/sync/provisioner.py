@@ -1,6 +1,6 @@
-"""Find or create the backlog queues of a sync pair in a thread, which a silent secondary may hold up (P1, P8).
+"""Find or create the backlog queues of a sync pair in a thread: a silent secondary delays no pair (P1, P8).
 
-The thread is no worker of the pair: closing the pair must not wait for a request that has no answer.
+A pair that closes does not wait for this thread, because a request may have no answer.
 """
 
 from __future__ import annotations
