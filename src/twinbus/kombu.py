@@ -121,7 +121,7 @@ class BrokerSettings:
     network: Mapping[str, NetworkOptions] = field(repr=False)
     """How each side is reached."""
     client: Mapping[str, Any] = field(repr=False)
-    """Options of both clients. They count before `network`."""
+    """Options of both clients. They replace equal options of `network`."""
 
     def make_client(self, text: str, network: NetworkOptions) -> ServiceBusClient:
         """Return the SDK's client of a namespace. Connects to nothing. Raises MissingExtraError."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
+
+import pytest
 
 from twinbus.backlog import Endpoint
 from twinbus.pairing.decide.failover_events import FailoverForced
@@ -38,6 +41,9 @@ class Member:
         self.pings: list[int] = []
         shared.join(cast(Any, self))
         shared.changed()
+
+    def leave(self, shared: SharedPair) -> None:
+        shared.leave(cast(Any, self), closes=True)
 
     def show_in_metrics(self) -> None:
         pass
@@ -93,3 +99,27 @@ def test_p3_a_ping_goes_on_although_the_loops_of_the_acting_member_and_of_a_depu
     now += 60.0 + 2 * DEPUTY_SECONDS
     third.fire(now)
     assert third.pings == [1]
+
+
+@pytest.mark.parametrize("joins", ["before the end", "after the end"])
+def test_p3_s16_a_pair_that_begins_while_the_last_one_closes_goes_on_with_the_shared_state(
+    joins: str, tmp_path: Path
+) -> None:
+    shared = SharedPair(ENDPOINTS, SendAvailabilityOptions(state=tmp_path), "primary", ("b0",))
+    assert shared.sharing is not None
+    finished: list[bool] = []
+    first = Member(shared)
+    made = cast(Any, UnusedPair())
+    shared.made.add(made)
+    shared.sharing.on_finished.add(lambda: finished.append(True))
+    shared.sharing.hold("orders")
+    assert shared.sharing.finish() > 0
+    if joins == "before the end":
+        Member(shared)
+        assert finished == [True]
+    first.leave(shared)
+    assert not shared.sharing._finishing
+
+
+class UnusedPair:
+    """A pair that was made, and whose namespaces are not paired yet."""

@@ -415,6 +415,18 @@ def test_s16_closing_waits_no_longer_for_a_ping_whose_result_is_not_shared() -> 
     assert (world.writes, finished) == ([], [True])
 
 
+def test_s16_p3_a_pair_that_closes_does_not_wait_for_what_another_pair_goes_on_with() -> None:
+    world, finished = pinging_world()
+    world.sharing.finish()
+    world.sharing.go_on()
+    assert finished == [True]
+    world.entities[0].advance(e.PingFailed(1, FailureKind.TIMEOUT))
+    world.sleep(1.0)
+    world.written(OSError("disk full"))
+    world.sleep(30.0)
+    assert [one.entity for one in world.written()] == ["orders"]
+
+
 def test_s16_a_pair_that_shares_no_more_waits_for_no_ping() -> None:
     world, finished = pinging_world()
     world.entities[0].advance(e.PingFailed(1, FailureKind.TIMEOUT))
@@ -440,6 +452,28 @@ def test_p6_a_state_queue_that_was_deleted_is_created_once_more(world: World) ->
     assert len(world.writes) == 1
     world.written(MISSING)
     assert (world.creations, world.sharing.is_written) == ([], True)
+
+
+@pytest.mark.parametrize("order", ["the write ends first", "the creation ends first"])
+def test_p6_a_write_that_begins_before_the_state_queue_is_created_does_not_end_the_sharing(
+    world: World, order: str
+) -> None:
+    """A first process that starts in an outage creates the queue while its entities fail over."""
+    world.answer()
+    world.entities[0].advance(FAILED)
+    world.written(MISSING)
+    world.sleep(1.0)
+    world.entities[1].advance(FAILED)
+    if order == "the write ends first":
+        world.written(MISSING)
+        world.creations.pop()(None)
+    else:
+        world.sleep(0.5)
+        world.creations.pop()(None)
+        world.written(MISSING)
+        world.sleep(1.0)
+    assert [one.entity for one in world.written()] == ["orders", "bills"]
+    assert world.creations == []
 
 
 def test_p3_a_write_whose_event_loop_was_closed_is_made_again(world: World) -> None:
@@ -469,6 +503,32 @@ def test_s15_a_hold_and_its_release_are_written(world: World) -> None:
     world.sharing.release(None)
     world.sleep(1.0)
     assert [(type(one), one.entity) for one in world.written()] == [(ReleaseRecord, EVERY_ENTITY)]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "held"),
+    [
+        (("hold all", "release orders"), "hold all", True),
+        (("hold all", "hold orders"), "release all", False),
+    ],
+)
+def test_s15_a_hold_or_release_of_all_that_follows_a_failed_write_is_written_last(
+    world: World, first: tuple[str, ...], then: str, held: bool
+) -> None:
+    world.answer()
+    for one in first:
+        hold_or_release(world, one)
+    world.written(OSError("disk full"))
+    world.sleep(30.0)
+    hold_or_release(world, then)
+    world.written(OSError("disk full"))
+    world.sleep(30.0)
+    assert (apply_changes(world.written()).hold_of("orders") is not None) == held
+
+
+def hold_or_release(world: World, text: str) -> None:
+    what, entity = text.split()
+    {"hold": world.sharing.hold, "release": world.sharing.release}[what](None if entity == "all" else entity)
 
 
 @pytest.mark.parametrize(
@@ -694,6 +754,17 @@ def test_s13_the_child_of_a_fork_shares_nothing(world: World) -> None:
 
 def test_s16_the_state_known_so_far_is_empty() -> None:
     assert World().sharing.known == KnownState()
+
+
+def test_s16_p3_a_change_does_not_wait_for_a_write_whose_event_loop_was_closed() -> None:
+    world = World()
+    world.entities[0].advance(FAILED)
+    ((first, _),) = world.writes
+    world.acting = SimpleNamespace(read=world.read, write=world.write)
+    world.sleep(1.0)
+    world.entities[1].advance(FAILED)
+    assert [one.entity for one in world.writes[-1][0]] == ["orders", "bills"]
+    assert first[0] in world.writes[-1][0]
 
 
 def test_s15_p3_a_hold_whose_writer_has_a_closed_loop_is_written_again_at_once_by_the_next_member() -> None:

@@ -394,7 +394,7 @@ def provision_state_queue(administration: Administration, primary: str) -> Provi
 
 
 def _nothing() -> None:
-    """What `on_answer` does until a caller replaces it."""
+    """Do nothing. `on_answer` is this until a caller replaces it."""
 
 
 def _about(arguments: Sequence[object]) -> str:

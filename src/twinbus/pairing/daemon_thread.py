@@ -1,4 +1,7 @@
-"""Run a call that may block for ever from asyncio, without keeping the event loop or the process from ending."""
+"""Run calls that may block for ever in daemon threads, for asyncio.
+
+Such a call keeps neither the event loop nor the process from ending.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(call: Callable[[], T]) -> T:
-    """Run a call that may block for ever. The executor of the event loop would wait for such a call at the end."""
+    """Return the result of `call`, which may block for ever. Raises its error.
+
+    The executor of the event loop would wait for such a call when the loop ends.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

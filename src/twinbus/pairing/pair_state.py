@@ -233,9 +233,12 @@ class PairState:
             self.state_access.read(done)
 
     def sharing_to_finish(self) -> StateSharing | None:
-        """Return what closing this pair must finish. None if there is nothing, or other members go on with it (P3)."""
-        is_last = self._shared.members == [self]
-        return self.sharing if is_last and not self.closed else None
+        """Return what closing this pair must finish. None if there is nothing, or another member goes on with it (P3).
+
+        A member whose event loop was closed goes on with nothing.
+        """
+        able = [member for member in list(self._shared.members) if member is self or member.driver.is_alive]
+        return self.sharing if able == [self] and not self.closed else None
 
     def show_in_metrics(self) -> None:
         """Show this pair in the gauges, for all pairs that share its state."""

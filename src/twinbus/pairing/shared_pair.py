@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from twinbus.pairing.pair_state import PairState
 
 DEPUTY_SECONDS: Final = 1.0
-"""Seconds after which the first deputy does what the acting member should have done. Each further one waits as long."""
+"""Seconds after which the first deputy does what the acting member should have done. The next one waits 1 s more."""
 
 _registry: Final[dict[tuple[Endpoint, Endpoint], SharedPair]] = {}
 _all_shared: Final[WeakSet[SharedPair]] = WeakSet()
@@ -182,6 +182,9 @@ class SharedPair:
         self.made.discard(member)
         self.members.append(member)
         self._choose()
+        if self.sharing is not None:
+            # The last pair may be closing just now, and need not wait any more.
+            self.sharing.go_on()
 
     def leave(self, member: PairState, *, closes: bool) -> bool:
         """Remove a pair. Returns whether others are left. If it acted, another member acts now.
@@ -195,8 +198,9 @@ class SharedPair:
             others = bool(self.members or self.made)
             if closes:
                 self.is_closed = not others
-                if self.is_closed and self.sharing is not None:
-                    self.sharing.stop()
+                if self.sharing is not None:
+                    end = self.sharing.stop if self.is_closed else self.sharing.go_on
+                    end()
             else:
                 self.made.add(member)
             acted = self._choose()
@@ -263,7 +267,8 @@ class SharedPair:
     def _replace_closed_loops(self) -> None:
         """Choose again if the event loop of the acting member or of a deputy was closed.
 
-        A deputy notices that the acting loop was closed, but only when a timer is due. Nobody notices it of a deputy.
+        A deputy notices the closed loop of the acting member only when a timer is due. No member notices the closed
+        loop of a deputy.
         """
         if not all(driver.is_alive for driver in self.drivers):
             with _registering:

@@ -23,6 +23,7 @@ seconds would otherwise begin a ping, and end before the ping has a result.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -63,8 +64,9 @@ LOOK_SECONDS: Final = 1.0
 FLUSH_SECONDS: Final = 1.0
 """The longest time that closing a pair waits for changes that are not written yet."""
 CLOSING_PING_SECONDS: Final = 4.0
-"""The longest time that closing a pair waits, before that, for a ping in progress: 3 s for the ping, which is the
-`try_timeout` of `for_short_lived_processes`, and 1 s for the look for a hold."""
+"""The longest time that closing a pair waits for a ping in progress, before it waits for changes.
+
+3 s for the ping (the `try_timeout` of `for_short_lived_processes`), and 1 s for the look for a hold."""
 # Seconds between two writes of a pair, so that many entities that change together need few writes.
 _WRITE_PAUSE: Final = 1.0
 _RETRY_SECONDS: Final = 30.0
@@ -175,6 +177,8 @@ class StateSharing:
         self._pending: dict[tuple[bool, str], StateChange] = {}
         self._writing: _Write | None = None
         self._wrote_at = -_WRITE_PAUSE
+        self._exists_from = -math.inf
+        """A write that began before this time may find no queue: the queue was being created."""
         self._confirmed: set[str] = set()
         self._hold_changes = 0
         self._releasing = 0
@@ -250,9 +254,11 @@ class StateSharing:
         if access is None:
             self._may_create = True
         else:
+            self._exists_from = self._now() + _RETRY_SECONDS
             access.create(self._created)
 
     def _created(self, error: Exception | None) -> None:
+        self._exists_from = self._now() if error is None else -math.inf
         if error is None:
             self._write()
         elif _is_transient(error):
@@ -483,6 +489,13 @@ class StateSharing:
             return 0.0
         return FLUSH_SECONDS + (CLOSING_PING_SECONDS if self._awaits_ping() else 0.0)
 
+    def go_on(self) -> None:
+        """Write with pauses and retries again, because another pair uses the state. Ends the wait after `finish`."""
+        with self._lock:
+            was_finishing, self._finishing = self._finishing, False
+        if was_finishing:
+            self._call_finished()
+
     def _is_finished(self) -> bool:
         return self._off or (self.is_written and not self._awaits_ping())
 
@@ -490,6 +503,7 @@ class StateSharing:
         return any(claims_ping(shared.entity) for shared in self._pair.all_entities())
 
     def _write_soon(self) -> None:
+        self._access()  # gives up a write whose event loop was closed
         if self._writing is not None:
             # `_wrote` goes on with what waits. Until then the timer watches over the write.
             return
@@ -513,7 +527,7 @@ class StateSharing:
             if self._writing is not None or not self._pending or access is None:
                 return
             self._wrote_at = self._now()
-            writing = self._writing = _Write(access, self._pending, self._wrote_at + _LONGEST_WRITE)
+            writing = self._writing = _Write(access, self._pending, self._wrote_at)
             self._pending = {}
         self._write_timer.arm(writing.until)
         access.write(tuple(writing.changes.values()), lambda error: self._wrote(writing, error))
@@ -521,8 +535,9 @@ class StateSharing:
     def _access(self) -> StateAccess | None:
         """Return the access of the acting member. None without members.
 
-        If another member acted when a write began, its event loop was closed or is blocked. The write is then given up,
-        and written again at once: written minutes later, it could bring back a hold that was released meanwhile.
+        If another member acted when a write began, that member has closed, or its event loop was closed or is blocked.
+        Then the changes wait again. If they were written minutes later, they could bring back a hold that was released
+        meanwhile.
         """
         access = self._pair.state_access()
         with self._lock:
@@ -534,7 +549,9 @@ class StateSharing:
 
     def _put_back(self, changes: dict[tuple[bool, str], StateChange]) -> None:
         """Let changes wait again, unless a newer one of the same entity waits. The caller holds the lock."""
-        self._pending = {**changes, **self._pending}
+        older = {key: change for key, change in changes.items() if key not in self._pending}
+        # The last change is written last: it may concern all entities.
+        self._pending = {**older, **self._pending}
 
     def _wrote(self, writing: _Write, error: Exception | None) -> None:
         changes = writing.changes
@@ -559,14 +576,21 @@ class StateSharing:
                     _RETRY_SECONDS,
                     error,
                 )
-            self._write_failed(error)
+            self._write_failed(error, writing.began)
         elif is_left:
             self._write_soon()
         self._tell_if_finished()
 
-    def _write_failed(self, error: Exception) -> None:
+    def _write_failed(self, error: Exception, began: float) -> None:
         kind = failure_kind(error)
         if self._finishing:
+            return
+        if kind is FailureKind.ENTITY_NOT_FOUND and began < self._exists_from:
+            # `_created` writes, unless the creation ended during this write.
+            if self._exists_from <= self._now():
+                self._write_soon()
+            else:
+                self._write_timer.arm(self._now() + _RETRY_SECONDS)
             return
         if self.location.folder is None and kind in (FailureKind.ENTITY_NOT_FOUND, FailureKind.UNAUTHORIZED):
             if kind is FailureKind.UNAUTHORIZED or not self._may_create:
@@ -579,8 +603,11 @@ class StateSharing:
 
     def _tell_if_finished(self) -> None:
         if self._finishing and self._is_finished():
-            for call in tuple(self.on_finished):
-                call()
+            self._call_finished()
+
+    def _call_finished(self) -> None:
+        for call in tuple(self.on_finished):
+            call()
 
     # --- closing -----------------------------------------------------------------------------------------------------
 
@@ -602,10 +629,11 @@ class StateSharing:
 class _Write:
     """Changes that are being written. After `until` they count as not written."""
 
-    def __init__(self, access: StateAccess, changes: dict[tuple[bool, str], StateChange], until: float) -> None:
+    def __init__(self, access: StateAccess, changes: dict[tuple[bool, str], StateChange], began: float) -> None:
         self.access = access
         self.changes = changes
-        self.until = until
+        self.began = began
+        self.until = began + _LONGEST_WRITE
 
 
 class _StateLook:

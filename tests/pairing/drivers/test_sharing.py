@@ -33,6 +33,7 @@ from twinbus import (
 )
 from twinbus.ledger import Closed, State, read_ledger
 from twinbus.pairing.pair_sides import PairForkedError
+from twinbus.pairing.state_folder import FolderState
 from twinbus.testing import LocalNamespace
 
 from .conftest import World, state_of
@@ -292,6 +293,20 @@ async def test_p3_a_pair_in_a_new_loop_goes_on_where_the_loop_of_the_first_was_c
     world.primary.faults.clear()
     await world.state(other.pair, queue, "on_trial")
     await first.pair.close()
+
+
+async def test_p3_s16_a_pair_that_closes_after_the_loops_of_all_others_were_closed_writes_the_shared_state(
+    make: Make, queue: str, tmp_path: Path
+) -> None:
+    lost = await make("loop", state=str(tmp_path))
+    last = await make("sync", state=str(tmp_path))
+    await lost.home.close()
+    # The second hold waits for a second after the first one.
+    for entity in (queue, f"{queue}-2"):
+        await last.do(last.pair.force_failover, entity, hold=True)
+    await last.close()
+    await lost.pair.close()
+    assert sorted(FolderState(tmp_path, last.pair.options.primary_name).read().state.holds) == [queue, f"{queue}-2"]
 
 
 # --- pairs that are only made, refused, and closed together ----------------------------------------------------------

@@ -348,7 +348,7 @@ class Pair(
         await self._wait_until_ended()
 
     async def _finish(self, sharing: StateSharing) -> None:
-        """Wait until the shared state has what this pair knows: a process that ends leaves it to the next one (S16)."""
+        """Wait until the shared state has what this pair knows, so that later processes know it (S16)."""
         finished = asyncio.Event()
         wake = partial(self._timeouts.tell, finished.set)
         sharing.on_finished.add(wake)
@@ -499,7 +499,7 @@ class Pair(
         self._state.queue_recreated(queue, done)
 
     async def _provision(self, background: bool) -> None:
-        """Find or create the backlog queues (P1). With `background`, the pair goes on without them (P8)."""
+        """Find or create the backlog queues (P1). With `background`, may return before they are found (P8)."""
         administration = self._administration()
         if background:
             provisioner = Provisioner(administration, self._state)

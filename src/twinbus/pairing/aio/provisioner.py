@@ -1,4 +1,4 @@
-"""Find or create the backlog queues of an asyncio pair in a task, which a silent secondary may hold up (P1, P8)."""
+"""Find or create the backlog queues of an asyncio pair in a task: a silent secondary delays no pair (P1, P8)."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Provisioner:
         administration.on_answer = self._news.set
 
     async def first_try(self) -> None:
-        """Wait for the first try, while the secondary answers. Raises its error."""
+        """Wait for the first try. Raises its error. Returns earlier if the secondary was silent for SILENCE_SECONDS."""
         while not self._first.done():
             await wait_for_event(self._news, SILENCE_SECONDS)
-            if not self._news.is_set():
-                self._first.cancel()
-                _log.info("%s: the secondary has not answered yet; its queues are sought further", self._state.name)
+            # Not cancelled: the first try has ended, and a late event loop has not called its callback yet.
+            if not self._news.is_set() and self._first.cancel():
+                _log.info("%s: the secondary has not answered yet; the search for queues goes on", self._state.name)
                 return
             self._news.clear()
         self._first.result()

@@ -53,7 +53,7 @@ LONGEST_PATH: Final = 260
 """The most characters of the path of an entity, as in the service."""
 _LONGEST_TEXT: Final = 1024
 _MOST_TRIALS: Final = 64
-"""Failed trials above this number are this number: the ping interval is the longest one long before."""
+"""A record has at most this number of failed trials. Fewer already lead to the longest ping interval."""
 _EARLIEST, _LATEST = datetime(1970, 1, 2, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 
 

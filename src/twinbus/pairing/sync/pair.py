@@ -337,7 +337,7 @@ class Pair(PairInterface[ServiceBusClient, PairedSender, ServiceBusReceiver, Ite
         self._state.queue_recreated(queue, done)
 
     def _provision(self) -> None:
-        """Find or create the backlog queues (P1). With `background`, the pair goes on without them (P8)."""
+        """Find or create the backlog queues (P1). With `background`, may return before they are found (P8)."""
         administration = self._administration()
         if self.options.on_secondary_down == "background":
             Provisioner(administration, self._state, self._leaving).provision()
@@ -382,7 +382,7 @@ def _wait_for_look(sharing: StateSharing, until: float | None) -> None:
 
 
 def _finish(sharing: StateSharing) -> None:
-    """Wait until the shared state has what this pair knows: a process that ends leaves it to the next one (S16)."""
+    """Wait until the shared state has what this pair knows, so that later processes know it (S16)."""
     finished = threading.Event()
     sharing.on_finished.add(finished.set)
     try:

@@ -1,6 +1,6 @@
-"""Find or create the backlog queues of a sync pair in a thread, which a silent secondary may hold up (P1, P8).
+"""Find or create the backlog queues of a sync pair in a thread: a silent secondary delays no pair (P1, P8).
 
-The thread is no worker of the pair: closing the pair must not wait for a request that has no answer.
+A pair that closes does not wait for this thread, because a request may have no answer.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ class Provisioner:
         administration.on_answer = self._news.set
 
     def provision(self) -> None:
-        """Wait for the first try, while the secondary answers. Raises its error. Then the thread goes on alone."""
+        """Start the thread, and wait for its first try. Raises the error of the first try.
+
+        Returns earlier if the secondary was silent for SILENCE_SECONDS. The thread then goes on.
+        """
         threading.Thread(target=self._run, name=f"twinbus-provision-{self._state.name}", daemon=True).start()
         while not self._first.done():
             if self._news.wait(SILENCE_SECONDS):
                 self._news.clear()
             elif self._first.cancel():
-                _log.info("%s: the secondary has not answered yet; its queues are sought further", self._state.name)
+                _log.info("%s: the secondary has not answered yet; the search for queues goes on", self._state.name)
                 return
         self._first.result()
 
