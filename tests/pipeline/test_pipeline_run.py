@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -185,14 +186,10 @@ def test_d5_ctrl_c_ends_a_run_after_its_batch(spark: SparkSession, tmp_path: Pat
     assert not spark.streams.active
 
 
-def test_d5_l7_a_follower_waits_for_another_process_that_writes_the_tables(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger, tables, refused = tmp_path / "ledger", Tables(spark, tmp_path / "tables"), threading.Event()
-    ledger.mkdir()
-    (ledger / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
-    monkeypatch.setattr(table_storage, "_LOCK_SECONDS", 0.0)
-    lock = TableStorage.lock
+@contextmanager
+def locked_elsewhere(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Hold the lock of the tables as another process does. Yields an event that is set when the lock was refused."""
+    refused, lock = threading.Event(), TableStorage.lock
 
     @contextmanager
     def observed(storage: TableStorage) -> Iterator[None]:
@@ -204,9 +201,20 @@ def test_d5_l7_a_follower_waits_for_another_process_that_writes_the_tables(
                 raise
             yield
 
+    monkeypatch.setattr(table_storage, "_LOCK_SECONDS", 0.0)
+    with lock(tables.storage):
+        monkeypatch.setattr(TableStorage, "lock", observed)
+        yield refused
+
+
+def test_d5_l7_a_follower_waits_for_another_process_that_writes_the_tables(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, tables = tmp_path / "ledger", Tables(spark, tmp_path / "tables")
+    ledger.mkdir()
+    (ledger / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
     with ExitStack() as stack:
-        with tables.storage.lock():
-            monkeypatch.setattr(TableStorage, "lock", observed)
+        with locked_elsewhere(tables, monkeypatch) as refused:
             run = PipelineRun(spark, ledger, tables.root)
             query = run.start(every=1)
             stack.callback(run.stop, query)
@@ -214,6 +222,37 @@ def test_d5_l7_a_follower_waits_for_another_process_that_writes_the_tables(
             assert query.isActive
         query.processAllAvailable()
         assert tables.version().number == 1
+
+
+@pytest.mark.parametrize("is_ingested", [False, True], ids=["a batch waits", "results wait"])
+def test_d5_ctrl_c_ends_a_run_that_waits_for_another_process(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_ingested: bool
+) -> None:
+    ledger, tables, signal = tmp_path / "ledger", Tables(spark, tmp_path / "tables"), threading.Event()
+    ledger.mkdir()
+    (ledger / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
+    if is_ingested:  # without results
+        ingest_ledger(spark, ledger, tables.root).awaitTermination()
+    number = tables.version().number
+    with ThreadPoolExecutor() as pool, locked_elsewhere(tables, monkeypatch) as refused:
+        ended = pool.submit(follow_ledger, PipelineRun(spark, ledger, tables.root), 0.1, signal)
+        assert refused.wait(120)
+        signal.set()
+        ended.result(60)
+    assert tables.version().number == number
+    assert not spark.streams.active
+
+
+def test_d5_ctrl_c_ends_a_run_whose_results_wait_for_a_batch(spark: SparkSession, tmp_path: Path) -> None:
+    ledger, tables, signal = tmp_path / "ledger", Tables(spark, tmp_path / "tables"), threading.Event()
+    ledger.mkdir()
+    (ledger / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
+    run = PipelineRun(spark, ledger, tables.root)
+    run.start().awaitTermination()
+    signal.set()
+    with ThreadPoolExecutor() as pool, run._turns.lock:
+        pool.submit(run.update, stopping=signal).result(120)
+    assert tables.version().number == 1
 
 
 @pytest.mark.usefixtures("spark")

@@ -1,4 +1,7 @@
-"""Which thread changes the tables: that of the batches of a query, or another one. Ends a query between two batches."""
+"""Lets one thread at a time change the tables: that of the batches of a query, or another one.
+
+Also stops a query between two batches.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,20 @@ class BatchTurns:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         """Held by the thread that changes the tables."""
-        self._is_stopped = False
+        self.stopping = threading.Event()
+        """Set by `stop`. From then on, no batch begins, and none waits for another process that writes the tables."""
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Has the turn inside the `with` block, for a batch. Raises OperatorError after `stop`."""
+        """Holds the lock inside the `with` block, for a batch. Raises OperatorError after `stop`."""
         with self.lock:
-            if self._is_stopped:
+            if self.stopping.is_set():
                 raise OperatorError("the query was stopped", "Start it again: it goes on with this batch.")
             yield
 
     def stop(self, query: StreamingQuery) -> None:
-        """Stops the query when its batch has ended. Spark alone would cancel the batch."""
+        """Waits until the current batch has ended, and stops the query. Spark alone would cancel the batch."""
+        self.stopping.set()
         with self.lock:
-            self._is_stopped = True
+            pass
         query.stop()
