@@ -105,7 +105,7 @@ class PipelineRun:
         self._horizon = Horizon(horizon)
         self._report = report
         self._turns = BatchTurns()
-        """Of the thread of the batches, and of the one that calls `update`."""
+        """Shared by the thread of the batches and the thread that calls `update`."""
         self._writers = WriterStates(silence=silence)
         self._follows = False
         self._began = 0.0
@@ -242,7 +242,10 @@ class PipelineRun:
         return not any(_writer_of(name) in wanted for name in self._unread_segments())
 
     def _record_look(self) -> None:
-        """Records that the ledger was looked at, if all its lines are ingested. Not while another process writes."""
+        """Records that the ledger was looked at, if all its lines are ingested.
+
+        Does nothing while another process writes the tables.
+        """
         now = time.time()  # before the look: lines that are written meanwhile are later
         if now - self._looked_at < _LOOK_PAUSE:
             return
