@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from tests.pipeline.books import MIDNIGHT, halves, history, operation, segment_name, write_segments, writer
 from twinbus.cli.main import app
 from twinbus.cli.pipeline import follow_ledger
+from twinbus.errors import OperatorError
 from twinbus.ledger import Entry, Role, SegmentHeader, Stage, encode_entry
 from twinbus.pipeline import table_storage
 from twinbus.pipeline.ingest import ingest_ledger
@@ -30,7 +31,7 @@ from twinbus.pipeline.jobs import JOBS, stored_rows
 from twinbus.pipeline.result_tables import AS_OF, CLOCKS, INCOMPLETE, PARTS, RESULTS, read_as_of
 from twinbus.pipeline.run import CommittedBatch, PipelineRun
 from twinbus.pipeline.table_storage import TablesBusyError, TableStorage
-from twinbus.pipeline.tables import SCHEMAS, Tables
+from twinbus.pipeline.tables import SCHEMAS, Tables, TablesChange
 from twinbus.pipeline.writer_states import WriterStates
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]  # Spark is slow on a busy machine
@@ -183,6 +184,24 @@ def test_d5_ctrl_c_ends_a_run_after_its_batch(spark: SparkSession, tmp_path: Pat
     assert seen == [1]
     (cost,) = read(tables.root, "cost", tables.version().tables["results/cost"])
     assert cost["operations"] == 1
+    assert not spark.streams.active
+
+
+def test_d5_the_error_of_the_last_batch_is_raised_after_ctrl_c(spark: SparkSession, tmp_path: Path) -> None:
+    ledger, tables, signal = tmp_path / "ledger", Tables(spark, tmp_path / "tables"), Signal()
+    ledger.mkdir()
+    (ledger / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
+
+    class Failing(PipelineRun):
+        def _extend(self, change: TablesChange) -> None:
+            """Press Ctrl-C inside a batch, and fail."""
+            signal.set()
+            assert signal.noticed.wait(60)
+            raise OperatorError("the disk is full")
+
+    with pytest.raises(OperatorError, match="could not be read into the tables: the disk is full"):
+        follow_ledger(Failing(spark, ledger, tables.root), 10, signal)
+    assert tables.version().number == 0
     assert not spark.streams.active
 
 

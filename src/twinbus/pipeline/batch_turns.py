@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pyspark.sql.streaming.query import StreamingQuery
 
 from twinbus.errors import OperatorError
+from twinbus.pipeline.table_storage import TablesBusyError
 
 
 class BatchTurns:
@@ -22,6 +23,7 @@ class BatchTurns:
         """Held by the thread that changes the tables."""
         self.stopping = threading.Event()
         """Set by `stop`. From then on, no batch begins, and none waits for another process that writes the tables."""
+        self._has_failed = False
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -29,11 +31,21 @@ class BatchTurns:
         with self.lock:
             if self.stopping.is_set():
                 raise OperatorError("the query was stopped", "Start it again: it goes on with this batch.")
-            yield
+            try:
+                yield
+            except Exception as error:
+                # A batch that was stopped while it waited has not failed.
+                self._has_failed = not (self.stopping.is_set() and isinstance(error, TablesBusyError))
+                raise
 
     def stop(self, query: StreamingQuery) -> None:
-        """Waits until the current batch has ended, and stops the query. Spark alone would cancel the batch."""
+        """Waits until the current batch has ended, and stops the query. Spark alone would cancel the batch.
+
+        Raises StreamingQueryException if this batch has failed.
+        """
         self.stopping.set()
         with self.lock:
             pass
         query.stop()
+        if self._has_failed and (error := query.exception()) is not None:
+            raise error

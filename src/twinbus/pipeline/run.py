@@ -132,7 +132,10 @@ class PipelineRun:
         )
 
     def stop(self, query: StreamingQuery) -> None:
-        """Stops the query that `start` has returned, when its batch has ended."""
+        """Waits until the current batch has ended, and stops the query that `start` has returned.
+
+        Raises StreamingQueryException if this batch has failed.
+        """
         self._turns.stop(query)
 
     def update(self, *, to_the_end: bool = False, stopping: threading.Event | None = None) -> None:
