@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 from tests.pipeline.books import MIDNIGHT, halves, history, operation, segment_name, write_segments, writer
 from twinbus.cli.main import app
 from twinbus.cli.pipeline import follow_ledger
+from twinbus.errors import OperatorError
 from twinbus.ledger import Entry, Role, SegmentHeader, Stage, encode_entry
 from twinbus.pipeline import table_storage
 from twinbus.pipeline.ingest import ingest_ledger
@@ -29,7 +31,7 @@ from twinbus.pipeline.jobs import JOBS, stored_rows
 from twinbus.pipeline.result_tables import AS_OF, CLOCKS, INCOMPLETE, PARTS, RESULTS, read_as_of
 from twinbus.pipeline.run import CommittedBatch, PipelineRun
 from twinbus.pipeline.table_storage import TablesBusyError, TableStorage
-from twinbus.pipeline.tables import SCHEMAS, Tables
+from twinbus.pipeline.tables import SCHEMAS, Tables, TablesChange
 from twinbus.pipeline.writer_states import WriterStates
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]  # Spark is slow on a busy machine
@@ -185,14 +187,28 @@ def test_d5_ctrl_c_ends_a_run_after_its_batch(spark: SparkSession, tmp_path: Pat
     assert not spark.streams.active
 
 
-def test_d5_l7_a_follower_waits_for_another_process_that_writes_the_tables(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger, tables, refused = tmp_path / "ledger", Tables(spark, tmp_path / "tables"), threading.Event()
+def test_d5_the_error_of_the_last_batch_is_raised_after_ctrl_c(spark: SparkSession, tmp_path: Path) -> None:
+    ledger, tables, signal = tmp_path / "ledger", Tables(spark, tmp_path / "tables"), Signal()
     ledger.mkdir()
     (ledger / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
-    monkeypatch.setattr(table_storage, "_LOCK_SECONDS", 0.0)
-    lock = TableStorage.lock
+
+    class Failing(PipelineRun):
+        def _extend(self, change: TablesChange) -> None:
+            """Press Ctrl-C inside a batch, and fail."""
+            signal.set()
+            assert signal.noticed.wait(60)
+            raise OperatorError("the disk is full")
+
+    with pytest.raises(OperatorError, match="could not be read into the tables: the disk is full"):
+        follow_ledger(Failing(spark, ledger, tables.root), 10, signal)
+    assert tables.version().number == 0
+    assert not spark.streams.active
+
+
+@contextmanager
+def locked_elsewhere(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Hold the lock of the tables as another process does. Yields an event that is set when the lock was refused."""
+    refused, lock = threading.Event(), TableStorage.lock
 
     @contextmanager
     def observed(storage: TableStorage) -> Iterator[None]:
@@ -204,9 +220,20 @@ def test_d5_l7_a_follower_waits_for_another_process_that_writes_the_tables(
                 raise
             yield
 
+    monkeypatch.setattr(table_storage, "_LOCK_SECONDS", 0.0)
+    with lock(tables.storage):
+        monkeypatch.setattr(TableStorage, "lock", observed)
+        yield refused
+
+
+def test_d5_l7_a_follower_waits_for_another_process_that_writes_the_tables(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, tables = tmp_path / "ledger", Tables(spark, tmp_path / "tables")
+    ledger.mkdir()
+    (ledger / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
     with ExitStack() as stack:
-        with tables.storage.lock():
-            monkeypatch.setattr(TableStorage, "lock", observed)
+        with locked_elsewhere(tables, monkeypatch) as refused:
             run = PipelineRun(spark, ledger, tables.root)
             query = run.start(every=1)
             stack.callback(run.stop, query)
@@ -214,6 +241,37 @@ def test_d5_l7_a_follower_waits_for_another_process_that_writes_the_tables(
             assert query.isActive
         query.processAllAvailable()
         assert tables.version().number == 1
+
+
+@pytest.mark.parametrize("is_ingested", [False, True], ids=["a batch waits", "results wait"])
+def test_d5_ctrl_c_ends_a_run_that_waits_for_another_process(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_ingested: bool
+) -> None:
+    ledger, tables, signal = tmp_path / "ledger", Tables(spark, tmp_path / "tables"), threading.Event()
+    ledger.mkdir()
+    (ledger / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
+    if is_ingested:  # without results
+        ingest_ledger(spark, ledger, tables.root).awaitTermination()
+    number = tables.version().number
+    with ThreadPoolExecutor() as pool, locked_elsewhere(tables, monkeypatch) as refused:
+        ended = pool.submit(follow_ledger, PipelineRun(spark, ledger, tables.root), 0.1, signal)
+        assert refused.wait(120)
+        signal.set()
+        ended.result(60)
+    assert tables.version().number == number
+    assert not spark.streams.active
+
+
+def test_d5_ctrl_c_ends_a_run_whose_results_wait_for_a_batch(spark: SparkSession, tmp_path: Path) -> None:
+    ledger, tables, signal = tmp_path / "ledger", Tables(spark, tmp_path / "tables"), threading.Event()
+    ledger.mkdir()
+    (ledger / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
+    run = PipelineRun(spark, ledger, tables.root)
+    run.start().awaitTermination()
+    signal.set()
+    with ThreadPoolExecutor() as pool, run._turns.lock:
+        pool.submit(run.update, stopping=signal).result(120)
+    assert tables.version().number == 1
 
 
 @pytest.mark.usefixtures("spark")

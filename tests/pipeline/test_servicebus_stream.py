@@ -799,6 +799,23 @@ def test_d1_a_stream_ends_when_the_namespace_is_away_for_longer_than_its_timeout
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("is_completing", [True, False])
+def test_d1_a_stream_that_starts_does_not_wait_for_a_namespace_that_is_away(
+    caplog: pytest.LogCaptureFixture, is_completing: bool
+) -> None:
+    with LocalNamespace() as namespace, ServiceBusClient.from_connection_string(namespace.connection_string) as client:
+        queue = Entity(namespace, client)
+        queue.send("a")
+        query = queue.query(timeout=5, completeCommitted=is_completing)
+        assert query.trigger()
+        namespace.kill()
+        with pytest.raises(ServiceBusCommunicationError, match="cannot connect"):
+            query.restart()
+        assert "trying again" not in caplog.text
+        close_opened()
+
+
+@pytest.mark.thorough
 def test_d1_a_stream_whose_key_is_refused_does_not_try_again(
     queue: Entity, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

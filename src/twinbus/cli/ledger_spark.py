@@ -393,7 +393,10 @@ def _opened(
         return tables, WriterStates(silence=options.silence), None
     every, extend = (options.every, follow_jobs(jobs, options.horizon)) if options.follow else (None, None)
     writers, turns = WriterStates.in_ledger(options.ledger, options.silence), BatchTurns()
-    query = ingest_ledger(tables.spark, options.ledger, options.tables, every=every, extend=extend, turn=turns.batch)
+    query = ingest_ledger(
+        tables.spark, options.ledger, options.tables,
+        every=every, extend=extend, turn=turns.batch, stopping=turns.stopping,
+    )  # fmt: skip
     return tables, writers, _Reading(query, turns)
 
 

@@ -106,7 +106,7 @@ def follow_ledger(made: PipelineRun, every: float, stopping: threading.Event, *,
             # Until then, the first batch is being prepared.
             has_begun = has_begun or str(query.status["message"]).startswith(_WAITING) or bool(query.lastProgress)
             if has_begun and time.monotonic() - looked >= every:
-                made.update()
+                made.update(stopping=stopping)
                 looked = time.monotonic()
 
 

@@ -31,7 +31,7 @@ _FILE_SYSTEMS: Final = {
     **dict.fromkeys(S3_SCHEMES, "org/apache/hadoop/fs/s3a/S3AFileSystem.class"),
     **dict.fromkeys(AZURE_SCHEMES, "org/apache/hadoop/fs/azurebfs/AzureBlobFileSystem.class"),
 }
-# Each of them may bring further JARs, or says that Spark runs already.
+# If one of these is set, Spark may have further JARs, or runs already.
 _SPARK_VARIABLES: Final = (
     "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS",
     "SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "SPARK_HOME", "SPARK_REMOTE",
@@ -75,9 +75,10 @@ def refuse_no_file_system(spark: SparkSession, checkpoints: StorageLocation) -> 
 
 
 def refuse_unusable_checkpoints(root: StorageLocation, environment: Mapping[str, str] = os.environ) -> None:
-    """Raises an error, without Spark, if the checkpoints for the tables at `root` cannot be where they would be.
+    """Raises an error if the checkpoints for the tables at `root` cannot be stored. Does not start Spark.
 
-    That is known for the Spark from PyPI as it is. With further JARs or settings, `refuse_no_file_system` looks later.
+    Checks only a Spark from PyPI without further JARs or settings. For any other, `refuse_no_file_system` decides when
+    Spark runs.
     """
     place = checkpoints_of(root, environment)
     if not place.is_url or any(environment.get(name) for name in _SPARK_VARIABLES):

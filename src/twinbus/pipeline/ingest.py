@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -60,16 +61,18 @@ def ingest_ledger(
     extend: Extend | None = None,
     committed: Committed | None = None,
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+    stopping: threading.Event | None = None,
     checkpoints: str | os.PathLike[str] | None = None,
 ) -> StreamingQuery:
     """Starts to copy new entries of the ledger into the tables at `root`, and returns the running query.
 
     If `every` is None, the query ends when it has ingested the entries that exist at its start. Otherwise the query
     runs until it is stopped, and looks for new entries every `every` seconds. A batch then waits for another process
-    that writes the tables. `most_bytes` limits the bytes of one batch. `committed` is called after each commit. `turn`
-    returns a context in which a batch is ingested. `checkpoints` is where Spark keeps how far each ledger was read
-    (default: `checkpoints_of`). `ledger` and `root` may be URLs of object stores. Raises OperatorError if the tables
-    have the format of an earlier version, or if Spark has no file system for the checkpoints.
+    that writes the tables, until `stopping` is set. `most_bytes` limits the bytes of one batch. `committed` is called
+    after each commit. `turn` returns a context in which a batch is ingested. `checkpoints` is where Spark keeps how far
+    each ledger was read (default: `checkpoints_of`). `ledger` and `root` may be URLs of object stores. Raises
+    OperatorError if the tables have the format of an earlier version, or if Spark has no file system for the
+    checkpoints.
     """
     ledger, root = StorageLocation.parse(ledger).absolute(), StorageLocation.parse(root).absolute()
     place = checkpoints_of(root) if checkpoints is None else StorageLocation.parse(checkpoints).absolute()
@@ -86,7 +89,8 @@ def ingest_ledger(
     writer = source.load().writeStream.option("checkpointLocation", str(checkpoint))
     writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=f"{every} seconds")
     patience = 0.0 if every is None else FOLLOWER_PATIENCE
-    ingest = partial(_ingest_batch, name, root, checkpoint, patience, extend, committed)
+    locked = partial(Tables.locked, patience=patience, stopping=stopping)
+    ingest = partial(_ingest_batch, name, root, checkpoint, locked, extend, committed)
 
     def in_turn(lines: DataFrame, batch: int) -> None:
         with turn():
@@ -99,7 +103,7 @@ def _ingest_batch(
     ledger: str,
     root: StorageLocation,
     checkpoint: StorageLocation,
-    patience: float,
+    locked: Callable[[Tables], AbstractContextManager[None]],
     extend: Extend | None,
     committed: Committed | None,
     lines: DataFrame,
@@ -112,7 +116,7 @@ def _ingest_batch(
             f"the tables in {root} are gone, but the checkpoint of their stream is there",
             f"Put them back, or remove {checkpoint} too: then the whole ledger is read again.",
         )
-    with tables.locked(patience):
+    with locked(tables):
         # A stream that starts from the beginning again has a new id, so its batches are not taken for earlier ones.
         transaction = AppTransaction(f"ingest-{_stream_id(checkpoint)}", batch)
         if not tables.snapshots.is_committed(transaction):

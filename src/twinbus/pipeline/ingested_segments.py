@@ -61,7 +61,7 @@ class IngestedSegments:
     def ledgers(self, version: int | None = None) -> list[IngestedLedger]:
         """Returns what was ingested of each ledger, at a version of the table (default: the latest).
 
-        A ledger that was ingested under several names is there once. Returns nothing if there is no such version any
+        Merges what was ingested of a ledger under several names. Returns an empty list if there is no such version any
         more.
         """
         found: dict[str, IngestedLedger] = {}

@@ -17,6 +17,7 @@ run follows a ledger. They have snapshots of their own, and `results/as_of` says
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -52,6 +53,8 @@ _SLOW_PAUSE: Final = 60.0
 _SLOW_RATIO: Final = 10
 # The pause in seconds before a look without new lines is recorded again. Answers may be 60 s old.
 _LOOK_PAUSE: Final = 15.0
+# While results wait for a batch to end, a stop is noticed after this time, in seconds.
+_STOP_SECONDS: Final = 1.0
 # The result that depends on which writers are dead.
 _JUDGING: Final = "reconcile"
 _STORING: Final = tuple(job for job in JOBS.values() if not job.stored_by)
@@ -102,7 +105,7 @@ class PipelineRun:
         self._horizon = Horizon(horizon)
         self._report = report
         self._turns = BatchTurns()
-        """Of the thread of the batches, and of the one that calls `update`."""
+        """Shared by the thread of the batches and the thread that calls `update`."""
         self._writers = WriterStates(silence=silence)
         self._follows = False
         self._began = 0.0
@@ -125,29 +128,42 @@ class PipelineRun:
             extend=self._extend,
             committed=self._batch_committed,
             turn=self._batch_turn,
+            stopping=self._turns.stopping,
         )
 
     def stop(self, query: StreamingQuery) -> None:
-        """Stops the query that `start` has returned, when its batch has ended."""
+        """Waits until the current batch has ended, and stops the query that `start` has returned.
+
+        Raises StreamingQueryException if this batch has failed.
+        """
         self._turns.stop(query)
 
-    def update(self, *, to_the_end: bool = False) -> None:
+    def update(self, *, to_the_end: bool = False, stopping: threading.Event | None = None) -> None:
         """Commits results without a batch: those that are missing, and those that a batch does not make.
 
         Also commits the results again if a writer has died since, and all its entries are ingested. Records the time if
         the ledger has no new lines: then the results are true as of now, and no commit says so. The tables of the
         bill and of the timeline need the whole history; while the run follows a ledger, they are computed only for a
-        small part of the time, or with `to_the_end`.
+        small part of the time, or with `to_the_end`. After `stopping` is set, waits neither for a batch nor for another
+        process that writes the tables: the next run makes the results.
         """
+        stopping = stopping or threading.Event()
+        try:
+            self._update(stopping, to_the_end=to_the_end)
+        except TablesBusyError:
+            if not stopping.is_set():
+                raise
+
+    def _update(self, stopping: threading.Event, *, to_the_end: bool) -> None:
         if self._turns.lock.acquire(blocking=False):  # otherwise a batch is being ingested, with results of its own
             try:
                 if self._has_died() or self._stale(_OF_BATCH):
-                    self._report(self._commit(self._extend))
+                    self._report(self._commit(self._extend, stopping))
                 self._record_look()
             finally:
                 self._turns.lock.release()
         if self._stale(_SLOW) and (to_the_end or not self._follows or time.monotonic() >= self._slow_at):
-            self._commit_slow_results()
+            self._commit_slow_results(stopping)
 
     def _has_died(self) -> bool:
         """Returns whether a writer has died since the last results, and all its entries are ingested."""
@@ -165,20 +181,25 @@ class PipelineRun:
         known, segments = read_as_of(self.tables.storage, version), version.tables.get(SEGMENTS)
         return any(part not in known or known[part].segments != segments for part in parts)
 
-    def _commit_slow_results(self) -> None:
+    def _commit_slow_results(self, stopping: threading.Event) -> None:
         """Commits the results that need the whole history. Batches go on while they are computed."""
         began, version, self.phase = time.monotonic(), self.tables.version(), "counting the facts of bill and report"
         with self.tables.parallel_queries() as pool:
             computed = compute_results(self.tables, version, pool, _SLOW, self._writers)
-        with self._turns.lock:
-            self._commit(lambda change: add_results(change, computed))
+        while not self._turns.lock.acquire(timeout=_STOP_SECONDS):
+            if stopping.is_set():
+                return
+        try:
+            self._commit(lambda change: add_results(change, computed), stopping)
+        finally:
+            self._turns.lock.release()
         now = time.monotonic()
         self._slow_at = now + max(_SLOW_PAUSE, _SLOW_RATIO * (now - began))
 
-    def _commit(self, extend: Callable[[TablesChange], object]) -> CommittedBatch:
+    def _commit(self, extend: Callable[[TablesChange], object], stopping: threading.Event) -> CommittedBatch:
         """Commits a change without a batch."""
         self._began = time.monotonic()
-        with self.tables.locked(FOLLOWER_PATIENCE if self._follows else 0):
+        with self.tables.locked(FOLLOWER_PATIENCE if self._follows else 0, stopping):
             change = self.tables.change()
             change.has_batch = False
             extend(change)
@@ -224,7 +245,10 @@ class PipelineRun:
         return not any(_writer_of(name) in wanted for name in self._unread_segments())
 
     def _record_look(self) -> None:
-        """Records that the ledger was looked at, if all its lines are ingested. Not while another process writes."""
+        """Records that the ledger was looked at, if all its lines are ingested.
+
+        Does nothing while another process writes the tables.
+        """
         now = time.time()  # before the look: lines that are written meanwhile are later
         if now - self._looked_at < _LOOK_PAUSE:
             return

@@ -179,7 +179,8 @@ class TableStorage:
     def discard_staged(self) -> None:
         """Removes staged folders of processes that died. Only the process that holds the lock may call this.
 
-        Files of results and looks are written without the lock: only those of the day before are removed.
+        Files of results are written without the lock. So of their folders, only those are removed that are older than a
+        day.
         """
         shutil.rmtree(self.root / _STAGING, ignore_errors=True)
         for folder in self.root.glob(f"*/{_STAGING}/*"):

@@ -294,11 +294,11 @@ class Tables:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def locked(self, patience: float = 0.0) -> Iterator[None]:
+    def locked(self, patience: float = 0.0, stopping: threading.Event | None = None) -> Iterator[None]:
         """Locks the tables for changes by this process, and undoes what a process left that died between two commits.
 
-        Waits a few seconds for another process that has the lock, or for `patience` seconds if that is longer; then
-        raises TablesBusyError.
+        Waits a few seconds for another process that has the lock, or for `patience` seconds if that is longer. Then
+        raises TablesBusyError. After `stopping` is set, it waits a few seconds at most.
         """
         with contextlib.ExitStack() as stack:
             deadline, has_lock = time.monotonic() + patience, False
@@ -307,7 +307,7 @@ class Tables:
                     stack.enter_context(self.storage.lock())
                     has_lock = True
                 except TablesBusyError:
-                    if time.monotonic() >= deadline:
+                    if time.monotonic() >= deadline or (stopping is not None and stopping.is_set()):
                         raise
             self.storage.discard_staged()
             self._undo_unfinished()

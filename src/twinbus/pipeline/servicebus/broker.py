@@ -206,6 +206,10 @@ class Broker:
 
     # --- completing and sending --------------------------------------------------------------------------------
 
+    def check_reachable(self) -> None:
+        """Raises ServiceBusCommunicationError if the namespace cannot be reached. Costs no operation."""
+        self._run(self._connected().open())
+
     def check_receiving(self) -> None:
         """Raises SourceOptionError if the entity requires sessions. Attaches a receiver, but receives no message."""
         try:

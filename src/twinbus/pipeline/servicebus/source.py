@@ -78,13 +78,14 @@ class ServiceBusDataSource(DataSource):
     ) -> StreamReader | SessionStreamReader:
         options = self._parsed(schema)
         reader = TaskReader(options, schema, is_patient=True)
-        if options.sessions:
-            with Broker(options) as broker:
+        with Broker(options) as broker:
+            if options.sessions:
                 broker.check_sessions()
-            return SessionStreamReader(options, reader)
-        if options.complete_committed:
-            with Broker(options) as broker:
+                return SessionStreamReader(options, reader)
+            if options.complete_committed:
                 broker.check_receiving()
+            else:
+                broker.check_reachable()
         return StreamReader(options, reader)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
