@@ -65,6 +65,25 @@ def test_neither_an_error_nor_the_representation_shows_the_key() -> None:
     assert "c2VjcmV0" not in repr(ConnectionString.parse(f"Endpoint=sb://h;{KEY}"))
 
 
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "sb://h,SharedAccessKey=secret",
+        "sb://h SharedAccessKey=secret:x",
+        "h/SharedAccessKey=secret",
+        "sb://twin:secret@h:x",
+        "sb://twin:sec/secret@h",
+        "sb://twin:[secret@h",
+        "sb://twin:secret\N{ACCOUNT OF}@h",
+    ],
+)
+def test_an_error_does_not_show_what_may_be_a_key_after_the_host(endpoint: str) -> None:
+    text = f"Endpoint={endpoint};SharedAccessKeyName=n"
+    with pytest.raises(ConnectionStringError) as error:
+        ConnectionString.parse(text)
+    assert "secret" not in str(error.value)
+
+
 def test_the_resource_of_a_token_names_host_port_and_entity() -> None:
     assert ConnectionString.parse(f"Endpoint=sb://h:1;{KEY}").resource("a/b") == "sb://h:1/a/b"
     assert ConnectionString.parse(f"Endpoint=sb://[::1]:1;{KEY}").resource() == "sb://[::1]:1/"

@@ -766,6 +766,7 @@ def test_d1_n6_a_credential_that_cannot_be_used_is_named(options: dict[str, str]
             "option transportType is 'amqps', not Amqp or AmqpOverWebsocket (in short amqp or websocket)",
         ),
         ({"httpProxy": "http://twin:sesame@proxy:3128"}, "option httpProxy the address of a proxy must not contain"),
+        ({"httpProxy": "http://twin:sesame@proxy:312x"}, "option httpProxy the address of a proxy must not contain"),
         ({"httpProxy": "proxy"}, "write http://HOST:PORT"),
         ({"customEndpointAddress": "sb://"}, "option customEndpointAddress"),
         ({"httpProxyCredentialsEnv": "A"}, "httpProxyCredentialsEnv needs httpProxy"),

@@ -144,11 +144,13 @@ def _endpoint(settings: dict[str, str], default_port: int) -> tuple[str, int]:
     endpoint = settings.get("endpoint")
     if not endpoint:
         raise ConnectionStringError("Endpoint is missing from the connection string")
+    # With "=" in it, the text may hold a key, because a semicolon is missing; with "@", a password.
+    shown = "" if "=" in endpoint or "@" in endpoint else f" {endpoint!r}"
     try:
         parts = urlsplit(endpoint)
         host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise ConnectionStringError(f"Endpoint {endpoint!r} is not a URL: {error}") from None
+    except ValueError:  # its text repeats parts of the endpoint
+        raise ConnectionStringError(f"Endpoint{shown} is not a URL such as sb://host or sb://host:port") from None
     if parts.scheme not in _SCHEMES or not host:
-        raise ConnectionStringError(f"Endpoint {endpoint!r} is not of the form sb://host or sb://host:port")
+        raise ConnectionStringError(f"Endpoint{shown} is not of the form sb://host or sb://host:port")
     return host, default_port if port is None else port

@@ -25,6 +25,7 @@ _MAX_RESPONSE_BYTES: Final = 16 * 1024
 _PIECE: Final = 4096
 # Statuses of a proxy that cannot reach the namespace now. All others need a change by a person.
 _UNREACHABLE: Final = frozenset({408, 429, 500, 502, 503, 504})
+_CREDENTIALS_IN_ADDRESS: Final = "the address of a proxy must not contain a user name or a password"
 
 
 class NetworkOptionError(CallerError, ValueError):
@@ -63,21 +64,26 @@ class HttpProxy:
             port = int(given["proxy_port"])
         except (KeyError, TypeError, ValueError):
             raise NetworkOptionError("http_proxy needs proxy_hostname and proxy_port") from None
+        if "@" in host:
+            raise NetworkOptionError(f"{_CREDENTIALS_IN_ADDRESS}: give username and password in http_proxy")
         return cls(host, port, given.get("username") or None, given.get("password") or None)
 
     @classmethod
     def parse(cls, url: str, credentials: str | None = None) -> Self:
-        """Return the proxy of `http://host:port`. `credentials` is `user:password`. Raises NetworkOptionError."""
+        """Return the proxy of `http://host:port`. `credentials` is `user:password`. Raises NetworkOptionError.
+
+        No error shows `url`: the text may have a password in it, also where it is not a URL.
+        """
+        if "@" in url:
+            raise NetworkOptionError(_CREDENTIALS_IN_ADDRESS)
         try:
             parts = urlsplit(url if "//" in url else f"//{url}")
             host, port = parts.hostname, parts.port
         except ValueError:
             host, port = None, None
             parts = urlsplit("")
-        if parts.username is not None or parts.password is not None:
-            raise NetworkOptionError("the address of a proxy must not contain a user name or a password")
         if parts.scheme not in ("", "http") or not host or port is None or parts.path.strip("/") or parts.query:
-            raise NetworkOptionError(f"{url!r} is not the address of a proxy: write http://HOST:PORT")
+            raise NetworkOptionError("it is not the address of a proxy: write http://HOST:PORT")
         user, colon, password = (credentials or "").partition(":")
         if credentials and not (user and colon):
             raise NetworkOptionError("the credentials of a proxy have the form user:password")
@@ -228,7 +234,8 @@ def _custom_endpoint(text: str) -> tuple[str, int | None]:
             return parts.hostname, parts.port
     except ValueError:
         pass
-    raise NetworkOptionError(f"custom_endpoint_address {text!r} is not an address: write sb://HOST or sb://HOST:PORT")
+    # The error does not show the text, which may be a connection string by mistake.
+    raise NetworkOptionError("custom_endpoint_address is not an address: write sb://HOST or sb://HOST:PORT")
 
 
 async def open_tunnel(proxy: HttpProxy, host: str, port: int) -> socket.socket:
