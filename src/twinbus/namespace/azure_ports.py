@@ -11,6 +11,7 @@ The names must lead to this machine, and clients must trust the authority. Twinb
 from __future__ import annotations
 
 import errno
+import shlex
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from twinbus.namespace.serve_plan import AMQPS_PORT, HTTPS_PORT, AzureNames
 from twinbus.namespace.server import NamespaceServer, bind_port, is_loopback
 
 _FIRST_UNPRIVILEGED: Final = 1024
+_SYSTEM_STORE: Final = "/usr/local/share/ca-certificates"  # Debian's
 
 
 class AzurePorts:
@@ -91,14 +93,16 @@ class AzurePorts:
                 "from each store that trusts it. In the system's store, the command below replaces it. In Java's:",
                 "  keytool -delete -alias twinbus -keystore a.p12 -storepass changeit",
             ]
+        path = str(self.ca.absolute())
+        ca = shlex.quote(path)
         lines += [
             "Let clients trust the CA, which can sign for these names only (no process has its key any more):",
-            "  system:  sudo cp CA /usr/local/share/ca-certificates/twinbus-azure.crt && sudo update-ca-certificates",
-            "  Python:  connection_verify='CA' for each client, REQUESTS_CA_BUNDLE=CA for administration clients",
-            "  Node:    NODE_EXTRA_CA_CERTS=CA",
-            "  Java:    keytool -importcert -noprompt -alias twinbus -file CA -keystore a.p12 -storepass changeit",
+            f"  system:  sudo cp {ca} {_SYSTEM_STORE}/twinbus-azure.crt && sudo update-ca-certificates",
+            f"  Python:  connection_verify={path!r} for each client,",
+            f"           REQUESTS_CA_BUNDLE={ca} for administration clients",
+            f"  Node:    NODE_EXTRA_CA_CERTS={ca}",
+            f"  Java:    keytool -importcert -noprompt -alias twinbus -file {ca} -keystore a.p12 -storepass changeit",
             "           then -Djavax.net.ssl.trustStore=a.p12 -Djavax.net.ssl.trustStorePassword=changeit",
-            f"  CA is    {self.ca.absolute()}",
         ]
         return lines
 
