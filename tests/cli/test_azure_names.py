@@ -5,6 +5,7 @@ In place of lines in /etc/hosts and a redirection of ports, these tests answer `
 
 import asyncio
 import os
+import shlex
 import socket
 import ssl
 import stat
@@ -128,7 +129,8 @@ async def test_n1_the_host_header_chooses_the_namespace_of_the_management_api(az
     assert queue not in found["primary"]
 
 
-async def test_x3_an_unknown_name_is_refused_by_name(azure: Azure) -> None:
+async def refused_by_name(azure: Azure) -> None:
+    """Connect under a name that is not the server's, over AMQP and WebSocket. Both are refused with the known names."""
     foreign = azure.strings["primary"].replace(ONE, "fabrikam.servicebus.windows.net")
     trust = ssl.create_default_context(cafile=azure.ca)
     trust.check_hostname = False
@@ -137,6 +139,10 @@ async def test_x3_an_unknown_name_is_refused_by_name(azure: Azure) -> None:
         async with native.connect(foreign, tls=trust, network=network, timeout=SECONDS) as bus:
             with pytest.raises(native.ServiceBusError, match=rf"fabrikam\.servicebus\.windows\.net.*{ONE} \(primary\)"):
                 await bus.sender("orders")
+
+
+async def test_x3_an_unknown_name_is_refused_by_name(azure: Azure) -> None:
+    await refused_by_name(azure)
 
 
 async def test_x1_what_a_peer_sends_before_its_open_is_held_within_its_limit(azure: Azure, server: Serving) -> None:
@@ -177,6 +183,17 @@ async def test_n4_a_fault_of_one_namespace_leaves_the_other_alone(azure: Azure, 
                 await bus.sender("orders")
     finally:
         assert run("fault", "clear", TWINBUS_CONNECTION_STRING=primary).returncode == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["refuse", "black-hole", "server-busy"])
+async def test_n4_no_fault_hits_a_peer_that_named_no_namespace(azure: Azure, server: Serving, kind: str) -> None:
+    first = server.namespaces["primary"]["connection_string"]
+    assert run("fault", "set", kind, TWINBUS_CONNECTION_STRING=first).returncode == 0
+    try:
+        await refused_by_name(azure)
+    finally:
+        assert run("fault", "clear", TWINBUS_CONNECTION_STRING=first).returncode == 0
 
 
 @pytest.mark.thorough
@@ -233,6 +250,15 @@ def test_a_server_on_all_addresses_of_both_kinds_redirects_both(tmp_path: Path) 
     rules = [(line.split()[1], line.split(" -A ")[1].split()[0]) for line in lines if "tables -t nat" in line]
     here, there = [("iptables", "OUTPUT")] * 2, [(tool, "PREROUTING") for tool in ("iptables", "ip6tables")] * 2
     assert sorted(rules) == sorted([*here, *there])
+
+
+def test_the_lines_to_trust_the_ca_can_be_pasted(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    lines = set_up("localhost", (0, 0), folder)
+    for word in ("cp", "-file"):
+        (command,) = [shlex.split(line.partition(":")[2]) for line in lines if f" {word} " in line]
+        assert command[command.index(word) + 1] == str(folder / "azure-ca.pem")
+    assert f"  Node:    NODE_EXTRA_CA_CERTS='{folder}/azure-ca.pem'" in lines
 
 
 def test_the_ports_of_clients_need_no_redirection(tmp_path: Path) -> None:

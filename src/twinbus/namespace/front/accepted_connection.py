@@ -13,11 +13,14 @@ import asyncio
 import ipaddress
 import logging
 import ssl
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Protocol, cast
 
 from twinbus.amqp import KIB, Connection, ConnectionEvent, LimitExceededError, Limits, Opened
+from twinbus.clock import SystemClock
 from twinbus.connect import WebSocketLayer, WebSocketRefusedError, accept_websocket
+from twinbus.namespace.faults import Faults
 from twinbus.namespace.front.amqp_connection import AmqpConnection
 from twinbus.namespace.front.byte_stream import ByteStream, HandshakeTooLargeError, TlsLayer
 from twinbus.namespace.front.connection_faults import ConnectionFaults, FaultyHttpHandler
@@ -259,7 +262,8 @@ class AcceptedConnection(asyncio.Protocol):
     def _named_by_open(self, selector: AmqpSelector, events: list[ConnectionEvent], host_name: str | None) -> None:
         """Continue an AMQP connection whose open has arrived, in the namespace that the open names."""
         assert self._shared is not None, "only a shared port has names to choose from"
-        self._move_to(self._shared.find(host_name) or self._namespace)
+        # Where no namespace has the name, every token is refused with the reason. No fault may keep the reason back.
+        self._move_to(self._shared.find(host_name) or replace(self._namespace, faults=Faults(SystemClock())))
         if not self._faults.may_connect():
             self._transport.abort()
             return
