@@ -84,7 +84,11 @@ class PrivateMachine:
 
 @contextmanager
 def running(folder: Path) -> Iterator[PrivateMachine]:
-    """Start a machine, which ends with the block. Skips the test where the kernel does not allow namespaces."""
+    """Start a machine, which ends with the block. Skips the test where the kernel does not allow namespaces.
+
+    Also CI skips it then: it can install a component (`components`), but cannot change what its kernel allows. The
+    summary of pytest has the reason. Any other failure fails the test.
+    """
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     holder = subprocess.Popen(
         ["unshare", "--mount", "--net", *user, "--", sys.executable, "-c", _HOLDER],
@@ -97,7 +101,12 @@ def running(folder: Path) -> Iterator[PrivateMachine]:
     try:
         if holder.stdout.readline() != b"ready\n":
             told = holder.communicate()[1].decode()
-            pytest.skip(f"this machine allows no namespaces of the kernel: {told}")
+            refused = told.startswith("unshare: ") or "PermissionError" in told
+            assert refused, f"the private machine did not start: {told}"
+            pytest.skip(
+                f"clients at the real ports of Azure: the kernel allows no namespaces here ({told.splitlines()[-1]}). "
+                "Run as root, in a container with CAP_SYS_ADMIN and CAP_NET_ADMIN."
+            )
         yield PrivateMachine(holder.pid, folder)
     finally:
         with contextlib.suppress(BrokenPipeError):
