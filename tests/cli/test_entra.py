@@ -1,5 +1,7 @@
 """The verbs with --credential: they sign in as azure-identity does, with endpoints that the tests answer (N6, P1)."""
 
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,6 +159,32 @@ def test_n6_every_verb_that_connects_signs_in(
         assert done.exit_code == code, (arguments, done.stdout, done.stderr)
         assert len(endpoint.asked) > before, arguments
         assert "eyJ" not in done.stdout + done.stderr
+
+
+def test_n6_a_verb_signs_in_as_the_user_of_az_login(
+    namespaces: LocalNamespaces, endpoint: TokenEndpoint, tmp_path: Path
+) -> None:
+    """A program in place of `az` answers as Azure's command line: first for a user, then nobody has signed in."""
+    asked, answer = tmp_path / "asked", tmp_path / "answer"
+    found = endpoint.tokens.get_token()
+    answer.write_text(json.dumps({"accessToken": found.token, "expires_on": found.expires_on, "tokenType": "Bearer"}))
+    program = tmp_path / "az"
+    program.write_text(
+        "#!/bin/sh\n"
+        f"echo \"$@\" >> '{asked}'\n"
+        f"cat '{answer}' || {{ echo \"Please run 'az login' to setup account.\" >&2; exit 1; }}\n"
+    )
+    program.chmod(0o700)
+    chosen = environment(namespaces, endpoint, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    listed = invoke("entity", "list", "--credential", "cli", **chosen)
+    assert listed.exit_code == 0, listed.stderr
+    assert "orders-1" in listed.stdout
+    assert asked.read_text() == "account get-access-token --output json --resource https://servicebus.azure.net/\n"
+    assert endpoint.asked == []
+    answer.unlink()
+    named_credential.cache_clear()
+    refused = invoke("entity", "list", "--credential", "cli", **chosen)
+    assert (refused.exit_code, "az login" in refused.stderr) == (1, True), refused.stderr
 
 
 @pytest.mark.thorough
