@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # For small jobs: half the processor time of a JVM that optimizes for long runs.
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=160m"
 NAMED = "TWINBUS_TEST_CONNECTION_STRING"
+# The variable with the credentials of a proxy. Spark's processes get their environment once, when they start.
+NAMED_CREDENTIALS = "TWINBUS_TEST_PROXY_CREDENTIALS"
+CREDENTIALS = "twin:sesame"
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +39,9 @@ def spark(named_namespace: LocalNamespace) -> Iterator[SparkSession]:
     from twinbus.pipeline.servicebus import ServiceBusDataSource  # noqa: PLC0415 - slow
     from twinbus.pipeline.session import session  # noqa: PLC0415 - slow
 
+    os.environ[NAMED_CREDENTIALS] = CREDENTIALS
     made = session("tests", settings={"spark.driver.defaultJavaOptions": QUICK})
     made.dataSource.register(ServiceBusDataSource)
     yield made
     made.stop()
+    del os.environ[NAMED_CREDENTIALS]

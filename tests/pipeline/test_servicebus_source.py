@@ -23,12 +23,11 @@ from pyspark.sql.types import StructType
 
 from tests import tinyproxy
 from tests.pipeline.queues import new_queue
-from tests.spark_fixtures import NAMED
-from twinbus.connect import SessionCannotBeLockedError, TransportType, connect, encode_message
+from tests.spark_fixtures import CREDENTIALS, NAMED, NAMED_CREDENTIALS
+from twinbus.connect import HttpProxy, SessionCannotBeLockedError, TransportType, connect, encode_message
 from twinbus.ledger import Metered, read_ledger
 from twinbus.message import Message
 from twinbus.pipeline.servicebus import ServiceBusDataSource
-from twinbus.pipeline.servicebus.broker import Broker
 from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
 from twinbus.testing import LocalNamespace
 
@@ -780,32 +779,35 @@ def test_d1_a_way_to_the_namespace_that_cannot_be_used_is_named(options: dict[st
 
 @pytest.mark.thorough
 def test_d1_the_source_reads_and_writes_through_a_proxy_with_credentials(
-    spark: SparkSession,
-    namespace: LocalNamespace,
-    queue: str,
-    client: ServiceBusClient,
-    tmp_path: Path,
+    spark: SparkSession, namespace: LocalNamespace, queue: str, client: ServiceBusClient, tmp_path: Path
+) -> None:
+    """Spark's workers have the variable with the credentials from their start (`spark_fixtures`)."""
+    user, _, password = CREDENTIALS.partition(":")
+    with tinyproxy.running(tmp_path, username=user, password=password) as proxy:
+        proxied = {"httpProxy": proxy.url, "httpProxyCredentialsEnv": NAMED_CREDENTIALS}
+        rows = spark.range(20).selectExpr("CAST(id AS string) AS message_id", "'text' AS body")
+        _write(rows, namespace, entity=queue, **proxied)
+        written = proxy.tunnels
+        assert written > 0
+        assert sorted(map(int, _ids_left(client, queue))) == list(range(20))
+        found = _read(spark, namespace, queue, transportType="amqpoverwebsocket", **proxied)
+        assert sorted(int(row.message_id) for row in found.select("message_id").collect()) == list(range(20))
+        assert proxy.tunnels > written
+
+
+def test_d1_the_credentials_of_a_proxy_are_read_on_each_machine_and_do_not_travel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The workers get the variable with the driver's environment: Spark starts them from this process."""
-    _numbered(client, queue, 0, 20)
-    with tinyproxy.running(tmp_path) as open_proxy:
-        proxied = {"httpProxy": open_proxy.url, "transportType": "amqpoverwebsocket"}
-        found = _read(spark, namespace, queue, **proxied)
-        assert sorted(int(row.message_id) for row in found.select("message_id").collect()) == list(range(20))
-        assert open_proxy.tunnels
-    with tinyproxy.running(tmp_path, username="twin", password="sesame") as proxy:
-        options = SourceOptions.parse(
-            {
-                "connectionString": namespace.connection_string,
-                "entity": queue,
-                "httpProxy": proxy.url,
-                "httpProxyCredentialsEnv": "PROXY_CREDENTIALS",
-            }
-        )
-        with pytest.raises(SourceOptionError, match=r"PROXY_CREDENTIALS \(option httpProxyCredentialsEnv\) is not set"):
-            options.network_options()
-        monkeypatch.setenv("PROXY_CREDENTIALS", "twin:sesame")
-        with Broker(options) as broker:
-            assert broker.first_at_or_after(0) is not None
-        assert "sesame" not in repr(options)
+    given = {
+        "connectionStringEnv": "X",
+        "entity": "q",
+        "httpProxy": "http://proxy.example:3128",
+        "httpProxyCredentialsEnv": "PROXY_CREDENTIALS",
+    }
+    options = SourceOptions.parse(given)
+    with pytest.raises(SourceOptionError, match=r"PROXY_CREDENTIALS \(option httpProxyCredentialsEnv\) is not set"):
+        options.network_options()
+    monkeypatch.setenv("PROXY_CREDENTIALS", "twin:sesame")
+    assert options.network_options().http_proxy == HttpProxy("proxy.example", 3128, "twin", "sesame")
+    assert "sesame" not in repr(options)
+    assert b"sesame" not in pickle.dumps(ServiceBusDataSource(given).reader(StructType()))

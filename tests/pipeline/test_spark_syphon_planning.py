@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from twinbus.backlog import FailureKind
+from twinbus.connect import HttpProxy, NetworkOptions, TransportType
+from twinbus.pipeline.servicebus.backlog_look import LookJob, QueueRange
 from twinbus.pipeline.syphon_job import SyphonJob
 from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, LaneTask, ScanResult
 from twinbus.pipeline.syphon_job.planning import BatchPlanner
@@ -312,6 +314,33 @@ def test_a_job_shows_no_key() -> None:
     job = SyphonJob(primary="key-1", secondary="key-2", primary_name="a", secondary_name="b", ledger="books")
     assert SyphonJob.of_json(job.to_json()) == job
     assert "key-" not in repr(job)
+
+
+def test_d2_l3_the_jobs_of_a_syphon_and_of_an_audit_keep_the_way_through_a_proxy() -> None:
+    proxied = NetworkOptions(
+        transport_type=TransportType.AmqpOverWebsocket,
+        http_proxy=HttpProxy("proxy.example", 3128, "twin", "sesame"),
+        connection_verify="/ca.pem",
+    )
+    other = NetworkOptions(custom_endpoint_address="sb://gateway.example:8443")
+    job = SyphonJob(
+        primary="key-1",
+        secondary="key-2",
+        primary_name="a",
+        secondary_name="b",
+        primary_network=proxied,
+        secondary_network=other,
+    )
+    assert SyphonJob.of_json(job.to_json()) == job
+    assert SyphonJob.of_json(replace(job, secondary_network=None).to_json()).secondary_network is None
+    key = "Endpoint=sb://h;SharedAccessKeyName=a;SharedAccessKey=key-3"
+    look = LookJob(key, "books", "b", 5.0, network=proxied, ranges=(QueueRange("q", 1, 9),))
+    found = LookJob.of_json(look.to_json())
+    assert (found.network, found.ranges) == (proxied, look.ranges)
+    assert found.options("q").network_options() == proxied
+    for one in (job, look):
+        assert "sesame" not in repr(one)
+        assert "key-" not in repr(one)
 
 
 def test_y5_what_one_syphon_knows_of_a_destination_holds_for_the_next() -> None:
