@@ -1,9 +1,11 @@
-// rhea, a plain AMQP 1.0 client that knows nothing of Service Bus: over AMQP, over TLS, and in a WebSocket.
+// rhea, a plain AMQP 1.0 client that knows nothing of Service Bus: over AMQP, over TLS, and in a WebSocket. With a
+// PROXY_PORT, also in a WebSocket through a CONNECT proxy: rhea hands the options on to ws, which takes an agent.
 import assert from "node:assert/strict";
 import { createHmac } from "node:crypto";
 import { once } from "node:events";
 import { readFileSync } from "node:fs";
 import { describe, test } from "node:test";
+import { HttpsProxyAgent } from "https-proxy-agent";
 import rhea from "rhea";
 import WebSocket from "ws";
 import { CHAPTER, connectionString, createQueue } from "./namespace.js";
@@ -26,17 +28,24 @@ function token(address) {
   return `SharedAccessSignature sr=${encoded}&sig=${signed}&se=${expiry}&skn=${parts.SharedAccessKeyName}`;
 }
 
+const { PROXY_PORT, PROXY_USERNAME, PROXY_PASSWORD } = process.env;
+
+function webSocket(container, options = {}) {
+  const address = `wss://${hostname}:${port}/$servicebus/websocket`;
+  const connect = container.websocket_connect(WebSocket);
+  return { connection_details: connect(address, ["AMQPWSB10"], { ca: CA, ...options }) };
+}
+
 const WAYS = {
   AMQP: () => ({ host: hostname, port }),
   TLS: () => ({ host: hostname, port, transport: "tls", ca: [CA], servername: hostname }),
-  WebSocket: (container) => ({
-    connection_details: container.websocket_connect(WebSocket)(
-      `wss://${hostname}:${port}/$servicebus/websocket`,
-      ["AMQPWSB10"],
-      { ca: CA },
-    ),
-  }),
+  WebSocket: webSocket,
 };
+if (PROXY_PORT) {
+  const proxy = new URL(`http://127.0.0.1:${PROXY_PORT}`);
+  if (PROXY_USERNAME) Object.assign(proxy, { username: PROXY_USERNAME, password: PROXY_PASSWORD });
+  WAYS["WebSocket through a proxy"] = (container) => webSocket(container, { agent: new HttpsProxyAgent(proxy) });
+}
 
 async function connected(t, way) {
   const container = rhea.create_container();

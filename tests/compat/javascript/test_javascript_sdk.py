@@ -18,6 +18,7 @@ from tests.private_machine import PrivateMachine
 from twinbus.testing import LocalNamespace, LocalNamespaces
 
 PROXIED, SIGNED_IN, DIVERTED = "proxy.test.js", "entra.test.js", "backlog.test.js"
+PLAIN = "rhea.test.js"
 CHAPTERS = sorted({path.name for path in HERE.glob("*.test.js")} - {PROXIED, SIGNED_IN, DIVERTED})
 THOROUGH = ["websocket.test.js"]
 # Each way of the SDK to a namespace: AMQP, HTTPS and WebSocket.
@@ -38,10 +39,19 @@ def test_n1_the_javascript_sdk_is_served_through_a_proxy(
     credentials: dict[str, str], node: list[str], namespace: LocalNamespace, tmp_path: Path
 ) -> None:
     with tinyproxy.running(tmp_path, **credentials) as proxy:
-        options = {f"PROXY_{name.upper()}": text for name, text in credentials.items()}
-        run_chapter(node, PROXIED, {**environment_of(namespace), "PROXY_PORT": str(proxy.port), **options})
+        run_chapter(node, PROXIED, {**environment_of(namespace), **environment_through(proxy)})
         # The administration, and one for each client.
         assert proxy.tunnels >= 2
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("credentials", [{}, {"username": "twin", "password": "sesame"}], ids=["open", "credentials"])
+def test_n1_rhea_is_served_through_a_proxy(
+    credentials: dict[str, str], node: list[str], namespace: LocalNamespace, tmp_path: Path
+) -> None:
+    with tinyproxy.running(tmp_path, **credentials) as proxy:
+        run_chapter(node, PLAIN, {**environment_of(namespace), **environment_through(proxy)})
+        assert proxy.tunnels == 1
 
 
 @pytest.mark.thorough
@@ -83,6 +93,11 @@ def test_n3_the_javascript_sdk_is_served_under_a_name_in_azure_on_its_real_ports
 
 def environment_of(namespace: LocalNamespace) -> dict[str, str]:
     return {"TWINBUS_CONNECTION_STRING": namespace.connection_string, "NODE_EXTRA_CA_CERTS": str(namespace.ca)}
+
+
+def environment_through(proxy: tinyproxy.Tinyproxy) -> dict[str, str]:
+    named = {"PROXY_PORT": str(proxy.port), "PROXY_USERNAME": proxy.username, "PROXY_PASSWORD": proxy.password}
+    return {name: text for name, text in named.items() if text is not None}
 
 
 def test_a_report_tells_tests_from_suites_and_failures_by_name() -> None:
