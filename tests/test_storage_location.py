@@ -42,6 +42,9 @@ REFUSED = {
     "abfss://container:hidden@account.example/a": "must not have @",
     "gs://key:hidden@bucket/a?b=hidden": "unknown scheme",
     "s3://bucket/a#hidden": "must not have ? or #",
+    "s3://key:hidden?en@bucket/a": "must not have ? or #",
+    "s3://key:hidden#en@bucket/a?b": "must not have ? or #",
+    "az://container/a?sig=x@hidden": "must not have ? or #",
 }
 
 

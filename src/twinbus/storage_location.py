@@ -149,5 +149,8 @@ def _local_path(text: str, slashes: str, rest: str) -> str:
 
 def _shown(text: str) -> str:
     """Returns a URL without what may be a credential."""
-    head, at, tail = _MORE.sub("", text).rpartition("@")
+    start = _MORE.sub("", text)
+    if "@" in text[len(start) :]:  # the first ? or # may be in a password
+        return f"{text.partition(':')[0]}://…"
+    head, at, tail = start.rpartition("@")
     return f"{head.partition(':')[0]}://…@{tail}" if at else tail
