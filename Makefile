@@ -126,7 +126,7 @@ $(DOCS_STAMP): requirements-docs.lock
 	@$(DOCS_VENV)/bin/python .ci/pip-progress --require-hashes -r requirements-docs.lock
 	@touch $@
 
-# Exit code of .ci/audit: 3 if vulnerabilities are known, 4 if the advisories cannot be reached.
+# Exit code of the recipes: 3 if vulnerabilities are known, 4 if the audit could not be done. make itself ends with 2.
 AUDIT_VENV := .venv-audit
 AUDIT_STAMP := $(AUDIT_VENV)/.installed
 audit: $(AUDIT_STAMP) ## known vulnerabilities of the locked packages (needs the advisories of PyPI)
@@ -134,7 +134,8 @@ audit: $(AUDIT_STAMP) ## known vulnerabilities of the locked packages (needs the
 
 $(AUDIT_STAMP): requirements-audit.lock
 	$(PYTHON) -m venv $(AUDIT_VENV)
-	@$(AUDIT_VENV)/bin/python .ci/pip-progress --require-hashes -r requirements-audit.lock
+	@$(AUDIT_VENV)/bin/python .ci/pip-progress --require-hashes -r requirements-audit.lock || { \
+	  echo "audit: NOT DONE. pip-audit cannot be installed: the output of pip above says why" >&2; exit 4; }
 	@touch $@
 
 release: $(STAMP) ## build, check and tag a release, upload nothing: VERSION=1.2.3

@@ -33,6 +33,7 @@ class Case(NamedTuple):
     properties: dict[str, Any]
     action: str | None = None
     annotations: dict[str, Any] | None = None
+    body: bytes = b"x"
 
 
 def _repeated(term: str) -> str:
@@ -68,6 +69,7 @@ CASES: Final = {
         {f"k{number}": number for number in range(4000)},
         "; ".join(f"SET a{n} = k{n}" for n in range(32)),
     ),
+    "actions on 250 KB": Case(["1 = 1"] * 200, {}, "SET a = 1", body=b"x" * 250_000),
     "annotations in actions": Case(
         _each("1 = 1"),
         {},
@@ -84,7 +86,7 @@ CASES: Final = {
 
 def _message(case: Case) -> bytes:
     raw = build_message(
-        data=b"x", application_properties=case.properties or None, message_annotations=case.annotations or None
+        data=case.body, application_properties=case.properties or None, message_annotations=case.annotations or None
     )
     return raw.replace(b"unreadable", b"\xffnreadable")
 

@@ -1,6 +1,7 @@
 """The supply chain: what is installed is pinned by hash, and an audit that was not done is not taken for a good one."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -135,6 +136,25 @@ def test_an_audit_that_was_not_done_has_its_own_exit_code(
     lock.write_text(LOCK, encoding="utf-8")
     ended, text = audit(tmp_path, report, lock)
     assert (ended, says in text) == (code, True), text
+
+
+def test_make_audit_says_so_when_pip_audit_cannot_be_installed(tmp_path: Path) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
+    python.chmod(0o700)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "audit", f"AUDIT_VENV={python.parents[1]}", "PYTHON=true"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "PIP_NO_INDEX": "1", "PIP_TARGET": str(tmp_path / "installed")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    *_, said, by_make = done.stderr.splitlines()
+    assert said.startswith("audit: NOT DONE. pip-audit cannot be installed")
+    assert by_make.endswith("Error 4")
 
 
 def test_an_audit_without_packages_was_not_done(tmp_path: Path) -> None:

@@ -141,10 +141,8 @@ def test_x2_after_accepting_damage_each_message_is_there_as_it_was_or_is_counted
         image = samples.image(number // PER_IMAGE, killed=False)
         path, where = samples.damaged(image, rng)
         store = SqliteStore(path, accept_damage=True)
-        if (found := opened(store)) is None:
-            seen["refused"] += 1
-            continue
         try:
+            found = store.open()
             lost = lost_messages(path)
             there = {stored.entity.queue for stored in found.entities}
             for queue, entity in image.states[-1].entities.items():
@@ -155,12 +153,10 @@ def test_x2_after_accepting_damage_each_message_is_there_as_it_was_or_is_counted
                 assert [row for row in kept if row not in rows] == []
                 assert len(rows) - len(kept) == lost[entity.path], (lost, entity.path)
             seen["messages lost"] += sum(lost.values())
-        except AssertionError as error:
+        except (AssertionError, StoreError) as error:
             raise AssertionError(f"sample {number}: {where}") from error
         finally:
             store.close()
-    # Damage to the few bytes that say what kind of file it is.
-    assert seen["refused"] <= max(1, SAMPLES // 100)
     if SAMPLES >= 200:
         assert seen["messages lost"] > 0
 

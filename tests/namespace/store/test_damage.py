@@ -13,6 +13,7 @@ import pytest
 
 from tests.crash.power_loss import leave_old_counter
 from tests.namespace.store.failing_disk import failing_disk
+from tests.namespace.store.older_layouts import older_store
 from tests.namespace.store.sample_writes import counters, entity, everything, move, next_seqs, put, row
 from twinbus.namespace.engine.storage_protocol import (
     DropRow,
@@ -638,3 +639,54 @@ def test_x2_a_large_message_whose_last_page_is_cut_is_lost_alone(path: Path) -> 
     again.close()
     listed = path.with_name("namespace.db.damaged-1.txt").read_text()
     assert "lost: orders: 1 of 3 messages; sequence numbers 3" in listed
+
+
+def change_number(path: Path, at: int, number: int) -> None:
+    """Write a number of four bytes into the header of the file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(struct.pack(">i", number))
+
+
+USER_VERSION, APPLICATION_ID = 60, 68
+
+
+@pytest.mark.parametrize(
+    ("at", "number", "found"),
+    [
+        (USER_VERSION, 0, "the header of the file says version 0, but its tables are those of version 4"),
+        (USER_VERSION, 3, "the header of the file says version 3, but its tables are those of version 4"),
+        (USER_VERSION, 12, "the header of the file says version 12, but its tables are those of version 4"),
+        (USER_VERSION, -4, "the header of the file says version -4, but its tables are those of version 4"),
+        (APPLICATION_ID, 0, "the header of the file does not say that it is a store"),
+    ],
+)
+@pytest.mark.parametrize("most_bytes", [0, 1 << 40])
+def test_x2_a_store_whose_header_says_another_kind_or_version_is_refused_and_nothing_of_it_is_lost(
+    path: Path, at: int, number: int, found: str, most_bytes: int
+) -> None:
+    change_number(closed(path), at, number)
+    with pytest.raises(StoreDamagedError, match=found) as caught:
+        SqliteStore(path, most_bytes=most_bytes).open()
+    assert "--accept-damage" in caught.value.hint
+    again = SqliteStore(path, accept_damage=True, most_bytes=most_bytes)
+    again.open()
+    assert everything(again) == ROWS
+    again.close()
+    assert "lost" not in path.with_name("namespace.db.damaged-1.txt").read_text()
+    assert_opens(path)
+
+
+@pytest.mark.parametrize(("stored", "said"), [(3, 1), (3, 0), (3, -3), (2, 1)])
+def test_x2_an_older_store_whose_header_says_another_version_gets_no_hint_that_leads_nowhere(
+    path: Path, stored: int, said: int
+) -> None:
+    older_store(path, stored)
+    change_number(path, USER_VERSION, said)
+    for accept_damage in (False, True):
+        with pytest.raises(StoreDamagedError, match=f"it cannot be upgraded from version {said}") as caught:
+            SqliteStore(path, accept_damage=accept_damage).open()
+        assert "put a backup of all of them in their place" in caught.value.hint
+        assert "--accept-damage" not in caught.value.hint
+    change_number(path, USER_VERSION, stored)
+    assert_opens(path)

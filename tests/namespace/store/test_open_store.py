@@ -164,6 +164,15 @@ class TestVersions:
     def test_every_version_has_a_migration_to_the_next(self) -> None:
         assert sorted(open_store.MIGRATIONS) == list(range(open_store.VERSION))
 
+    def test_every_version_has_tables_of_its_own(self) -> None:
+        """So a header with another version is damaged if the tables are those of the current version (X2)."""
+        connection = apsw.Connection("")
+        layouts = [frozenset(open_store.layout(connection))]
+        for version in open_store.MIGRATIONS:
+            open_store.migrate(connection, version, {version: open_store.MIGRATIONS[version]})
+            layouts.append(frozenset(open_store.layout(connection)))
+        assert len(set(layouts)) == open_store.VERSION + 1
+
     def test_a_migration_that_fails_leaves_the_version_before_it(self) -> None:
         connection = apsw.Connection("")
         steps = {
@@ -181,6 +190,7 @@ class TestVersions:
     def test_a_newer_store_is_refused(self, path: Path) -> None:
         filled(path)
         newer = apsw.Connection(str(path))
+        newer.execute("ALTER TABLE message ADD COLUMN more INTEGER")
         newer.pragma("user_version", open_store.VERSION + 1)
         newer.close()
         assert "Use a newer Twinbus" in refused(path, StoreVersionError)

@@ -13,7 +13,6 @@ from typing import Final
 import apsw
 
 from twinbus.namespace.store import open_store
-from twinbus.namespace.store.checksums import values_crc
 from twinbus.namespace.store.commit_counter import COUNTER_SUFFIX, CountedCommits, counter_path
 from twinbus.namespace.store.errors import DAMAGE_ERRORS, UNREADABLE, damage_text, is_cut_short
 from twinbus.namespace.store.examine import examine
@@ -89,8 +88,7 @@ def has_totals(path: Path, vfs: str | None) -> bool:
     """Whether the totals can be read and have their checksum, so that the tables are where their definitions say."""
     try:
         with connected_to_examine(path, vfs) as connection:
-            totals = connection.execute(f"SELECT {', '.join(open_store.Totals._fields)}, crc FROM totals").get  # noqa: S608
-            return totals is not None and bool(values_crc(totals[:-1]) == totals[-1])
+            return open_store.are_totals_intact(connection)
     except (*DAMAGE_ERRORS, *UNREADABLE, apsw.IOError):
         return False
 

@@ -75,8 +75,13 @@ def damaged_error(path: Path, *what: str) -> StoreDamagedError:
         path,
         f"Keep a copy of all files {path.name}* first. Then put a backup of all of them in their place. Or go on"
         " without what is damaged: twinbus serve --accept-damage lists what is lost, and keeps the damaged files. Or"
-        f' save by hand what can be read: sqlite3 {path.name} ".recover" | sqlite3 {path.stem}-recovered{path.suffix}',
+        f" save by hand what can be read: {recover_command(path)}",
     )
+
+
+def recover_command(path: Path) -> str:
+    """Return the shell command that copies what SQLite can read of a damaged file into a new file."""
+    return f'sqlite3 {path.name} ".recover" | sqlite3 {path.stem}-recovered{path.suffix}'
 
 
 def is_cut_short(error: Exception) -> bool:

@@ -16,7 +16,14 @@ import apsw
 
 from twinbus.namespace.engine.storage_protocol import OpenedStore, PutBody, PutCounters, PutEntity, Row, StoredEntity
 from twinbus.namespace.store.checksums import KEY_SQL, Inventory, body_crc, counters_crc, row_crc, values_crc
-from twinbus.namespace.store.errors import StoreError, StoreVersionError
+from twinbus.namespace.store.errors import (
+    DAMAGE_ERRORS,
+    UNREADABLE,
+    StoreDamagedError,
+    StoreError,
+    StoreVersionError,
+    recover_command,
+)
 from twinbus.namespace.store.files import sync_folder
 
 _MAGIC = b"SQLite format 3\x00"
@@ -30,6 +37,7 @@ APPLICATION_ID = 0x54774275
 """«TwBu» in the header of the file: distinguishes a store from any other SQLite file."""
 
 VERSION = 4
+"""Every version has tables of its own: a header with another version, beside the tables of this one, is damaged."""
 
 PAGE_SIZE = 8192
 
@@ -297,12 +305,17 @@ def connect(path: Path, vfs: str | None, cache_kib: int) -> apsw.Connection:
 
 
 def checked_version(connection: apsw.Connection, path: Path) -> int:
-    """Return the version of the file. Raises StoreError if this is no Twinbus store that this version can use."""
-    if connection.pragma("application_id") != APPLICATION_ID:
+    """Return the version of the file. Raises StoreError if this is no Twinbus store that this version can use.
+
+    A store of the current version whose header says something else is damaged, but it has the current version.
+    """
+    application_id, version = read_header(connection)
+    if (application_id, version) == (APPLICATION_ID, VERSION) or _has_current_tables(connection):
+        return VERSION
+    if application_id != APPLICATION_ID:
         raise StoreError(
             "This SQLite file is not a Twinbus store", path, "Use another data folder, or move the file away."
         )
-    version: int = connection.pragma("user_version")
     if version > VERSION:
         raise StoreVersionError(
             f"The store has version {version}; this Twinbus knows up to {VERSION}",
@@ -310,6 +323,25 @@ def checked_version(connection: apsw.Connection, path: Path) -> int:
             "Use a newer Twinbus.",
         )
     return version
+
+
+def read_header(connection: apsw.Connection) -> tuple[int, int]:
+    """Return application id and version of the file, as its header says."""
+    return connection.pragma("application_id"), connection.pragma("user_version")
+
+
+def _has_current_tables(connection: apsw.Connection) -> bool:
+    """Whether the tables are those of a store of the current version, and the totals have their checksum."""
+    try:
+        return layout(connection) == expected_layout() and are_totals_intact(connection)
+    except (*DAMAGE_ERRORS, *UNREADABLE):
+        return False
+
+
+def are_totals_intact(connection: apsw.Connection) -> bool:
+    """Whether the row of the table `totals` is there and has its checksum. Raises apsw.Error."""
+    totals = connection.execute(f"SELECT {', '.join(Totals._fields)}, crc FROM totals").get  # noqa: S608
+    return totals is not None and bool(values_crc(totals[:-1]) == totals[-1])
 
 
 def prepare(connection: apsw.Connection, path: Path) -> None:
@@ -320,7 +352,17 @@ def prepare(connection: apsw.Connection, path: Path) -> None:
     connection.wal_autocheckpoint(0)
     connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     if version < VERSION:
-        migrate(connection, version)
+        try:
+            if version not in MIGRATIONS:
+                raise ValueError("there is no such version")
+            migrate(connection, version)
+        except (*DAMAGE_ERRORS, *UNREADABLE) as error:
+            raise StoreDamagedError(
+                f"The store is damaged: it cannot be upgraded from version {version} ({error})",
+                path,
+                f"Keep a copy of all files {path.name}* first. Then put a backup of all of them in their place. Or save"
+                f" by hand what can be read: {recover_command(path)}",
+            ) from error
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 

@@ -174,6 +174,31 @@ def test_x1_ordinary_rules_take_a_small_part_of_what_they_may() -> None:
     assert one.steps_left > MAX_STEPS * 0.6
 
 
+LARGEST = build_message(data=b"x" * 250_000)
+
+
+def test_x1_copies_for_actions_take_a_bounded_memory() -> None:
+    rules = RuleSet([rule(number, "1 = 1", "SET a = 1") for number in range(200)])
+    selection = rules.select(view(LARGEST))
+    assert TOO_MUCH in (selection.error or "")
+    assert sum(len(copy.raw) for copy in selection.copies) <= MAX_STEPS * 64
+
+
+def test_x1_what_an_action_adds_to_its_copy_counts_too() -> None:
+    parameters = {"@long": LONG[:30_000]}
+    action = SqlAction("SET a = @long; SET b = @long", parameters)
+    rules = RuleSet([RuleDescription(f"rule-{number}", SqlFilter("1 = 1"), action) for number in range(300)])
+    selection = rules.select(view(build_message(data=b"x")))
+    assert TOO_MUCH in (selection.error or "")
+    assert sum(len(copy.raw) for copy in selection.copies) <= MAX_STEPS * 64 + 2 * 30_000
+
+
+def test_x1_thirty_rules_with_an_action_may_each_copy_a_message_of_250_kb() -> None:
+    rules = RuleSet([rule(number, "1 = 1", "SET a = 1; SET sys.Label = 'x'") for number in range(30)])
+    selection = rules.select(view(LARGEST))
+    assert (len(selection.copies), selection.error) == (30, None)
+
+
 class CountingSections(Sections):
     """Counts how often a section is decoded."""
 

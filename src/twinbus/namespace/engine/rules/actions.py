@@ -18,6 +18,7 @@ from twinbus.namespace.engine.rules.values import Duration, as_text, from_amqp, 
 from twinbus.values import Symbol, Timestamp
 
 MAX_STATEMENTS: Final = 32
+_STEPS_PER_COPY: Final = 100
 _STEPS_PER_PROPERTY: Final = 10
 
 _FIELDS: Final = {
@@ -55,8 +56,9 @@ class MessageDraft(MessageView):
 
     def __init__(self, message: MessageView) -> None:
         super().__init__(message.raw, now=message.now, seq=message.seq, ttl=message.ttl, new_token=message.new_token)
-        # The properties are encoded again at the end.
-        message.spend_steps(_STEPS_PER_PROPERTY * len(message.application))
+        # The properties are encoded again at the end. The rest of the message is copied.
+        message.spend_steps(_STEPS_PER_COPY + _STEPS_PER_PROPERTY * len(message.application))
+        message.spend_copy(len(message.raw))
         self.most_steps, self.steps_left = message.most_steps, message.steps_left
         self._message = message
         self._sections = message.sections

@@ -16,13 +16,15 @@ from twinbus.values import Timestamp
 
 MAX_STEPS: Final = 1 << 17
 """The most work of the rules of one subscription on one message, in steps of about 0.2 µs (X1). Only work that grows
-with the values of the message is counted: LIKE, texts that are joined or compared, and copies for actions; and that of
-correlation filters, because there may be very many of them."""
+with the message is counted: LIKE, texts that are joined or compared, and copies for actions; and that of correlation
+filters, because there may be very many of them. The steps of copies bound their memory too."""
 MAX_TOPIC_STEPS: Final = 16 * MAX_STEPS
 """The most work of the rules of all subscriptions of a topic on one message. Half of it is divided equally among the
 subscriptions. The other half is for those that need more, in their order."""
 
 _CHARACTERS_PER_STEP: Final = 512
+_COPIED_BYTES_PER_STEP: Final = 64
+"""So the copies for the actions of one subscription have at most 8 MiB: 32 copies of a message of 250 KB."""
 _MAX_DURATION: Final = Duration(922_337_203_685_477)
 _MAX_TIMESTAMP: Final = Timestamp(253_402_300_799_999)
 
@@ -67,6 +69,10 @@ class MessageView:
         """Count the work of copying or comparing so many characters. Raises RuleEvaluationError if it is too much."""
         self.spend_steps(1 + characters // _CHARACTERS_PER_STEP)
 
+    def spend_copy(self, size: int) -> None:
+        """Count bytes of a copy for an action, which is also stored. Raises RuleEvaluationError if it is too much."""
+        self.spend_steps(size // _COPIED_BYTES_PER_STEP)
+
     def spend_steps(self, steps: int) -> None:
         """Count work, in steps of about 0.2 µs. Raises RuleEvaluationError if the rules have done too much."""
         self.steps_left -= steps
@@ -74,7 +80,7 @@ class MessageView:
             self.steps_left = -1
             raise RuleEvaluationError(
                 f"the rules of the subscription take more than {self.most_steps} steps for this message; "
-                "long texts and patterns with LIKE take the most"
+                "long texts, patterns with LIKE, and actions on large messages take the most"
             )
 
     @property

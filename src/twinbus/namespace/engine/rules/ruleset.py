@@ -159,6 +159,7 @@ def _changed_copy(rule: CompiledRule, view: MessageView) -> ChangedCopy:
     draft = rule.apply_action(view)
     draft.set_user(RULE_NAME, rule.name)
     raw = draft.encoded()
+    view.spend_copy(max(0, len(raw) - len(view.raw)))
     if (refusal := limit_refusal(read_routing_fields(raw))) is not None:
         raise RuleEvaluationError(f"its action makes a message beyond the limits: {refusal.description.rstrip('.')}")
     return ChangedCopy(raw, draft.ttl, draft.session)
