@@ -126,6 +126,12 @@ class PairSyphon(Protocol):
         Example: the pair calls `syphon.restored("orders")`.
         """
 
+    def queues_found(self) -> None:
+        """Report that backlog queues were found or made: the syphon then searches for them at once.
+
+        Example: the pair calls `syphon.queues_found()` when the secondary is back.
+        """
+
     def ended(self) -> Awaitable[None] | None:
         """Wait until the pumps have stopped, for a limited time. Called after `stop`. Asyncio pairs await it.
 
@@ -337,6 +343,12 @@ class PairState:
             self.rotation.missing(result.failed)
         for queue, losing in result.losing:
             self.events.emit(BacklogQueueUnsafe(queue, time.monotonic(), *losing))
+        if result.found and self.syphon is not None:
+            try:
+                self.syphon.queues_found()
+            except Exception:
+                # A broken syphon must not end the search for the other queues.
+                _log.exception("the syphon of %s was not told of its backlog queues", self.name)
 
     def first_try_ended(self, result: Provisioned) -> None:
         """Report the first try of provisioning. Without a queue, the pair works without a backlog (P1)."""
