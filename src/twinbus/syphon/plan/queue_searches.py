@@ -8,7 +8,7 @@ next search depends on what the last search found:
     it found a new queue    a minute: the pair may be making more queues
     nothing new             an hour
 
-A search opens a link to each queue that may exist, which is not charged.
+A repeated search opens a link to each queue that may exist, which is not charged (`discovery`).
 """
 
 from __future__ import annotations
