@@ -184,6 +184,42 @@ def test_a_callback_can_be_taken_off_again(events: EventPublisher) -> None:
     assert called == []
 
 
+def test_s11_a_callback_that_is_registered_later_hears_the_pairings_own_notices_once_and_in_order(
+    events: EventPublisher,
+) -> None:
+    unsafe = BacklogQueueUnsafe("contoso/x-servicebus-transfer/3", 2.0, "status", "Disabled", "nobody can use it")
+    unreachable = SecondaryUnreachable("contoso:5671", 3.0, FailureKind.DNS, 10)
+    before, named, everything, other = list[Notice](), list[Notice](), list[Notice](), list[Notice]()
+    events.on("backlog_queue_unsafe", before.append)
+    events.emit(RESTORED)
+    events.emit_of_pairing(unsafe)
+    events.emit_of_pairing(unreachable)
+    events.on("secondary_unreachable", named.append)
+    events.on("*", everything.append)
+    events.on("restored", other.append)
+    events.emit(RESTORED)
+    events.close()
+    assert before == [unsafe]
+    assert named == [unreachable]
+    assert everything == [unsafe, unreachable, RESTORED]
+    assert other == [RESTORED]
+
+
+async def test_s11_in_an_event_loop_a_notice_of_the_pairing_comes_after_the_registration_unless_it_was_taken_back(
+    registry: CollectorRegistry,
+) -> None:
+    events = EventPublisher("contoso", threaded=False, registry=registry)
+    unreachable = SecondaryUnreachable("contoso:5671", 3.0, FailureKind.DNS, 10)
+    events.emit_of_pairing(unreachable)
+    plain, called = list[Notice](), asyncio.Queue[Notice]()
+    events.on("secondary_unreachable", called.put)
+    events.on("secondary_unreachable", plain.append)()
+    assert called.empty()
+    assert await called.get() == unreachable
+    assert plain == []
+    events.close()
+
+
 def test_an_event_that_does_not_exist_is_refused_with_those_that_do(events: EventPublisher) -> None:
     with pytest.raises(UnknownEventError, match="failover_engaged"):
         events.on("failover", print)

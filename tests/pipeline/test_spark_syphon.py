@@ -127,6 +127,29 @@ async def test_d2_y2_idle_one_long_poll_a_queue_is_out_and_no_batch_is_planned(
     assert await backlog.arrived() == numbered(10)
 
 
+class LateQueues(FixedQueues):
+    """The first search finds no queue."""
+
+    searches = 0
+
+    async def queues(self) -> Sequence[str]:
+        self.searches += 1
+        return await super().queues() if self.searches > 1 else ()
+
+
+@pytest.mark.thorough
+async def test_d2_y1_queues_that_are_made_after_the_job_started_are_found_within_a_minute(
+    spark: SparkSession, backlog: Backlog
+) -> None:
+    await backlog.fill(1)
+    async with SparkSyphon(spark, LateQueues(backlog.queues), backlog.job(budget=0.5)) as syphon:
+        running = asyncio.create_task(syphon.run())
+        await reached(running, lambda: syphon.progress().total.returned == 1)
+        syphon.stop()
+        await running
+    assert await backlog.arrived() == numbered(1)
+
+
 @pytest.mark.thorough
 async def test_d2_y2_idle_the_meter_of_the_secondary_counts_the_polls_and_two_scans(
     spark: SparkSession, backlog: Backlog, tmp_path: Path

@@ -21,6 +21,7 @@ from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from typer.testing import CliRunner
 
 from twinbus import BacklogUnavailableError, SendAvailabilityOptions, aio, pair_connection_strings, pair_namespaces
+from twinbus.backlog import backlog_queue_paths
 from twinbus.cli.main import app
 from twinbus.connect import MessageState, ReceivedMessage, connect, make_sas_token
 from twinbus.errors import OptionError
@@ -172,6 +173,19 @@ async def test_y1_y3_s11_what_a_pair_diverted_comes_home_and_the_pair_tells(worl
     assert sorted(str(one.message_id) for one in found) == ["1", "2"]
     assert {one.session_id for one in found} == {"s"}
     assert {notice.queue for notice in told} <= set(pair.backlog_queues)
+
+
+async def test_y1_a_backlog_queue_that_the_pair_makes_later_is_found_by_its_syphon_at_once(world: World) -> None:
+    first, later = backlog_queue_paths(world.name, 2)
+    faults = world.namespaces["secondary"].faults
+    faults.set("internal-error", entity=later, points=["http"])
+    pair = await world.pair()
+    running = pair.syphon._running
+    await world.until(lambda: running._syphon is not None and running._syphon.queues == (first,))
+    assert pair.backlog_queues == (first,)
+    faults.clear()
+    # Without the pair's report, the next search would come in a minute.
+    await world.until(lambda: running._syphon.queues == (first, later))
 
 
 async def test_m1_after_an_outage_the_ledger_of_a_pair_with_its_syphon_balances(world: World, tmp_path: Path) -> None:

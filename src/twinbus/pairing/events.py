@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from twinbus.backlog import FailureKind
@@ -209,27 +210,46 @@ class EventPublisher:
 
     With `threaded`, callbacks run one after the other in a thread of their own, so that a callback that blocks, or that
     uses the pair, delays no send. The thread ends after a second without a callback. Without `threaded`, callbacks run
-    in the event loop and may be coroutine functions.
+    in the event loop and may be coroutine functions. `tell` runs a function in that loop.
+
+    An application can register callbacks only once it has the pair. So notices of the pairing itself are kept for them.
     """
 
     def __init__(
-        self, pair: str, *, threaded: bool, registry: CollectorRegistry | None = None, ledger: Ledger | None = None
+        self,
+        pair: str,
+        *,
+        threaded: bool,
+        registry: CollectorRegistry | None = None,
+        ledger: Ledger | None = None,
+        tell: Callable[[Callable[[], None]], None] = lambda change: change(),
     ) -> None:
         self._pair = pair
         self._ledger = ledger
+        self._tell = tell
         self._callbacks: dict[str, tuple[Callback, ...]] = {}
+        self._of_pairing: list[Notice] = []
+        self._registering = threading.Lock()
+        """Held while a callback is registered and while a notice is kept: each callback gets each notice once."""
         self._metrics = pair_metrics(registry)
         self._telemetry = Telemetry(pair)
         self._unwatch: Callable[[], None] = lambda: None
         self._runner: _CallbackThread | _CallbackLoop = _CallbackThread(pair) if threaded else _CallbackLoop()
 
     def on(self, event: str, callback: Callback) -> Callable[[], None]:
-        """Call `callback` with the notice at every event of this name. Returns a function that removes the callback."""
+        """Call `callback` with the notice at every event of this name. Returns a function that removes the callback.
+
+        The callback also gets the notices of the pairing that were emitted before.
+        """
         if event != ALL and event not in EVENTS:
             raise UnknownEventError(event)
         if not self._runner.takes_coroutines and inspect.iscoroutinefunction(callback):
             raise TypeError("a coroutine function can be called only by a pair of twinbus.aio")
-        self._callbacks[event] = (*self._callbacks.get(event, ()), callback)
+        with self._registering:
+            self._callbacks[event] = (*self._callbacks.get(event, ()), callback)
+            missed = [notice for notice in self._of_pairing if event in (notice.name, ALL)]
+        for notice in missed:
+            self._tell(partial(self._runner.run_later, partial(self._hand_over, event, callback, notice)))
 
         def off() -> None:
             kept = list(self._callbacks.get(event, ()))
@@ -243,6 +263,15 @@ class EventPublisher:
         """Publish a notice. Never raises."""
         self.record(notice)
         self.hear(notice)
+
+    def emit_of_pairing(self, notice: Notice) -> None:
+        """Publish a notice of the pairing, also to callbacks that are registered later. Never raises."""
+        self.record(notice)
+        with self._registering:
+            self._of_pairing.append(notice)
+            callbacks = self._callbacks_for(notice)
+        for callback in callbacks:
+            self._runner.run(callback, notice)
 
     def record(self, notice: Notice) -> None:
         """Publish a notice to ledger, log, metrics and telemetry, and call no callback. Never raises."""
@@ -259,7 +288,14 @@ class EventPublisher:
 
     def hear(self, notice: Notice) -> None:
         """Call the callbacks for a notice. With asyncio, this must run in the pair's event loop."""
-        for callback in (*self._callbacks.get(notice.name, ()), *self._callbacks.get(ALL, ())):
+        for callback in self._callbacks_for(notice):
+            self._runner.run(callback, notice)
+
+    def _callbacks_for(self, notice: Notice) -> tuple[Callback, ...]:
+        return (*self._callbacks.get(notice.name, ()), *self._callbacks.get(ALL, ()))
+
+    def _hand_over(self, event: str, callback: Callback, notice: Notice) -> None:
+        if callback in self._callbacks.get(event, ()):
             self._runner.run(callback, notice)
 
     def diverted(self, entity: str, queue: str, messages: int, seconds: float) -> None:
@@ -299,6 +335,10 @@ class EventPublisher:
         self._runner.close()
         self._callbacks.clear()
 
+    def forked(self) -> None:
+        """Make the publisher usable in the child of a fork: another thread of the parent may have held the lock."""
+        self._registering = threading.Lock()
+
 
 # --- running callbacks -----------------------------------------------------------------------------------------------
 
@@ -331,6 +371,10 @@ class _CallbackThread:
                     self._thread = thread
         except RuntimeError as error:
             _log.warning("callbacks for %s are called with those of the next event: %s", notice.name, error)
+
+    def run_later(self, call: Callable[[], None]) -> None:
+        # The callbacks run in a thread of their own: `call` only adds one to its queue.
+        call()
 
     def close(self) -> None:
         with self._lock:
@@ -369,6 +413,10 @@ class _CallbackLoop:
             task = asyncio.get_running_loop().create_task(_awaited(result, notice))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def run_later(self, call: Callable[[], None]) -> None:
+        """Run `call` in the event loop, after the code that runs now."""
+        asyncio.get_running_loop().call_soon(call)
 
     def close(self) -> None:
         for task in tuple(self._tasks):

@@ -228,6 +228,7 @@ class PairInterface(ABC, Generic[ClientT, SenderT, ReceiverT, SessionsT, Renewer
 
         Returns a function that removes the callback. Raises UnknownEventError for a name that does not exist. A sync
         pair calls it in a thread of its own, an asyncio pair in its event loop, where it may be a coroutine function.
+        Callbacks that are registered after pairing also get its `secondary_unreachable` and `backlog_queue_unsafe`.
 
         Example: `pair.on("failover_engaged", lambda event: print(event.entity, event.cause))`.
         """

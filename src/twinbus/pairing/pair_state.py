@@ -126,6 +126,12 @@ class PairSyphon(Protocol):
         Example: the pair calls `syphon.restored("orders")`.
         """
 
+    def queues_found(self) -> None:
+        """Report that backlog queues were found or made: the syphon then searches for them at once.
+
+        Example: the pair calls `syphon.queues_found()` when the secondary is back.
+        """
+
     def ended(self) -> Awaitable[None] | None:
         """Wait until the pumps have stopped, for a limited time. Called after `stop`. Asyncio pairs await it.
 
@@ -188,7 +194,7 @@ class PairState:
         """The ledger of the pair and of its syphon, or None."""
         self.primary_recorder = OperationRecorder(self.ledger, self.name)
         self.secondary_recorder = OperationRecorder(self.ledger, primary_name(self.secondary.endpoint))
-        self.events = EventPublisher(self.name, threaded=threaded, ledger=self.ledger)
+        self.events = EventPublisher(self.name, threaded=threaded, ledger=self.ledger, tell=tell)
         self.syphon: PairSyphon | None = None
         self._retries = retry_settings(primary)
         self._canaries = {self.primary: unopened_sender(primary), self.secondary: unopened_sender(secondary)}
@@ -336,7 +342,13 @@ class PairState:
             # A pair that does not act uses the queues that another pair has found (P3).
             self.rotation.missing(result.failed)
         for queue, losing in result.losing:
-            self.events.emit(BacklogQueueUnsafe(queue, time.monotonic(), *losing))
+            self.events.emit_of_pairing(BacklogQueueUnsafe(queue, time.monotonic(), *losing))
+        if result.found and self.syphon is not None:
+            try:
+                self.syphon.queues_found()
+            except Exception:
+                # A broken syphon must not end the search for the other queues.
+                _log.exception("the syphon of %s was not told of its backlog queues", self.name)
 
     def first_try_ended(self, result: Provisioned) -> None:
         """Report the first try of provisioning. Without a queue, the pair works without a backlog (P1)."""
@@ -344,7 +356,7 @@ class PairState:
         if result.failed and not result.found:
             secondary = str(self.secondary.endpoint)
             kind = result.failed[0].kind
-            self.events.emit(SecondaryUnreachable(secondary, time.monotonic(), kind, len(result.failed)))
+            self.events.emit_of_pairing(SecondaryUnreachable(secondary, time.monotonic(), kind, len(result.failed)))
 
     def first_try_failed_late(self, error: Exception) -> tuple[QueueCause, ...]:
         """Report an error that came too late for pairing to raise it (P1). Returns the queues that were not found."""
@@ -541,6 +553,7 @@ class PairState:
         self.primary.forked()
         self.secondary.forked()
         self._recreate_lock = threading.Lock()
+        self.events.forked()
         self._shared.forked()
         self.backlog_watch.forked()
         for shared in self._entities.values():

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         DestinationStatus,
         DrainEnd,
         HeldEntities,
+        QueueSearches,
         Readiness,
         RetryPolicy,
         WaitingDestination,
@@ -52,14 +53,13 @@ if TYPE_CHECKING:
     from twinbus.syphon.pump import Pump
     from twinbus.syphon.sdk_transport import SdkTransport
     from twinbus.syphon.shared_holds import SharedHolds
-    from twinbus.syphon.syphon import DISCOVERY_INTERVAL, SecondaryAwayError, Syphon, SyphonBrokenError, SyphonState
+    from twinbus.syphon.syphon import SecondaryAwayError, Syphon, SyphonBrokenError, SyphonState
     from twinbus.syphon.syphon_ledger import NOT_TRIED, SyphonLedger
     from twinbus.syphon.translation import destination_of
     from twinbus.syphon.transport import PEEK_PAGE_SIZE, BacklogFailedError, HeldMessage, TimeToLive, Transport
 
 __all__ = [
     "BACKLOG_LOCK",
-    "DISCOVERY_INTERVAL",
     "LISTED_WORDS",
     "NOT_TRIED",
     "PEEK_PAGE_SIZE",
@@ -95,6 +95,7 @@ __all__ = [
     "ProgressCounter",
     "Pump",
     "QueueCounts",
+    "QueueSearches",
     "Readiness",
     "RemainingMessages",
     "RetryPolicy",
@@ -135,13 +136,13 @@ _NAMES_BY_MODULE: Final = {
     "embedded": "AioPairSyphon ThreadPairSyphon",
     "left_messages": "LeftMessages QueueCounts left_by_destination",
     "native_transport": "NativeTransport",
-    "plan": "DestinationMemory DestinationStatus DrainEnd HeldEntities Readiness RetryPolicy SCAN_INTERVAL "
-    "WaitingDestination destination_key",
+    "plan": "DestinationMemory DestinationStatus DrainEnd HeldEntities QueueSearches Readiness RetryPolicy "
+    "SCAN_INTERVAL WaitingDestination destination_key",
     "progress": "MessageCounts Progress ProgressCounter messages_that_can_move",
     "pump": "Pump",
     "sdk_transport": "SdkTransport",
     "shared_holds": "SharedHolds",
-    "syphon": "DISCOVERY_INTERVAL SecondaryAwayError Syphon SyphonBrokenError SyphonState",
+    "syphon": "SecondaryAwayError Syphon SyphonBrokenError SyphonState",
     "syphon_ledger": "NOT_TRIED SyphonLedger",
     "translation": "destination_of",
     "transport": "PEEK_PAGE_SIZE BacklogFailedError HeldMessage TimeToLive Transport",

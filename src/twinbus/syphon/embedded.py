@@ -92,6 +92,16 @@ class _RestartingSyphon:
         if self._syphon is not None:
             self._syphon.destination_restored(entity)
 
+    def queues_found(self) -> None:
+        if self._loop is not None:
+            # RuntimeError means that the event loop is closed, so the syphon does not run.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._hear_queues_found)
+
+    def _hear_queues_found(self) -> None:
+        if self._syphon is not None:
+            self._syphon.search_queues_now()
+
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         try:
@@ -195,6 +205,9 @@ class AioPairSyphon:
     def restored(self, entity: str) -> None:
         self._running.restored(entity)
 
+    def queues_found(self) -> None:
+        self._running.queues_found()
+
     async def ended(self) -> None:
         # A task whose loop is closed never ends.
         if self._task is not None and not self._task.get_loop().is_closed():
@@ -237,6 +250,9 @@ class ThreadPairSyphon:
 
     def restored(self, entity: str) -> None:
         self._running.restored(entity)
+
+    def queues_found(self) -> None:
+        self._running.queues_found()
 
     def ended(self) -> None:
         if self._thread.is_alive() and self._thread is not threading.current_thread():

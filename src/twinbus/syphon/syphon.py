@@ -25,7 +25,7 @@ from twinbus.ledger import Ledger
 from twinbus.syphon.context import EmptiedListener, StepListener, SyphonContext, SyphonOptions, wall_clock
 from twinbus.syphon.discovery import Discovery, RemainingMessages
 from twinbus.syphon.left_messages import LeftMessages, QueueCounts, left_by_destination
-from twinbus.syphon.plan import DrainEnd
+from twinbus.syphon.plan import DrainEnd, QueueSearches
 from twinbus.syphon.progress import Progress, ProgressCounter, messages_that_can_move
 from twinbus.syphon.pump import Pump
 from twinbus.syphon.shared_holds import SharedHolds
@@ -34,10 +34,6 @@ from twinbus.syphon.transport import Transport
 
 _log = logging.getLogger(__name__)
 
-DISCOVERY_INTERVAL: Final = 3600.0
-"""Seconds between two searches for new backlog queues."""
-_FIRST_PAUSE: Final = 1.0
-_LONGEST_PAUSE: Final = 60.0
 # A drain gives up a backlog queue that has not answered for this number of seconds. A destination is given up earlier:
 # what waits for it is known, but what is left in such a queue is not.
 _QUEUE_PATIENCE: Final = 60.0
@@ -112,8 +108,7 @@ class Syphon:
         self._pumps: dict[str, Pump] = {}
         self._woken = asyncio.Event()
         self._paused = False
-        self._discover_at = float("-inf")
-        self._discovery_pause = _FIRST_PAUSE
+        self._searches = QueueSearches()
         self._search_failing_since: float | None = None
         self._remaining = RemainingMessages(discovery)
         self._drain_end = DrainEnd(self.options.wait_for_destinations)
@@ -148,6 +143,11 @@ class Syphon:
         """Send at once to a destination that was put aside, because the caller reports that it works again (Y12)."""
         self._context.destinations.retry_now(path, self._context.now())
         self._context.notify_listeners()
+
+    def search_queues_now(self) -> None:
+        """Search for backlog queues at once, because the caller reports that a queue was found or made (Y1)."""
+        self._searches.search_now()
+        self._wake()
 
     def set_rate(self, rate: float | None) -> None:
         self._context.rate_limit.set_rate(rate, self._context.now())
@@ -210,29 +210,30 @@ class Syphon:
             await holds.watch(self._context.notify_listeners)
 
     async def _discover(self) -> None:
-        """Look for backlog queues if a search is due. If the search fails, set the next one after a growing pause."""
+        """Look for backlog queues if a search is due."""
         now = self._context.now
-        if now() < self._discover_at:
+        if now() < self._searches.due:
             return
+        self._searches.began()
         try:
             found = await self._discovery.queues()
         except Exception as error:
-            pause = self._discovery_pause
             self._check_search(error)
+            pause = self._searches.failed(now())
             _log.warning("the search for backlog queues failed, next try in %g s: %s", pause, error)
-            self._discover_at = now() + pause
-            self._discovery_pause = min(pause * 2, _LONGEST_PAUSE)
             return
-        self._discover_at, self._discovery_pause = now() + DISCOVERY_INTERVAL, _FIRST_PAUSE
         self._search_failing_since = None
+        known_before = len(self._pumps)
         for queue in found:
             if queue not in self._pumps:
                 pump = self._pumps[queue] = Pump(queue, self._context)
                 pump.when_changed(self._wake)
             self._context.broker_clock(queue).lock_seconds = self._discovery.lock_seconds(queue)
-        self._context.pump_count = max(1, len(self._pumps))
+        known = len(self._pumps)
+        self._context.pump_count = max(1, known)
+        pause = self._searches.succeeded(now(), known=known, new=known - known_before)
         if not found:
-            _log.warning("no backlog queue was found")
+            _log.warning("no backlog queue was found, next search in %g s", pause)
             if self.options.drain:
                 self.stop()
 
@@ -276,7 +277,7 @@ class Syphon:
         """Wait until `_wake` is called, the next search for queues is due, or a drain may be over."""
         now = self._context.now()
         last_try = self._drain_end.last_try_at
-        due = min(self._discover_at, last_try if last_try > now else inf)
+        due = min(self._searches.due, last_try if last_try > now else inf)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if self._paused else max(due - now, 0.0)):
                 await self._woken.wait()

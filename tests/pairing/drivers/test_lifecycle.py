@@ -83,6 +83,9 @@ async def test_p1_p8_the_application_starts_while_the_secondary_is_away_and_the_
     assert [one for one in caplog.messages if one.startswith("secondary_unreachable")] == [
         f"secondary_unreachable secondary=localhost:{world.secondary.port} cause=connection_lost queues=2"
     ]
+    heard: list[Any] = []
+    pair.on("secondary_unreachable", heard.append)
+    await world.until(lambda: [one.cause for one in heard] == [FailureKind.CONNECTION_LOST])
     sender = await world.sender(pair, queue)
     await world.send(sender, ServiceBusMessage("healthy"))
     await world.do(pair.force_failover, queue)
@@ -242,6 +245,9 @@ async def test_p6_a_backlog_queue_that_would_lose_messages_is_reported_at_pairin
         admin.request(admin.client.create_queue, disabled, status="ReceiveDisabled")
         with caplog.at_level("WARNING", "twinbus.pairing"):
             pair = await world.pair(primary_name=name)
+        heard: list[Any] = []
+        pair.on("backlog_queue_unsafe", heard.append)
+        await world.until(lambda: len(heard) == 3)
         assert set(pair.backlog_queues) == {short, disabled}
         reported = [one for one in caplog.messages if one.startswith("backlog_queue_unsafe")]
         inspection = inspect_backlog(admin, name, 2)

@@ -342,7 +342,71 @@ def test_y1_discovery_is_retried_after_growing_pauses_while_the_secondary_is_awa
             syphon.stop()
             await running
         pauses = [round(later - before) for before, later in itertools.pairwise(discovery.asked)]
-        assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 3600, 1, 2, 4, 8, 16, 32]
+        assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60, 3600, 1, 2, 4, 8, 16, 32]
+
+    run(main())
+
+
+class Growing(Failing):
+    """A discovery that finds the queues that exist: `later` at the given times."""
+
+    def __init__(self, later: dict[str, float]) -> None:
+        super().__init__(0)
+        self.later = later
+
+    async def queues(self) -> Sequence[str]:
+        self.asked.append(now())
+        return [queue for queue, made_at in self.later.items() if now() >= made_at]
+
+
+@asynccontextmanager
+async def searching(place: Place, discovery: Growing) -> AsyncIterator[Syphon]:
+    async with Syphon(
+        _Transport(place), discovery, primary="p", secondary="s", wall=wall, chance=lambda: 0.5
+    ) as syphon:
+        running = asyncio.create_task(syphon.run())
+        yield syphon
+        syphon.stop()
+        await running
+
+
+def test_y1_queues_that_are_made_after_the_syphon_started_are_found_within_a_minute() -> None:
+    async def main() -> None:
+        began = now()
+        place, discovery = Place(3), Growing({"b": began + 1000.0})
+        async with searching(place, discovery):
+            await asyncio.sleep(1000.0 + 60.0 + 1.0)
+            assert place.count(MessagePlace.GONE) == 3
+        pauses = [round(later - before) for before, later in itertools.pairwise(discovery.asked)]
+        assert pauses[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
+        assert set(pauses[8:]) == {60}
+
+    run(main())
+
+
+def test_y1_queues_that_are_made_while_others_exist_already_are_found_within_a_minute() -> None:
+    async def main() -> None:
+        began = now()
+        place, discovery = Place(3), Growing({"another": began, "b": began + 5.0})
+        async with searching(place, discovery) as syphon:
+            await asyncio.sleep(61.0)
+            assert syphon.queues == ("another", "b")
+
+    run(main())
+
+
+def test_y1_a_syphon_that_hears_of_new_queues_searches_at_once() -> None:
+    async def main() -> None:
+        began = now()
+        place, discovery = Place(3), Growing({"another": began})
+        async with searching(place, discovery) as syphon:
+            await asyncio.sleep(2000.0)
+            searches = len(discovery.asked)
+            discovery.later["b"] = now()
+            syphon.search_queues_now()
+            await asyncio.sleep(1.0)
+            assert len(discovery.asked) == searches + 1
+            assert syphon.queues == ("another", "b")
 
     run(main())
 

@@ -30,7 +30,6 @@ from twinbus.pipeline.syphon_job.lost_lanes import LostLanes
 from twinbus.pipeline.syphon_job.messages import BatchPlan, LaneReport, SyphonJob
 from twinbus.pipeline.syphon_job.planning import BatchPlanner
 from twinbus.syphon import (
-    DISCOVERY_INTERVAL,
     DestinationStatus,
     Discovery,
     DrainEnd,
@@ -38,6 +37,7 @@ from twinbus.syphon import (
     NamespaceAccess,
     Progress,
     ProgressCounter,
+    QueueSearches,
     RemainingMessages,
     SharedHolds,
     SyphonBrokenError,
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _SHORTEST_WAIT: Final = 0.01
 # A drain gives up a backlog queue that has not answered for this number of seconds.
@@ -149,7 +148,7 @@ class SparkSyphon:
         """Lanes that died, whose numbers were not read from the ledger yet."""
         self._lanes_lost = 0
         self._lanes_uncounted = 0
-        self._discovered_at = float("-inf")
+        self._searches = QueueSearches()
         self._drain_end = DrainEnd(self.options.wait_for_destinations)
         self._has_drained = False
         self._remaining = RemainingMessages(discovery)
@@ -311,7 +310,8 @@ class SparkSyphon:
         self.state = SyphonState.RUNNING
         if self._running_plan is None:
             await self._discover()
-            await self._read_holds()
+            if self._planner.queues:
+                await self._read_holds()
             plan = self._planner.plan(self._loop.time())
             if plan is not None:
                 self._running_plan = plan.number
@@ -334,7 +334,7 @@ class SparkSyphon:
     async def _wait(self) -> None:
         """Wait for an event, or until the next plan or the next search for queues."""
         now = self._loop.time()
-        due = min(self._planner.due(now), self._discovered_at + DISCOVERY_INTERVAL)
+        due = min(self._planner.due(now), self._searches.due)
         only_events = self._paused or self._stopping or self._running_plan is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if only_events else max(due - now, _SHORTEST_WAIT)):
@@ -354,24 +354,24 @@ class SparkSyphon:
         return self._has_drained
 
     async def _discover(self) -> None:
-        """Look for backlog queues if a search is due. If no queue is known yet, try until a search succeeds."""
-        pause = _FIRST_PAUSE
-        while self._loop.time() >= self._discovered_at + DISCOVERY_INTERVAL and not self._stopping:
-            try:
-                found = await self._discovery.queues()
-            except Exception as error:
-                _log.warning("the search for backlog queues failed, next try in %g s: %s", pause, error)
-                if self._planner.queues:
-                    return
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._woken.wait()
-                pause = min(pause * 2, _LONGEST_PAUSE)
-                continue
-            self._discovered_at = self._loop.time()
-            self._planner.queues_found(found, self._discovered_at)
-            if not found:
-                _log.warning("no backlog queue was found")
+        """Look for backlog queues if a search is due."""
+        if self._loop.time() < self._searches.due:
+            return
+        self._searches.began()
+        try:
+            found = await self._discovery.queues()
+        except Exception as error:
+            pause = self._searches.failed(self._loop.time())
+            _log.warning("the search for backlog queues failed, next try in %g s: %s", pause, error)
+            return
+        now, known_before = self._loop.time(), len(self._planner.queues)
+        self._planner.queues_found(found, now)
+        known = len(self._planner.queues)
+        pause = self._searches.succeeded(now, known=known, new=known - known_before)
+        if not found:
+            _log.warning("no backlog queue was found, next search in %g s", pause)
+            if self.options.drain:
+                self.stop()
 
     # --- Spark -------------------------------------------------------------------------------------------------------
 
