@@ -28,16 +28,13 @@ _EXPLAINED: Final = 3
 _PARTS: Final = ("delivered", "in_backlog", "dead_lettered", "unknown", "lost")
 
 
-def print_results(
-    console: Console, found: DemoResult, proof: DemoVerdict, keep: Path | None, page: Path | None
-) -> None:
+def print_results(console: Console, found: DemoResult, proof: DemoVerdict) -> None:
     _reconciliation(console, found, proof)
     if found.incidents is not None:
         _incidents(console, found.incidents)
     if found.cost is not None:
         _cost(console, found.cost)
     _verdict(console, found, proof)
-    _where(console, found, keep, page)
 
 
 def _reconciliation(console: Console, found: DemoResult, proof: DemoVerdict) -> None:
@@ -173,7 +170,8 @@ def _judged(proof: DemoVerdict) -> Text:
     return Text.assemble((word, f"bold {VERDICT_COLOURS[word]}"), f": {proof.ledger.sentence}")
 
 
-def _where(console: Console, found: DemoResult, keep: Path | None, page: Path | None) -> None:
+def print_places(console: Console, found: DemoResult, keep: Path | None, page: Path | None) -> None:
+    """Print where report and ledger are, and how long each step of the demo took."""
     console.print()
     for label, text in _places(found, keep, page):
         console.print(f"[dim]{label:8}[/] {escape(text)}", soft_wrap=True)
