@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -175,11 +176,10 @@ def print_places(console: Console, found: DemoResult, keep: Path | None, page: P
     console.print()
     for label, text in _places(found, keep, page):
         console.print(f"[dim]{label:8}[/] {escape(text)}", soft_wrap=True)
-    took = ", ".join(f"{name} {seconds:g}\N{NO-BREAK SPACE}s" for name, seconds in found.took.items())
-    line = Table.grid(padding=(0, 1, 0, 0))
-    line.add_column(width=8)
-    line.add_row(Text("took", style="dim"), Text(took))
-    console.print(line)
+    took = ", ".join(f"{name}\N{NO-BREAK SPACE}{seconds:g}\N{NO-BREAK SPACE}s" for name, seconds in found.took.items())
+    # rich would also break a line at a no-break space.
+    for number, line in enumerate(textwrap.wrap(took, max(console.width - 9, 20))):
+        console.print(f"[dim]{'' if number else 'took':8}[/] {line}", soft_wrap=True)
 
 
 def _places(found: DemoResult, keep: Path | None, page: Path | None) -> Iterator[tuple[str, str]]:
