@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from enum import EnumType
 from importlib import import_module
@@ -60,12 +63,33 @@ def is_ours(member: object) -> bool:
 PUBLIC = dict(public())
 
 
+def attribute_docstrings(owner: type) -> Iterator[tuple[str, str]]:
+    """Return the public attributes of a class that have a docstring in its source, and the docstring."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    for attribute, below in itertools.pairwise(body.body):
+        match attribute, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ) if not name.startswith("_"):
+                yield name, text
+
+
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_member_is_explained_with_an_example_and_without_clauses(name: str) -> None:
     text = inspect.getdoc(PUBLIC[name]) or ""
     assert text, f"{name} has no docstring"
     assert name in MODULES or "Example" in text, f"{name} has no example: {text}"
     assert not (found := CLAUSE.findall(text)), f"{name} names the clauses {found}"
+
+
+def test_no_docstring_of_a_public_attribute_names_a_clause() -> None:
+    classes = {one for found in PUBLIC.values() if inspect.isclass(found) for one in found.__mro__}
+    ours = sorted((one for one in classes if one.__module__.startswith("twinbus")), key=str)
+    texts = [(f"{one.__qualname__}.{name}", text) for one in ours for name, text in attribute_docstrings(one)]
+    assert "SendAvailabilityOptions.ledger_durability" in dict(texts)
+    assert [(name, found) for name, text in texts if (found := CLAUSE.findall(text))] == []
 
 
 def test_every_module_that_a_version_promises_has_a_page_of_the_site() -> None:

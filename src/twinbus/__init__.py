@@ -230,13 +230,15 @@ def pair_connection_strings(
     http_proxy: dict[str, Any] | None = None,
     user_agent: str | None = None,
     logging_enable: bool = False,
+    connection_verify: str | None = None,
     ssl_context: SSLContext | None = None,
     **kwargs: Any,
 ) -> Pair:
     """Pair two namespaces by their connection strings. The pair makes both clients, and closes them.
 
     `state` replaces the option `state`: where processes share failovers and holds. The other keywords are those of
-    `ServiceBusClient.from_connection_string`, and go to both clients.
+    `ServiceBusClient.from_connection_string`, and go to both clients. `connection_verify` is the path of a file
+    with trusted certificates.
 
     Example: `with pair_connection_strings(primary, secondary, retry_total=1) as pair: ...`.
     """
@@ -255,7 +257,11 @@ def pair_connection_strings(
         retry_mode=retry_mode,
         logging_enable=logging_enable,
         **given_keywords(
-            transport_type=transport_type, http_proxy=http_proxy, user_agent=user_agent, ssl_context=ssl_context
+            transport_type=transport_type,
+            http_proxy=http_proxy,
+            user_agent=user_agent,
+            connection_verify=connection_verify,
+            ssl_context=ssl_context,
         ),
         **kwargs,
     )

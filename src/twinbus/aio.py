@@ -83,13 +83,15 @@ def pair_connection_strings(
     http_proxy: dict[str, Any] | None = None,
     user_agent: str | None = None,
     logging_enable: bool = False,
+    connection_verify: str | None = None,
     ssl_context: SSLContext | None = None,
     **kwargs: Any,
 ) -> Pair:
     """Pair two namespaces by their connection strings. The pair makes both clients, and closes them.
 
     The docstring of `pair_namespaces` explains when pairing happens. The keywords from `retry_total` on are those of
-    `ServiceBusClient.from_connection_string`, and go to both clients.
+    `ServiceBusClient.from_connection_string`, and go to both clients. `connection_verify` is the path of a file
+    with trusted certificates.
 
     Example: `pair = await pair_connection_strings(primary, secondary, retry_total=1)`.
     """
@@ -105,7 +107,11 @@ def pair_connection_strings(
         retry_mode=retry_mode,
         logging_enable=logging_enable,
         **given_keywords(
-            transport_type=transport_type, http_proxy=http_proxy, user_agent=user_agent, ssl_context=ssl_context
+            transport_type=transport_type,
+            http_proxy=http_proxy,
+            user_agent=user_agent,
+            connection_verify=connection_verify,
+            ssl_context=ssl_context,
         ),
         **kwargs,
     )

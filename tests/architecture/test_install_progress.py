@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,13 @@ def test_an_installation_that_fails_shows_everything(tmp_path: Path) -> None:
     assert "Downloading pyspark-4.0.tar.gz (400 MB)" in done.stderr
 
 
+def test_an_installation_without_packages_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = progress_class()(0)
+    for line in ("Obtaining file:///here", "Installing collected packages: twinbus"):
+        progress.read(line)
+    assert capsys.readouterr().out == ""
+
+
 def test_every_installation_of_make_shows_how_far_it_is() -> None:
     recipes = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
     assert [line for line in recipes if "pip install" in line] == []
@@ -56,10 +64,14 @@ def test_every_installation_of_make_shows_how_far_it_is() -> None:
 
 
 def test_the_state_is_told_with_the_package_and_its_size(capsys: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, object] = {"__name__": "pip_progress"}
-    exec((ROOT / ".ci" / "pip-progress").read_text(encoding="utf-8"), names)  # noqa: S102 - a script without .py
-    progress = names["Progress"](60)  # type: ignore[operator] # a class, from exec
+    progress = progress_class()(60)
     for line in PRINTED.splitlines()[2:6]:
         progress.read(line.removeprefix('print("').removesuffix('")'))
     progress.tell(now=True)
     assert "2 of at most 60 packages fetched, now pyspark (400 MB)" in capsys.readouterr().out
+
+
+def progress_class() -> Any:
+    names: dict[str, object] = {"__name__": "pip_progress"}
+    exec((ROOT / ".ci" / "pip-progress").read_text(encoding="utf-8"), names)  # noqa: S102 - a script without .py
+    return names["Progress"]

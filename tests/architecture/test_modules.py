@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from .source import PACKAGE, sources
+from .source import PACKAGE, ROOT, sources
 from .test_clauses import specified
 
 EMPTY_NAMES = re.compile(r"(^|_)(utils?|common|helpers?|managers?|base)(_|$)")
@@ -27,6 +27,15 @@ def test_no_text_for_users_names_a_clause() -> None:
     assert len(texts) > 1000
     # The commands of an SVG path look like clauses.
     assert [(name, text) for name, text in texts if clause.search(text) and not name.endswith("charts.py")] == []
+
+
+def test_guides_name_no_clause_but_as_a_link_to_it() -> None:
+    clause = re.compile(rf"\b({'|'.join(specified())})\b")
+    link = re.compile(r"\[[^]]*\]\([^)]*\)")
+    pages = [ROOT / "README.md", *(ROOT / "docs" / "guides").glob("*.md")]
+    bare = {path.name: set(clause.findall(link.sub("", path.read_text(encoding="utf-8")))) for path in pages}
+    # S3 is also the object store of AWS.
+    assert {name: found for name, found in bare.items() if found} == {"storage.md": {"S3"}}
 
 
 def _texts(tree: ast.Module) -> Iterator[str]:

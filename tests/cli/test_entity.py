@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ import pytest
 from azure.core.exceptions import ResourceNotFoundError
 from typer.testing import Result
 
-from tests.cli.running import invoke
+from tests.cli.running import COMMAND, PATIENCE, environment, invoke
 from twinbus.connect import ReceivedMessage, ServiceBusConnection, connect
 from twinbus.message import BodyType, Message
 from twinbus.pairing import Administration
@@ -240,6 +241,33 @@ def test_n1_a_purge_removes_waiting_deferred_and_scheduled_messages(bus: Bus, se
     told = json.loads(bus.well("purge", path, "--yes", "--json"))
     assert (told["removed"], told["left"]) == (8, 0)
     assert bus.peek(path) == []
+
+
+@pytest.mark.thorough
+def test_n1_a_purge_removes_no_more_messages_than_there_were_when_it_began(bus: Bus) -> None:
+    path = bus.new()
+    bus.well("send", path, "--lines", input="1\n2\n3\n")
+    for body in ("old", "older"):
+        bus.well("send", path, body, "--delay", "1h")
+
+    with subprocess.Popen(
+        [*COMMAND, "entity", "purge", path],
+        env=environment(TWINBUS_CONNECTION_STRING=bus.text),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as purge:
+        assert purge.stdout is not None
+        question = ""
+        while not question.endswith("?"):
+            question += (more := purge.stdout.read(1))
+            assert more, question
+        assert question.startswith("Remove 5 messages of queue")
+        bus.well("send", path, "--lines", "--delay", "1h", input="new\n" * 4)
+        printed, _ = purge.communicate("y\n", timeout=PATIENCE)
+    assert "removed: 5 messages of queue" in printed
+    assert [one.body for one in bus.peek(path)] == [b"new"] * 4
 
 
 @pytest.mark.thorough

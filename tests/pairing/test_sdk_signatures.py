@@ -1,6 +1,7 @@
 """A pair and what it hands out have the interface of the SDK: names, signatures, `isinstance`, and types (P1, S1)."""
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,46 @@ def test_p1_a_pair_is_not_made_from_one_connection_string() -> None:
     for pair in (ours.Pair, ours.AioPair):
         with pytest.raises(TypeError, match=r"pair_connection_strings\(primary, secondary\)"):
             pair.from_connection_string("Endpoint=sb://contoso/")
+
+
+# A pair refuses `custom_endpoint_address`. It has `try_timeout` as an option, and is not tested with uamqp.
+NOT_NAMED = {"custom_endpoint_address", "try_timeout", "uamqp_transport"}
+FLAVOURS = pytest.mark.parametrize(
+    ("paired", "client"),
+    [
+        (twinbus.pair_connection_strings, sdk.ServiceBusClient),
+        (twinbus.aio.pair_connection_strings, aio_sdk.ServiceBusClient),
+    ],
+    ids=["sync", "aio"],
+)
+
+
+@FLAVOURS
+def test_p1_pairing_names_the_keywords_that_the_sdk_documents(paired: Any, client: Any) -> None:
+    documented = set(re.findall(r":keyword (?:.*? )?(\w+):", client.from_connection_string.__doc__))
+    assert "http_proxy" in documented
+    assert documented - NOT_NAMED - set(inspect.signature(paired).parameters) == set()
+
+
+@FLAVOURS
+async def test_p1_both_clients_of_a_pair_get_the_keywords(
+    paired: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, made = client.from_connection_string, []
+
+    def recorded(text: str, **keywords: Any) -> Any:
+        made.append((text, keywords))
+        return make(text, **keywords)
+
+    monkeypatch.setattr(client, "from_connection_string", recorded)
+    pair = paired(*NAMESPACES, options=OPTIONS, connection_verify="/etc/ca.pem", user_agent="till")
+    closed = pair.close()
+    if inspect.isawaitable(closed):
+        await closed
+    assert [text for text, _ in made] == NAMESPACES
+    for _, keywords in made:
+        assert (keywords["connection_verify"], keywords["user_agent"]) == ("/etc/ca.pem", "till")
+        assert "ssl_context" not in keywords
 
 
 @pytest.mark.thorough

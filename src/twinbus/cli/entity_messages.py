@@ -6,11 +6,12 @@ import asyncio
 import base64
 import json as json_text
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from math import isfinite
 from pathlib import Path as File
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 from uuid import uuid4
 
 import typer
@@ -26,7 +27,7 @@ from twinbus.errors import OperatorError, TwinbusError
 from twinbus.printable import printable
 
 if TYPE_CHECKING:
-    from twinbus.connect import ReceivedMessage, Receiver, ServiceBusConnection, SessionChoice
+    from twinbus.connect import MessageState, ReceivedMessage, Receiver, ServiceBusConnection, SessionChoice
     from twinbus.message import Message
 
 _PEEK_PAGE: Final = 100
@@ -237,7 +238,7 @@ async def _peeked(
 
 async def _pages(
     bus: ServiceBusConnection, path: EntityPath, start: int, count: int | None, *, dead_letter: bool
-) -> AsyncIterator[list[ReceivedMessage]]:
+) -> AsyncGenerator[list[ReceivedMessage], None]:
     """Yield pages of messages from a sequence number on, until there are `count` of them; None means all."""
     management = bus.management(str(path), address=path.address(dead_letter=dead_letter))
     left = count
@@ -438,6 +439,14 @@ async def _send(namespace: Namespace, path: EntityPath, messages: Sequence[Messa
 # --- purge -----------------------------------------------------------------------------------------------------------
 
 
+class _NotDelivered(NamedTuple):
+    """A deferred or scheduled message."""
+
+    state: MessageState
+    session: str | None
+    number: int
+
+
 class _Purge:
     """Removes the messages of one queue or subscription: at most as many as it had when the purge began.
 
@@ -510,13 +519,11 @@ class _Purge:
 
         deferred: dict[str | None, list[int]] = {}
         scheduled: list[int] = []
-        async for page in _pages(bus, self._path, 0, None, dead_letter=False):
-            for message in page:
-                number = message.sequence_number or 0
-                if message.state is MessageState.DEFERRED:
-                    deferred.setdefault(message.session_id if self._sessions else None, []).append(number)
-                elif message.state is MessageState.SCHEDULED:
-                    scheduled.append(number)
+        for message in await self._not_delivered(bus):
+            if message.state is MessageState.DEFERRED:
+                deferred.setdefault(message.session, []).append(message.number)
+            else:
+                scheduled.append(message.number)
         for session, numbers in deferred.items():
             async with await self._receiver(bus, session) as receiver:
                 for part in _parts(numbers):
@@ -531,6 +538,25 @@ class _Purge:
             answers = await bisect_refused(part, cancel, MessageNotFoundError)
             self._count(sum(len(done) for done, answer in answers if answer))
         await management.close()
+
+    async def _not_delivered(self, bus: ServiceBusConnection) -> list[_NotDelivered]:
+        """Return the oldest deferred and scheduled messages: at most as many as the purge may still remove.
+
+        Programs may defer and schedule more messages in the meantime.
+        """
+        from twinbus.connect import MessageState  # noqa: PLC0415 - slow
+
+        found: list[_NotDelivered] = []
+        async with aclosing(_pages(bus, self._path, 0, None, dead_letter=False)) as pages:
+            async for page in pages:
+                found += [
+                    _NotDelivered(one.state, one.session_id if self._sessions else None, one.sequence_number or 0)
+                    for one in page
+                    if one.state in (MessageState.DEFERRED, MessageState.SCHEDULED)
+                ]
+                if len(found) >= self._left:
+                    break
+        return found[: self._left]
 
     def _count(self, removed: int) -> None:
         self._removed += removed

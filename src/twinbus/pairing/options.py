@@ -64,50 +64,49 @@ class SendAvailabilityOptions:
     backlog_queue_count: int = 10
     """Number of backlog queues on the secondary (≥ 1)."""
     failover_interval: timedelta = 60 * _SECOND
-    """Time from an entity's first counting failure to its failover. With 0, the failing call diverts (S3, S4)."""
+    """Time from an entity's first counting failure to its failover. With 0, the failing call diverts."""
     ping_interval: timedelta = 60 * _SECOND
-    """Time between pings of a failed-over entity (G2)."""
+    """Time between pings of a failed-over entity."""
     ping_jitter: float = 0.1
     """The first ping of a failover is delayed by at most this part of the interval (0 to 1)."""
     enable_syphon: bool = False
-    """Run a syphon with the pair (C2)."""
+    """Run a syphon with the pair."""
     try_timeout: timedelta = 10 * _SECOND
-    """Time limit of every attempt (S12)."""
+    """Time limit of every attempt."""
     failover_on: Collection[str] = ()
-    """Kinds of failure that count as well; a kind with `-` before it does not count (S2)."""
+    """Kinds of failure that count as well; a kind with `-` before it does not count."""
     server_busy_counts_after: timedelta | None = None
     """Server busy counts towards failover if the primary has been busy for this time and has accepted no message. After
-    a longer pause between two answers, the time begins anew. None: it never counts, unless `failover_on` names it
-    (S2)."""
+    a longer pause between two answers, the time begins anew. None: it never counts, unless `failover_on` names it."""
     on_unusable: Literal["divert", "raise"] = "divert"
-    """What sends do while the entity is gone from the primary, or the primary refuses the credential (G4)."""
+    """What sends do while the entity is gone from the primary, or the primary refuses the credential."""
     ping: Literal["auto", "message", "link"] = "auto"
     """`message` sends an empty message, `link` only opens a sender link. `auto` is `message` if the service hides
-    pings, otherwise `link` (G3)."""
+    pings, otherwise `link`."""
     provision: Literal["create", "assume"] = "create"
-    """`create` creates missing backlog queues. `assume` expects that they exist, and needs no Manage right (P8)."""
+    """`create` creates missing backlog queues. `assume` expects that they exist, and needs no Manage right."""
     on_secondary_down: Literal["raise", "background"] = "background"
-    """`background` lets the application start while the secondary cannot be reached; `raise` does not (P1, P8)."""
+    """`background` lets the application start while the secondary cannot be reached; `raise` does not."""
     primary_name: str | None = None
-    """The first part of the backlog queues' paths, in place of the primary's own name (P4)."""
+    """The first part of the backlog queues' paths, in place of the primary's own name."""
     probation: timedelta = 30 * _SECOND
-    """Time that a backlog queue stays out of the rotation after it failed (S6)."""
+    """Time that a backlog queue stays out of the rotation after it failed."""
     ttl: Literal["restart", "absolute"] = "restart"
     """`restart`: a message's time to live starts anew on the primary. `absolute` deducts the time spent in the
-    backlog (Y7)."""
+    backlog."""
     backlog_check_interval: timedelta = 5 * _MINUTE
-    """Time between checks of the backlog queues that the pair diverted to, until they are empty. 0: never (Y1)."""
+    """Time between checks of the backlog queues that the pair diverted to, until they are empty. 0: never."""
     backlog_unattended_after: timedelta = 30 * _MINUTE
-    """Time that a message may wait in the backlog, although it could be delivered, before an alert (Y1)."""
+    """Time that a message may wait in the backlog, although it could be delivered, before an alert."""
     state: str | os.PathLike[str] | None = None
-    """Where processes share failovers and holds (S16): a folder, or `secondary`."""
+    """Where processes share failovers and holds: a folder, or `secondary`."""
     ledger: str | os.PathLike[str] | Ledger | None = None
-    """Records every operation and change of state (M1, S11): a directory, or a Ledger of the caller."""
+    """Records every operation and change of state: a directory, or a Ledger of the caller."""
     ledger_on_error: Literal["go_on", "stop"] = "go_on"
     """While the ledger cannot be written, `go_on` sends without it; `stop` raises LedgerUnavailableError."""
     ledger_durability: Literal["process", "lazy"] = "process"
     """`process`: a send that returned is in the ledger, even if the process is killed in the next instant. `lazy`: the
-    ledger may miss the last moments, and costs less CPU (L2)."""
+    ledger may miss the last moments, and costs less CPU."""
 
     def __post_init__(self) -> None:
         for option, span in RANGES.items():

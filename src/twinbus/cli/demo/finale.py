@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -28,16 +29,13 @@ _EXPLAINED: Final = 3
 _PARTS: Final = ("delivered", "in_backlog", "dead_lettered", "unknown", "lost")
 
 
-def print_results(
-    console: Console, found: DemoResult, proof: DemoVerdict, keep: Path | None, page: Path | None
-) -> None:
+def print_results(console: Console, found: DemoResult, proof: DemoVerdict) -> None:
     _reconciliation(console, found, proof)
     if found.incidents is not None:
         _incidents(console, found.incidents)
     if found.cost is not None:
         _cost(console, found.cost)
     _verdict(console, found, proof)
-    _where(console, found, keep, page)
 
 
 def _reconciliation(console: Console, found: DemoResult, proof: DemoVerdict) -> None:
@@ -173,15 +171,15 @@ def _judged(proof: DemoVerdict) -> Text:
     return Text.assemble((word, f"bold {VERDICT_COLOURS[word]}"), f": {proof.ledger.sentence}")
 
 
-def _where(console: Console, found: DemoResult, keep: Path | None, page: Path | None) -> None:
+def print_places(console: Console, found: DemoResult, keep: Path | None, page: Path | None) -> None:
+    """Print where report and ledger are, and how long each step of the demo took."""
     console.print()
     for label, text in _places(found, keep, page):
         console.print(f"[dim]{label:8}[/] {escape(text)}", soft_wrap=True)
-    took = ", ".join(f"{name} {seconds:g}\N{NO-BREAK SPACE}s" for name, seconds in found.took.items())
-    line = Table.grid(padding=(0, 1, 0, 0))
-    line.add_column(width=8)
-    line.add_row(Text("took", style="dim"), Text(took))
-    console.print(line)
+    took = ", ".join(f"{name}\N{NO-BREAK SPACE}{seconds:g}\N{NO-BREAK SPACE}s" for name, seconds in found.took.items())
+    # rich would also break a line at a no-break space.
+    for number, line in enumerate(textwrap.wrap(took, max(console.width - 9, 20))):
+        console.print(f"[dim]{'' if number else 'took':8}[/] {line}", soft_wrap=True)
 
 
 def _places(found: DemoResult, keep: Path | None, page: Path | None) -> Iterator[tuple[str, str]]:

@@ -43,9 +43,9 @@ _LONGEST_LINE: Final = 2**26
 # The jobs are small: these options halve the CPU time that the JVM spends on optimisation.
 # Without the last one, the machine code would not fit, and the JVM would stop compiling after a minute.
 _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=160m"
-# Duplicate detection drops second copies. Locks are short, so that messages that were locked when the primary was
-# killed are received again after 5 seconds.
-_ENTITY: Final = {"requires_duplicate_detection": True}
+# Duplicate detection drops second copies. On a busy machine, a second copy may come home minutes after the first. Locks
+# are short, so that messages that were locked when the primary was killed are received again after 5 seconds.
+_ENTITY: Final = {"requires_duplicate_detection": True, "duplicate_detection_history_time_window": "P1D"}
 _TAKEN: Final = {"lock_duration": "PT5S"}
 
 
