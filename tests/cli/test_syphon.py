@@ -213,11 +213,16 @@ def test_y9_it_pauses_resumes_and_stops_by_signals(backlog: Backlog) -> None:
     assert ids_of(backlog.arrived()) == ["1"]
 
 
-def test_y11_a_drain_that_is_stopped_does_not_end_like_one_that_is_done(backlog: Backlog) -> None:
+def test_y11_a_drain_that_is_stopped_does_not_end_like_one_that_is_done(backlog: Backlog, tmp_path: Path) -> None:
     backlog.divert(*map(str, range(5)))
-    with running(backlog, "--drain", "--rate", "0.5") as syphon:
+    with running(backlog, "--drain", "--rate", "0.5", "--ledger", str(tmp_path / "ledger")) as syphon:
         syphon.until(lambda told: told["state"] == "running")
         syphon.process.send_signal(signal.SIGTERM)
+        audit = syphon.until(lambda told: told["ended"])["audit"]
+        assert (audit["verdict"], audit["text"].partition(". ")[0]) == (
+            None,
+            "not made: the drain was stopped before its end",
+        )
         assert syphon.process.wait(PATIENCE) == 3
     assert backlog.left()
 
