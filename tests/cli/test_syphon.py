@@ -317,6 +317,19 @@ def test_l6_a_summary_says_whether_the_numbers_of_lanes_that_died_are_in_it(caps
     assert "died" not in third
 
 
+def test_l6_a_summary_says_that_its_possible_duplicates_are_those_of_this_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # The verdict beside it counts those of the whole ledger.
+    audit = {
+        "verdict": "proven with possible duplicates",
+        "text": "proven with possible duplicates: … 7 possibly",
+        "lost": [],
+    }
+    LineDisplay().show(moment(total=MessageCounts(returned=600, possible_duplicates=2), audit=audit))
+    assert "2 possibly delivered twice in this run, audit: proven with possible" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (3700, "1 h 1 min")])
 def test_spans_are_told_as_people_do(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -171,7 +171,7 @@ def headline(progress: Progress) -> str:
         (progress.aside, "put aside"),
         (total.dead_lettered, "dead-lettered"),
         (total.kept, "kept: this transport would change them"),
-        (total.possible_duplicates, "possibly delivered twice"),
+        (total.possible_duplicates, "possibly delivered twice in this run"),
     ):
         if count:
             parts.append(f"{count} {what}")
