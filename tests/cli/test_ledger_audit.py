@@ -158,6 +158,38 @@ def test_l3_a_drain_with_a_ledger_of_its_own_does_not_complain(backlog: BookedBa
     assert "lost" not in done.output
 
 
+def test_l3_l6_a_drain_without_its_audit_ends_with_3_and_names_the_command(
+    backlog: BookedBacklog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twinbus.cli.syphon._MOST_AUDITED_BYTES", 2**20)
+    backlog.accept("a", "b")
+    large = backlog.ledger / "client-elsewhere-1-0123456789abcdef-0.jsonl"
+    large.write_bytes(b"\n" * (2**20 + 1))
+    command = f"twinbus ledger audit {backlog.ledger} --engine spark"
+    done = invoke("syphon", "--drain", "--ledger", str(backlog.ledger), **backlog.environment)
+    assert done.exit_code == 3, done.output
+    assert ": 2 returned, " in done.output
+    *_, last, why = done.output.splitlines()
+    assert ", audit: not made; " in last
+    assert why == f"no verdict: the audit was not made: the ledger is larger than 1 MiB. Run `{command}`."
+    code, lines = drain(backlog)
+    assert (code, lines[-1]["audit"]["verdict"], lines[-1]["total"]["returned"]) == (3, None, 0)
+    assert lines[-1]["audit"]["text"].endswith(f"Run `{command}`.")
+
+
+def test_l3_l6_a_drain_whose_audit_fails_ends_with_3_and_says_why(backlog: BookedBacklog) -> None:
+    backlog.accept("a", "b")
+    # A folder with the name of a segment: the syphon never reads it, and the audit cannot.
+    (backlog.ledger / "client-elsewhere-1-0123456789abcdef-0.jsonl").mkdir()
+    done = invoke("syphon", "--drain", "--ledger", str(backlog.ledger), **backlog.environment)
+    assert done.exit_code == 3, done.output
+    assert ": 2 returned, " in done.output
+    why = done.output.splitlines()[-1]
+    assert why.startswith("no verdict: the audit was not made: ")
+    assert "Is a directory" in why
+    assert why.endswith(f". When this is mended, run `twinbus ledger audit {backlog.ledger}`.")
+
+
 def book(backlog: BookedBacklog, stage: Stage, name: str, result: str = "ok") -> None:
     """Record an operation of a syphon on a message."""
     destination = f"{backlog.name}/{backlog.destination}"

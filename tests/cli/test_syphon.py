@@ -213,11 +213,16 @@ def test_y9_it_pauses_resumes_and_stops_by_signals(backlog: Backlog) -> None:
     assert ids_of(backlog.arrived()) == ["1"]
 
 
-def test_y11_a_drain_that_is_stopped_does_not_end_like_one_that_is_done(backlog: Backlog) -> None:
+def test_y11_a_drain_that_is_stopped_does_not_end_like_one_that_is_done(backlog: Backlog, tmp_path: Path) -> None:
     backlog.divert(*map(str, range(5)))
-    with running(backlog, "--drain", "--rate", "0.5") as syphon:
+    with running(backlog, "--drain", "--rate", "0.5", "--ledger", str(tmp_path / "ledger")) as syphon:
         syphon.until(lambda told: told["state"] == "running")
         syphon.process.send_signal(signal.SIGTERM)
+        audit = syphon.until(lambda told: told["ended"])["audit"]
+        assert (audit["verdict"], audit["text"].partition(". ")[0]) == (
+            None,
+            "not made: the drain was stopped before its end",
+        )
         assert syphon.process.wait(PATIENCE) == 3
     assert backlog.left()
 
@@ -310,6 +315,19 @@ def test_l6_a_summary_says_whether_the_numbers_of_lanes_that_died_are_in_it(caps
     assert "3 lanes died: what they moved is not in these numbers" in first
     assert "3 lanes died: counted from the ledger" in second
     assert "died" not in third
+
+
+def test_l6_a_summary_says_that_its_possible_duplicates_are_those_of_this_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # The verdict beside it counts those of the whole ledger.
+    audit = {
+        "verdict": "proven with possible duplicates",
+        "text": "proven with possible duplicates: … 7 possibly",
+        "lost": [],
+    }
+    LineDisplay().show(moment(total=MessageCounts(returned=600, possible_duplicates=2), audit=audit))
+    assert "2 possibly delivered twice in this run, audit: proven with possible" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (3700, "1 h 1 min")])

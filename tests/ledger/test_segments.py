@@ -18,7 +18,7 @@ from twinbus.ledger.entries import Dropped, Ended, Role, SegmentHeader
 from twinbus.ledger.json_lines import decode_entry
 from twinbus.ledger.options import LedgerOptions
 from twinbus.ledger.segment_opening import SegmentOpening
-from twinbus.ledger.segments import Segment, SegmentWriter, list_segments
+from twinbus.ledger.segments import Segment, SegmentWriter, list_segments, segment_size
 
 from .disks import hanging_disk
 
@@ -410,6 +410,19 @@ def test_a_writer_whose_segment_another_writer_sealed_goes_on_with_the_next(tmp_
     segment.path.rename(segment.sealed_path)
     append(one, GROUP)
     assert [segment.is_open for segment in list_segments(tmp_path)] == [False, True]
+
+
+def test_the_size_of_a_segment_is_found_after_it_was_sealed_or_removed(tmp_path: Path) -> None:
+    one = writer(tmp_path)
+    append(one, GROUP)
+    (listed,) = list_segments(tmp_path)
+    size = segment_size(listed)
+    assert size == listed.path.stat().st_size > len(GROUP)
+    one.seal()
+    assert not listed.path.exists()
+    assert segment_size(listed) == listed.sealed_path.stat().st_size >= size
+    listed.sealed_path.unlink()
+    assert segment_size(listed) == 0
 
 
 def test_other_files_are_not_segments(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from twinbus.testing import LocalNamespace
 ENOUGH = 60
 # The steps from the receipt of a message to its removal. A process is killed between two of them.
 MOVES = (MoveStep.RECEIVED, MoveStep.INTENDED, MoveStep.SENDING, MoveStep.CONFIRMED, MoveStep.COMPLETED)
+# For Python workers, whose kills are cheap, also the instant between the record of a delivery and its completion (L1).
+WORKER_STEPS = (*MOVES[:-1], MoveStep.RECORDED, MoveStep.COMPLETED)
 WINDOW = 500
 TRIES = 4
 """Times that Spark tries a task."""
@@ -138,9 +140,13 @@ def killing_workers(folder: Path, kills: int) -> type[SyphonSource]:
 
     def watch(step: MoveStep, held: Sequence[HeldMessage]) -> None:
         number = len(list(folder.iterdir()))
-        turn = number % (len(MOVES) + 1)
-        is_random = turn == len(MOVES)
-        if step is not (MoveStep.RECEIVED if is_random else MOVES[turn]) or number >= kills or not may_be_killed():
+        turn = number % (len(WORKER_STEPS) + 1)
+        is_random = turn == len(WORKER_STEPS)
+        if (
+            step is not (MoveStep.RECEIVED if is_random else WORKER_STEPS[turn])
+            or number >= kills
+            or not may_be_killed()
+        ):
             return
         if first(folder / str(number)):
             seconds = Random(number).uniform(0, _RANDOM_SECONDS) if is_random else 0.0

@@ -17,7 +17,16 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from tests.cli.running import invoke
-from tests.pipeline.backlogs import MOVES, WINDOW, Backlog, killing_when_told, killing_workers, namespaces, watched
+from tests.pipeline.backlogs import (
+    MOVES,
+    WINDOW,
+    WORKER_STEPS,
+    Backlog,
+    killing_when_told,
+    killing_workers,
+    namespaces,
+    watched,
+)
 from tests.syphon.fixed_queues import FixedQueues
 from tests.syphon.two_namespaces import numbered, until
 from tests.tiers import budget
@@ -205,7 +214,7 @@ async def test_d2_l1_kill_9_of_python_workers_at_each_step_and_at_random_loses_n
         await reached(running, lambda: len(list(marks.iterdir())) == KILLS_PER_RUN)
         syphon.stop()
         ended = await running
-    assert ended.lanes_lost >= len(MOVES)
+    assert ended.lanes_lost >= len(WORKER_STEPS)
     assert ended.lanes_uncounted == 0
     async with backlog.syphon(spark, drain=True) as syphon:
         drained = await syphon.run()
@@ -226,7 +235,7 @@ async def test_l6_the_summary_of_a_drain_with_kills_has_the_possible_duplicates_
     spark: SparkSession, backlog: Backlog, tmp_path: Path
 ) -> None:
     await backlog.fill(2_000)
-    marks, kills = tmp_path / "marks", 2 * (len(MOVES) + 1)
+    marks, kills = tmp_path / "marks", 2 * len(WORKER_STEPS)
     marks.mkdir()
     source = killing_workers(marks, kills)
     async with backlog.syphon(spark, backlog.job(budget=2.0, window=50), drain=True, rate=400, source=source) as syphon:

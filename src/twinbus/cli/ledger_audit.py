@@ -349,9 +349,9 @@ def drain_audit(found: AuditSummary) -> dict[str, Any]:
     }
 
 
-def no_drain_audit(why: str) -> dict[str, Any]:
-    """Return the same for a drain that was not audited: without a verdict."""
-    return {"verdict": None, "lost": [], "text": why}
+def no_drain_audit(why: str, next_step: str) -> dict[str, Any]:
+    """Return the same for a drain without an audit: no verdict, and a text with the reason and the next step."""
+    return {"verdict": None, "lost": [], "text": f"not made: {why.rstrip('.')}. {next_step}"}
 
 
 def show_lost(audited: Mapping[str, Any]) -> None:

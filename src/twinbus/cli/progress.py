@@ -171,7 +171,7 @@ def headline(progress: Progress) -> str:
         (progress.aside, "put aside"),
         (total.dead_lettered, "dead-lettered"),
         (total.kept, "kept: this transport would change them"),
-        (total.possible_duplicates, "possibly delivered twice"),
+        (total.possible_duplicates, "possibly delivered twice in this run"),
     ):
         if count:
             parts.append(f"{count} {what}")
@@ -180,7 +180,8 @@ def headline(progress: Progress) -> str:
         missing = "what they moved is not in these numbers" if progress.lanes_uncounted else "counted from the ledger"
         parts.append(f"{died}: {missing}")
     if progress.audit is not None:
-        parts.append(f"audit: {progress.audit['text']}")
+        # Without a verdict, the text is a line of its own, after the messages that are left.
+        parts.append(f"audit: {'not made' if progress.audit['verdict'] is None else progress.audit['text']}")
     return ", ".join(parts)
 
 

@@ -6,10 +6,11 @@ import asyncio
 import gc
 import json as json_text
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from twinbus.syphon import Discovery, DryRunResult, Progress, SharedHolds, Syphon, SyphonOptions, Transport
 
 T = TypeVar("T")
-# An audit needs about 1 KB of memory for each message, and a drain must not end for lack of memory.
+# An audit needs about 1 KB of memory for each message, and a drain must not end for lack of memory. The help of the
+# verb and the guides name this limit.
 _MOST_AUDITED_BYTES = 256 * 2**20
 # The garbage collector runs after this many new objects, as in the server. Messages in flight are in no reference
 # cycle, so more frequent runs would free no memory.
@@ -123,10 +125,12 @@ def syphon(
     With --drain and --ledger, an audit follows the drain: it compares the ledger with the backlog queues. The last
     line then has its verdict: proven, proven with possible duplicates, not proven, or lost.
 
+    There is no such audit if the ledger is larger than 256 MiB. The last line then has the command that makes one.
+
     Exit code: 0 if stopped, 1 if it could not work, 128 + signal after a second signal.
 
-    With --drain: 0 if all was moved, 3 if messages are left, or it was stopped before, or the verdict is not proven;
-    1 if the verdict is lost.
+    With --drain: 0 if all was moved, 3 if messages are left, or it was stopped before, or the verdict is not proven, or
+    there is a ledger and no verdict; 1 if the verdict is lost.
 
     Examples:
       twinbus syphon                                    # while the pair is used
@@ -173,14 +177,19 @@ def _refuse(engine: Engine, ledger: Path | None, master: str | None, lanes: int 
 
 
 def _exit_code(ended: Progress, *, drain: bool, has_drained: bool, json: bool) -> int:
-    """Return the exit code of a run. Without `json`, prints the lost messages."""
+    """Return the exit code of a run. Without `json`, prints the lost messages, or why there was no audit."""
     from twinbus.ledger import EXIT_CODES  # noqa: PLC0415 - slow
 
-    audit = ended.audit or {}
-    if audit.get("lost") and not json:
-        show_lost(audit)
-    if (verdict := audit.get("verdict")) is not None and (code := EXIT_CODES[verdict]):
-        return code
+    if (audit := ended.audit) is not None:
+        verdict = audit["verdict"]
+        if not json:
+            if audit["lost"]:
+                show_lost(audit)
+            elif verdict is None:
+                typer.echo(printable(f"no verdict: the audit was {audit['text']}"))
+        # Without a verdict nothing is proven (L6): 0 would say that it is.
+        if code := ATTENTION if verdict is None else EXIT_CODES[verdict]:
+            return code
     is_moved = has_drained and not (ended.left or ended.total.dead_lettered or ended.total.kept or ended.aside)
     return ATTENTION if drain and not is_moved else 0
 
@@ -238,7 +247,9 @@ class _Work:
             await self._look(discovery, must_answer=options.drain)
 
             async def audit() -> Mapping[str, Any] | None:
-                return await self._audit(book) if book is not None and made.has_drained else None
+                if ledger is None or not options.drain:
+                    return None
+                return await self._audit(ledger, book, has_drained=made.has_drained)
 
             return await _shown(made, shown, audit), made.has_drained
 
@@ -290,26 +301,30 @@ class _Work:
             await self._look(discovery, must_answer=options.drain)
 
             async def audit() -> Mapping[str, Any] | None:
-                if ledger is None or not made.has_drained:
+                if ledger is None or not options.drain:
                     return None
-                with Ledger(ledger, Role.AUDIT) as book:
-                    return await self._audit(book)
+                return await self._audit(ledger, None, has_drained=made.has_drained)
 
             return await _shown(made, shown, audit), made.has_drained
 
-    async def _audit(self, book: Ledger) -> Mapping[str, Any]:
-        """Audit the ledger after a drain. If this fails, the text says why: the drain itself has succeeded."""
-        from twinbus.ledger import list_segments  # noqa: PLC0415 - slow
+    async def _audit(self, directory: Path, book: Ledger | None, *, has_drained: bool) -> Mapping[str, Any]:
+        """Audit the ledger after a drain, with its open writer `book` or a new one.
 
+        If there is no audit, the result says why and what to run, and has no verdict.
+        """
+        from twinbus.ledger import Ledger, Role, list_segments, segment_size  # noqa: PLC0415 - slow
+
+        command = f"twinbus ledger audit {shlex.quote(str(directory))}"
+        if not has_drained:
+            return no_drain_audit("the drain was stopped before its end", f"Drain again, or run `{command}`.")
         try:
-            size = sum(segment.path.stat().st_size for segment in list_segments(book.directory))
-            if size > _MOST_AUDITED_BYTES:
-                mib = _MOST_AUDITED_BYTES // 2**20
-                why = f"not made, the ledger is larger than {mib} MiB: run `twinbus ledger audit --engine spark`"
-                return no_drain_audit(why)
-            return drain_audit(await audited(book, self.secondary, self.name, 0.0, self.seconds, announce))
+            if sum(map(segment_size, list_segments(directory))) > _MOST_AUDITED_BYTES:
+                why = f"the ledger is larger than {_MOST_AUDITED_BYTES // 2**20} MiB"
+                return no_drain_audit(why, f"Run `{command} --engine spark`.")
+            with Ledger(directory, Role.AUDIT) if book is None else nullcontext(book) as writer:
+                return drain_audit(await audited(writer, self.secondary, self.name, 0.0, self.seconds, announce))
         except (TwinbusError, OSError) as error:
-            return no_drain_audit(f"could not be made: {error}")
+            return no_drain_audit(str(error), f"When this is mended, run `{command}`.")
 
     async def dry_run(self) -> DryRunResult:
         from twinbus.syphon import count_backlog  # noqa: PLC0415 - slow

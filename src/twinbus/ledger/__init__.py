@@ -78,6 +78,7 @@ from twinbus.ledger.segments import (
     read_ledger,
     read_segment,
     segment_at,
+    segment_size,
 )
 from twinbus.ledger.shipped_ledger import ShippedLedger
 from twinbus.ledger.shipping import ShippedSegments, Shipping
@@ -165,6 +166,7 @@ __all__ = [
     "read_segment",
     "result_of_failure",
     "segment_at",
+    "segment_size",
     "unfinished_writers",
     "why_undecided",
     "writer_id",

@@ -70,6 +70,14 @@ def list_segments(directory: Path) -> Iterator[Segment]:
             yield segment
 
 
+def segment_size(segment: Segment) -> int:
+    """Returns the size of a segment in bytes. If it was sealed since the listing, looks there; if it was removed, 0."""
+    for path in (segment.path, segment.sealed_path):
+        with contextlib.suppress(FileNotFoundError):
+            return path.stat().st_size
+    return 0
+
+
 def segment_at(path: Path) -> Segment | None:
     """Returns the segment with the file name of this path; None if this is the name of another file."""
     if (found := _NAME.fullmatch(path.name)) is None:

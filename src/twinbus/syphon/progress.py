@@ -28,8 +28,8 @@ class MessageCounts:
     `deferred` is the number of deferrals: a message that was deferred twice counts twice. `Progress.aside` is the
     number of messages that are deferred now. `kept` messages stay in the backlog, because the transport would change
     them (Y10). `possible_duplicates` counts a message for each send of unknown outcome, and for each completion that
-    failed after its delivery: the message is sent again. After a drain on Spark with a ledger, it is the number of
-    the ledger instead. `dead_letter_reasons` has the dead-lettered messages by reason.
+    failed after its delivery: the message is sent again. After a drain on Spark with a ledger, these are
+    counted by message instead, as in the balance. `dead_letter_reasons` has the dead-lettered messages by reason.
     """
 
     returned: int = 0
