@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import struct
 from pathlib import Path
@@ -677,16 +678,51 @@ def test_x2_a_store_whose_header_says_another_kind_or_version_is_refused_and_not
     assert_opens(path)
 
 
-@pytest.mark.parametrize(("stored", "said"), [(3, 1), (3, 0), (3, -3), (2, 1)])
-def test_x2_an_older_store_whose_header_says_another_version_gets_no_hint_that_leads_nowhere(
-    path: Path, stored: int, said: int
+@pytest.mark.parametrize("accept_damage", [False, True])
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [(3, 2), (3, 1), (3, 0), (3, -3), (3, 4), (3, 7), (2, 1), (2, 3), (2, 4), (1, 2), (1, 3), (1, 4)],
+)
+def test_x2_an_older_store_whose_header_says_another_version_is_refused_and_not_changed(
+    path: Path, stored: int, said: int, accept_damage: bool
 ) -> None:
     older_store(path, stored)
     change_number(path, USER_VERSION, said)
+    before = path.read_bytes()
+    found = f"the header of the file says version {said}, but its tables are those of version {stored}"
+    with pytest.raises(StoreDamagedError, match=found) as caught:
+        SqliteStore(path, accept_damage=accept_damage).open()
+    assert path.read_bytes() == before
+    assert "--accept-damage" not in caught.value.hint
+    correct_as_hinted(path, caught.value.hint)
+    assert_opens(path)
+
+
+def test_x2_an_older_store_whose_header_says_another_kind_gets_a_hint_that_mends_it(path: Path) -> None:
+    older_store(path, 3)
+    change_number(path, APPLICATION_ID, 0)
+    with pytest.raises(StoreDamagedError, match="the header of the file does not say that it is a store") as caught:
+        SqliteStore(path, accept_damage=True).open()
+    correct_as_hinted(path, caught.value.hint)
+    assert_opens(path)
+
+
+def correct_as_hinted(path: Path, hint: str) -> None:
+    """Run the SQL that the hint gives to the program sqlite3."""
+    *_, program, name, sql = shlex.split(hint)
+    assert (program, name) == ("sqlite3", path.name)
+    connection = apsw.Connection(str(path))
+    connection.execute(sql)
+    connection.close()
+
+
+def test_x2_an_older_store_that_cannot_be_upgraded_gets_no_hint_that_leads_nowhere(path: Path) -> None:
+    older_store(path, 3)
+    connection = apsw.Connection(str(path))
+    connection.execute("ALTER TABLE body RENAME COLUMN topic TO subject")
+    connection.close()
     for accept_damage in (False, True):
-        with pytest.raises(StoreDamagedError, match=f"it cannot be upgraded from version {said}") as caught:
+        with pytest.raises(StoreDamagedError, match="it cannot be upgraded from version 3") as caught:
             SqliteStore(path, accept_damage=accept_damage).open()
         assert "put a backup of all of them in their place" in caught.value.hint
         assert "--accept-damage" not in caught.value.hint
-    change_number(path, USER_VERSION, stored)
-    assert_opens(path)

@@ -87,11 +87,7 @@ def _examine_structure(connection: apsw.Connection, path: Path, log: Log, versio
         yield f"it is cut short: {len(missing)} of {page_count} pages are missing"
     if version < open_store.VERSION:
         return
-    application_id, said = open_store.read_header(connection)
-    if application_id != open_store.APPLICATION_ID:
-        yield "the header of the file does not say that it is a store, but its tables are those of one"
-    if said != version:
-        yield f"the header of the file says version {said}, but its tables are those of version {version}"
+    yield from open_store.header_damage(connection, version)
     if (connection.pragma("auto_vacuum"), connection.pragma("encoding")) != (0, "UTF-8"):
         yield "the header of the file has settings that a store never has"
     expected, layout = open_store.expected_layout(), open_store.layout(connection)

@@ -237,14 +237,22 @@ def layout(connection: apsw.Connection) -> set[tuple[str, str, str]]:
 
 
 @cache
-def expected_layout() -> frozenset[tuple[str, str, str]]:
-    """Return the layout of a store of the current version."""
+def _versions_by_layout() -> Mapping[frozenset[tuple[str, str, str]], int]:
+    """Return the layout of each version."""
     connection = apsw.Connection("")
+    versions = {}
     try:
-        migrate(connection, 0)
-        return frozenset(layout(connection))
+        for version, step in MIGRATIONS.items():
+            migrate(connection, version, {version: step})
+            versions[frozenset(layout(connection))] = version + 1
+        return versions
     finally:
         connection.close()
+
+
+def expected_layout() -> frozenset[tuple[str, str, str]]:
+    """Return the layout of a store of the current version."""
+    return next(layout for layout, version in _versions_by_layout().items() if version == VERSION)
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -307,10 +315,21 @@ def connect(path: Path, vfs: str | None, cache_kib: int) -> apsw.Connection:
 def checked_version(connection: apsw.Connection, path: Path) -> int:
     """Return the version of the file. Raises StoreError if this is no Twinbus store that this version can use.
 
-    A store of the current version whose header says something else is damaged, but it has the current version.
+    A store of the current version whose header says something else is damaged, but it has the current version. A store
+    of an older version whose header says something else is refused: nothing can be accepted without checksums, and a
+    migration from the wrong version would alter the file.
     """
     application_id, version = read_header(connection)
-    if (application_id, version) == (APPLICATION_ID, VERSION) or _has_current_tables(connection):
+    of_tables = _version_of_tables(connection)
+    if of_tables is not None and of_tables < VERSION and (found := header_damage(connection, of_tables)):
+        raise StoreDamagedError(
+            f"The store is damaged ({'; '.join(found)})",
+            path,
+            f"Keep a copy of all files {path.name}* first. Then put a backup of all of them in their place. Or correct"
+            f' the header: sqlite3 {path.name} "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version ='
+            f' {of_tables}"',
+        )
+    if of_tables == VERSION or (application_id, version) == (APPLICATION_ID, VERSION):
         return VERSION
     if application_id != APPLICATION_ID:
         raise StoreError(
@@ -330,12 +349,27 @@ def read_header(connection: apsw.Connection) -> tuple[int, int]:
     return connection.pragma("application_id"), connection.pragma("user_version")
 
 
-def _has_current_tables(connection: apsw.Connection) -> bool:
-    """Whether the tables are those of a store of the current version, and the totals have their checksum."""
+def header_damage(connection: apsw.Connection, version: int) -> list[str]:
+    """Return what the header says wrongly of a store whose tables are those of `version`."""
+    application_id, said = read_header(connection)
+    found = []
+    if application_id != APPLICATION_ID:
+        found.append("the header of the file does not say that it is a store, but its tables are those of one")
+    if said != version:
+        found.append(f"the header of the file says version {said}, but its tables are those of version {version}")
+    return found
+
+
+def _version_of_tables(connection: apsw.Connection) -> int | None:
+    """Return the version whose tables the file has; None if it has others.
+
+    For the current version, the totals must have their checksum too.
+    """
     try:
-        return layout(connection) == expected_layout() and are_totals_intact(connection)
-    except (*DAMAGE_ERRORS, *UNREADABLE):
-        return False
+        version = _versions_by_layout().get(frozenset(layout(connection)))
+        return version if version != VERSION or are_totals_intact(connection) else None
+    except (*DAMAGE_ERRORS, *UNREADABLE, apsw.IOError):
+        return None  # what cannot be read is found when the file is examined
 
 
 def are_totals_intact(connection: apsw.Connection) -> bool:
