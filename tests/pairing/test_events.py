@@ -220,6 +220,16 @@ async def test_s11_in_an_event_loop_a_notice_of_the_pairing_comes_after_the_regi
     events.close()
 
 
+def test_s13_the_child_of_a_fork_takes_no_lock_that_a_thread_of_the_parent_held(events: EventPublisher) -> None:
+    called = list[Notice]()
+    with events._registering, events._runner._lock:  # type: ignore[union-attr] # the runner with a thread
+        events.forked()
+        events.on("restored", called.append)
+        events.emit(RESTORED)
+        events.close()
+    assert called == [RESTORED]
+
+
 def test_an_event_that_does_not_exist_is_refused_with_those_that_do(events: EventPublisher) -> None:
     with pytest.raises(UnknownEventError, match="failover_engaged"):
         events.on("failover", print)

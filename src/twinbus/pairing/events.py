@@ -336,8 +336,9 @@ class EventPublisher:
         self._callbacks.clear()
 
     def forked(self) -> None:
-        """Make the publisher usable in the child of a fork: another thread of the parent may have held the lock."""
+        """Make the publisher usable in the child of a fork: other threads of the parent may have held its locks."""
         self._registering = threading.Lock()
+        self._runner.forked()
 
 
 # --- running callbacks -----------------------------------------------------------------------------------------------
@@ -364,7 +365,6 @@ class _CallbackThread:
         self._waiting.put((callback, notice))
         try:
             with self._lock:
-                # The child of a fork inherits the queue but not the thread.
                 if self._thread is None or not self._thread.is_alive():
                     thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                     thread.start()
@@ -375,6 +375,12 @@ class _CallbackThread:
     def run_later(self, call: Callable[[], None]) -> None:
         # The callbacks run in a thread of their own: `call` only adds one to its queue.
         call()
+
+    def forked(self) -> None:
+        # The parent calls the callbacks that wait. Its thread does not exist in the child.
+        self._waiting = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread = None
 
     def close(self) -> None:
         with self._lock:
@@ -417,6 +423,9 @@ class _CallbackLoop:
     def run_later(self, call: Callable[[], None]) -> None:
         """Run `call` in the event loop, after the code that runs now."""
         asyncio.get_running_loop().call_soon(call)
+
+    def forked(self) -> None:
+        """Do nothing: there is no lock, and the event loop with its tasks is the parent's."""
 
     def close(self) -> None:
         for task in tuple(self._tasks):
