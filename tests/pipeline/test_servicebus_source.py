@@ -764,10 +764,13 @@ def test_d1_n6_a_credential_that_cannot_be_used_is_named(options: dict[str, str]
             {"transportType": "amqps"},
             "option transportType is 'amqps', not Amqp or AmqpOverWebsocket (in short amqp or websocket)",
         ),
-        ({"httpProxy": "http://twin:sesame@proxy:3128"}, "option httpProxy the address of a proxy must not contain"),
-        ({"httpProxy": "http://twin:sesame@proxy:312x"}, "option httpProxy the address of a proxy must not contain"),
-        ({"httpProxy": "proxy"}, "write http://HOST:PORT"),
-        ({"customEndpointAddress": "sb://"}, "option customEndpointAddress"),
+        ({"httpProxy": "http://twin:sesame@proxy:3128"}, "option httpProxy cannot be used: the address"),
+        ({"httpProxy": "http://twin:sesame@proxy:312x"}, "option httpProxy cannot be used: the address"),
+        (
+            {"httpProxy": "proxy"},
+            "option httpProxy cannot be used: it is not the address of a proxy: write http://HOST",
+        ),
+        ({"customEndpointAddress": "sb://"}, "option customEndpointAddress cannot be used: custom_endpoint_address is"),
         ({"httpProxyCredentialsEnv": "A"}, "httpProxyCredentialsEnv needs httpProxy"),
     ],
 )

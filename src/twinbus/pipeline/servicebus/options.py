@@ -13,6 +13,7 @@ from twinbus.connect import (
     ConnectionString,
     ConnectionStringError,
     HttpProxy,
+    NetworkOptionError,
     NetworkOptions,
     TokenSource,
     TransportType,
@@ -244,12 +245,18 @@ def _transport_type(text: str) -> TransportType:
 
 
 def _proxy(text: str) -> str:
-    HttpProxy.parse(text)  # raises ValueError
+    try:
+        HttpProxy.parse(text)
+    except NetworkOptionError as error:
+        raise ValueError(f"cannot be used: {error}") from None
     return text
 
 
 def _custom_endpoint(text: str) -> str:
-    NetworkOptions(custom_endpoint_address=text)  # raises ValueError
+    try:
+        NetworkOptions(custom_endpoint_address=text)
+    except NetworkOptionError as error:
+        raise ValueError(f"cannot be used: {error}") from None
     return text
 
 
