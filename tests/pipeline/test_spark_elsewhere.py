@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
@@ -43,10 +44,11 @@ for row in waiting.orderBy("message_id").collect():
 RESULT = "1 two coffees\n2 one tea\n"
 
 
-def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     known = {name: value for name, value in os.environ.items() if name not in {"PYSPARK_PYTHON", "SPARK_REMOTE"}}
     usual = {"PYTHONPATH": str(ROOT / "src"), "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": str(java_home())}
-    return subprocess.run(command, env={**known, **usual, **environment}, capture_output=True, text=True, check=False)
+    given = {**known, **usual, **environment}
+    return subprocess.run(command, env=given, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def script(folder: Path, text: str) -> str:
@@ -88,6 +90,24 @@ def test_d4_under_spark_submit_only_the_result_of_a_verb_is_on_stdout(tmp_path: 
 
 # --- Spark Connect ----------------------------------------------------------------------------------------------------
 
+STREAM = """
+stream = spark.readStream.format("servicebus").options(**options).load()
+writer = stream.writeStream.format("parquet").option("path", "out").option("checkpointLocation", "checkpoint")
+writer.trigger(availableNow=True).start().awaitTermination()
+print(spark.read.parquet("out").count(), "streamed,", waiting.count(), "left")
+"""
+SIGNATURE = "c2lnbmVkLWJ5LW5vYm9keQ"
+SQL = """
+given = ", ".join(f"{name} '{value}'" for name, value in options.items())
+spark.sql(f"CREATE TEMPORARY VIEW v USING servicebus OPTIONS ({given})").collect()
+waiting.explain("extended")
+signed = "Endpoint=sb://localhost:1;SharedAccessSignature=SharedAccessSignature sr=x&sig=SIGNATURE&se=1&skn=a"
+for wrong in ({"nonsense": "1"}, {"connectionString": signed}):
+    try:
+        spark.read.format("servicebus").options(**{**options, **wrong}).load().collect()
+    except Exception as error:
+        print("refused:", error)
+""".replace("SIGNATURE&", f"{SIGNATURE}&")
 SYPHON = """
 from twinbus.pipeline.syphon_job import SparkSyphon
 from twinbus.pipeline.syphon_job.driver import RemoteSparkError
@@ -100,14 +120,46 @@ spark.stop()
 """
 
 
-def test_d1_d2_a_local_remote_needs_no_set_up_and_the_syphon_says_why_it_does_not_run_there(
-    namespace: LocalNamespace, tmp_path: Path
-) -> None:
-    queue, text = new_queue(namespace, "remote"), namespace.connection_string
-    program = script(tmp_path, SOURCE + SYPHON)
-    done = run(sys.executable, program, NAMESPACE=text, QUEUE=queue, SPARK_REMOTE="local[2]")
+@dataclass
+class Remote:
+    """A program that has ended, whose session was one of Spark Connect."""
+
+    done: subprocess.CompletedProcess[str]
+    folder: Path
+    key: str
+
+
+@pytest.fixture(scope="module")
+def remote(namespace: LocalNamespace, tmp_path_factory: pytest.TempPathFactory) -> Remote:
+    folder, text = tmp_path_factory.mktemp("remote"), namespace.connection_string
+    (folder / "events").mkdir()
+    settings = f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir {folder / 'events'}\n"
+    (folder / "spark-defaults.conf").write_text(f"{settings}spark.redaction.string.regex SAVE_MODE_[A-Z]+\n")
+    program = script(folder, SOURCE + STREAM + SQL + SYPHON)
+    environment = {"SPARK_REMOTE": "local[2]", "SPARK_CONF_DIR": str(folder)}
+    queue = new_queue(namespace, "remote")
+    done = run(sys.executable, program, NAMESPACE=text, QUEUE=queue, folder=folder, **environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.startswith(RESULT), done.stdout
+    return Remote(done, folder, text.partition("SharedAccessKey=")[2].partition(";")[0])
+
+
+def test_d1_d2_a_local_remote_needs_no_set_up_and_the_syphon_says_why_it_does_not_run_there(remote: Remote) -> None:
+    done = remote.done
+    assert done.stdout.startswith(f"{RESULT}2 streamed, 0 left\n"), done.stdout
     assert "cannot run over Spark Connect" in done.stdout
     assert "foreachBatch" in done.stdout
     assert "SparkConnectWarning" not in done.stderr, "no setting is attempted that Spark Connect cannot change"
+
+
+def test_d1_n6_over_spark_connect_no_key_is_in_event_logs_plans_errors_or_checkpoints(remote: Remote) -> None:
+    """The pages of Spark show what is in the event log: plans, and each request of the client as a text."""
+    texts = {path: path.read_bytes() for path in remote.folder.rglob("*") if path.is_file()}
+    events = b"".join(text for path, text in texts.items() if "events" in path.parts)
+    assert b'key: \\"connectionString\\"' in events, "requests are shown with their options"
+    assert events.count(b"(redacted)") > 5
+    assert b"SAVE_MODE_APPEND" not in events, "what the cluster hides stays hidden"
+    shown = {**texts, Path("stdout"): remote.done.stdout.encode(), Path("stderr"): remote.done.stderr.encode()}
+    del shown[remote.folder / "program.py"]
+    assert remote.done.stdout.count("refused: ") == 2
+    secrets = (remote.key.encode(), SIGNATURE.encode())
+    assert [path for path, text in shown.items() if any(one in text for one in secrets)] == []

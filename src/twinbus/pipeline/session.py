@@ -52,6 +52,10 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     _WORKER_START_TIMEOUT: "120s",  # the default of 15 s ends queries on a busy machine
 }
+# Over Spark Connect, Spark shows each request as a text, with the values of all options. It hides what this regular
+# expression finds there.
+_HIDDEN_TEXTS: Final = "spark.sql.redaction.string.regex"
+_KEY_IN_TEXT: Final = r"""(?i)sharedaccess(?:key|signature)\s*=[^;"'\\]*"""
 LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -110,7 +114,19 @@ def session(
             chosen["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 2)
     for key, value in (chosen | dict(settings or {})).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    made = builder.getOrCreate()
+    if master is None and remote:
+        _hide_keys_in_texts(made)
+    return made
+
+
+def _hide_keys_in_texts(spark: SparkSession) -> None:
+    """Makes Spark hide keys in the texts of requests, beside what the cluster already hides there."""
+    hidden = spark.conf.get(_HIDDEN_TEXTS, "")  # of the cluster, too: Spark looks up spark.redaction.string.regex
+    if not hidden:
+        spark.conf.set(_HIDDEN_TEXTS, _KEY_IN_TEXT)
+    elif _KEY_IN_TEXT not in hidden:
+        spark.conf.set(_HIDDEN_TEXTS, f"{hidden}|{_KEY_IN_TEXT}")
 
 
 def _prepare_own_jvm() -> None:
