@@ -220,18 +220,23 @@ def start(folder: Path, master: str) -> SparkSession:
     return spark
 
 
-def run_on_executors(folder: Path, variable: str, inserts: Mapping[str, str], streams: Mapping[str, str]) -> None:
+def run_on_executors(
+    folder: Path, variable: str, inserts: Mapping[str, str], streams: Mapping[str, str], sinks: Mapping[str, str]
+) -> None:
     """Run inserts and streams on two executors, one after the other. At its step, each kills the executor that runs it.
 
-    The executors are processes of their own, and Spark starts a new one for each that died.
+    The executors are processes of their own, and Spark starts a new one for each that died. `streams` read from their
+    queue, and `sinks` are streams that write to it.
     """
     spark = start(folder, "local-cluster[2,1,1024]")
-    for queue, step in (*inserts.items(), *streams.items()):
+    for queue, step in (*inserts.items(), *streams.items(), *sinks.items()):
         give_order(folder, queue, EXECUTOR, step)
     for queue in inserts:
         insert(spark, queue, variable)
     for queue in streams:
         available_now(spark, streamed_options(os.environ[variable], queue), folder / queue).awaitTermination()
+    for queue in sinks:
+        send_stream(spark, queue, variable, folder).awaitTermination()
     spark.stop()
 
 

@@ -206,17 +206,21 @@ def test_d1_kill_9_of_the_jvm_at_each_step_of_inserts_and_streams_loses_nothing(
         check_sent(named_namespace, queue, REPEATED[step])
 
 
-def test_d1_kill_9_of_an_executor_at_each_step_of_inserts_and_of_a_read_loses_nothing(
+def test_d1_kill_9_of_an_executor_at_each_step_of_inserts_and_streams_loses_nothing(
     named_namespace: LocalNamespace, tmp_path: Path
 ) -> None:
-    """Spark runs the tasks of the executor again, within the same statement or batch."""
+    """Spark runs the tasks of the executor again, within the same statement or batch.
+
+    A stream that reads has only one step on executors. The others are in the process of the driver.
+    """
     inserts, streams = new_queues(named_namespace, "executor", [READ])
+    sinks = {new_queue(named_namespace, f"executor_sink_{step.replace(' ', '_')}"): step for step in WRITE_STEPS}
     log = tmp_path / "driver.log"
-    with killed_driver(tmp_path, log, inserts=inserts, streams=streams, on_executors=True) as driver:
+    with killed_driver(tmp_path, log, inserts=inserts, streams=streams, sinks=sinks, on_executors=True) as driver:
         assert driver.wait(LONG) == 0, log.read_text()
-    for queue, step in (*inserts.items(), *streams.items()):
+    for queue, step in (*inserts.items(), *streams.items(), *sinks.items()):
         assert not order_of(tmp_path, queue).exists(), f"{step} was reached"
-    for queue, step in inserts.items():
+    for queue, step in (*inserts.items(), *sinks.items()):
         check_sent(named_namespace, queue, REPEATED[step])
     for queue in streams:
         assert written(tmp_path / queue) == Counter(str(number) for number in range(STREAMED)), "each once"
