@@ -165,7 +165,9 @@ def test_d1_each_session_is_read_by_one_task_in_order_and_completed(queue: Sessi
     assert sorted(query.tasks) == [[f"{session}/{number}" for number in range(3)] for session in "abc"]
     assert not queue.is_free("a")
     assert queue.left() == sent, "the batch is not committed for the source yet"
+    assert query.reader.reportLatestOffset() == {"held": 3, "completed": 0, "uncompleted": 0}
     assert query.trigger()
+    assert query.reader.reportLatestOffset() == {"held": 3, "completed": 9, "uncompleted": 0}
     assert queue.left() == sent[9:]
     query.run()
     assert Counter(query.ids) == Counter(sent)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import spark_partition_id
 from pyspark.sql.types import StructType
@@ -28,7 +29,8 @@ from twinbus.connect import HttpProxy, SessionCannotBeLockedError, TransportType
 from twinbus.ledger import Metered, read_ledger
 from twinbus.message import Message
 from twinbus.pipeline.servicebus import ServiceBusDataSource
-from twinbus.pipeline.servicebus.options import SourceOptionError, SourceOptions
+from twinbus.pipeline.servicebus.options import OPTION_NAMES, SourceOptionError, SourceOptions
+from twinbus.pipeline.servicebus.rows import READ_SCHEMA, WRITTEN_COLUMNS
 from twinbus.testing import LocalNamespace
 
 _EMPTY_BODY = b"\x00\x53\x75\xa0\x00"
@@ -320,7 +322,10 @@ def test_d1_filters_limit_what_is_read(
     _numbered(client, queue, 0, 600)
     later = datetime.now(UTC) + timedelta(hours=1)
     _send(client, queue, ServiceBusMessage("", message_id="600", scheduled_enqueue_time_utc=later))
-    numbers = sorted(row.sequence_number for row in _read(spark, namespace, queue).collect())
+    rows = _read(spark, namespace, queue).orderBy("sequence_number").collect()
+    numbers = [row.sequence_number for row in rows]
+    last = round(rows[-1].enqueued_time.timestamp() * 1000)
+    since = [row.message_id for row in rows if row.enqueued_time == rows[-1].enqueued_time]
 
     def ids(condition: str, pushed: bool) -> list[str]:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", str(pushed).lower())
@@ -342,6 +347,8 @@ def test_d1_filters_limit_what_is_read(
         ("state != 'active'", ["600"]),
         (f"enqueued_time < '1990-01-01' AND sequence_number > {numbers[0]}", []),
         (f"enqueued_time > '1990-01-01' AND sequence_number < {numbers[2]} AND subject IS NULL", ["0", "1"]),
+        (f"enqueued_time >= timestamp_millis({last})", since),
+        (f"enqueued_time < timestamp_millis({last})", [str(number) for number in range(601 - len(since))]),
     ):
         assert ids(condition, pushed=True) == ids(condition, pushed=False) == wanted
 
@@ -367,7 +374,7 @@ def test_d1_a_limit_ends_the_read_early(spark: SparkSession, tmp_path: Path) -> 
 
 @pytest.mark.thorough
 def test_d1_a_schema_chooses_columns_and_one_that_does_not_fit_is_refused(
-    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
 ) -> None:
     _numbered(client, queue, 0, 3)
     reader = spark.read.format("servicebus").options(connectionString=namespace.connection_string, entity=queue)
@@ -379,8 +386,13 @@ def test_d1_a_schema_chooses_columns_and_one_that_does_not_fit_is_refused(
         ("sequence_number int", "'sequence_number' of servicebus is of type bigint, not int"),
         ("subject string not null", "'subject' of servicebus can be null"),
     ):
-        with pytest.raises(Exception, match=reason):
+        with pytest.raises(AnalysisException, match=reason):  # of the driver: no task has run
             reader.schema(schema).load().collect()
+    stream = spark.readStream.format("servicebus").options(connectionString=namespace.connection_string, entity=queue)
+    with pytest.raises(StreamingQueryException, match="servicebus has no column 'price'"):
+        _run_available(stream.schema("price int").load(), tmp_path)
+    assert not list((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"))
+    assert _ids_left(client, queue) == ["0", "1", "2"]
 
 
 # --- stream read -----------------------------------------------------------------------------------------------------
@@ -413,6 +425,33 @@ def test_d1_a_restarted_stream_goes_on_where_it_was_and_completes_what_was_left(
     _numbered(client, queue, 10, 20)
     _run_available(_stream(spark, namespace, queue), tmp_path)
     assert _ids_written(spark, tmp_path) == [str(number) for number in range(20)]
+    assert _ids_left(client, queue) == []
+
+
+@pytest.mark.thorough
+def test_d1_a_stream_that_is_stopped_before_it_looks_again_completes_when_it_is_started_again(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
+) -> None:
+    _numbered(client, queue, 0, 10)
+    writer = _stream(spark, namespace, queue).writeStream.format("parquet").option("path", str(tmp_path / "out"))
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(processingTime="365 days").start()  # one batch now, and the next look much later
+    while not (tmp_path / "checkpoint" / "commits" / "0").exists():
+        assert query.isActive, query.exception()
+    query.stop()
+    assert len(_ids_left(client, queue)) == 10
+    _run_available(_stream(spark, namespace, queue), tmp_path)
+    assert _ids_written(spark, tmp_path) == [str(number) for number in range(10)]
+    assert _ids_left(client, queue) == []
+
+
+@pytest.mark.thorough
+def test_d1_a_stream_also_removes_the_messages_that_its_query_filters_out(
+    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
+) -> None:
+    _numbered(client, queue, 0, 10)
+    _run_available(_stream(spark, namespace, queue).where("sequence_number < 4"), tmp_path)
+    assert _ids_written(spark, tmp_path) == ["0", "1", "2"]
     assert _ids_left(client, queue) == []
 
 
@@ -527,6 +566,7 @@ def test_d1_a_running_query_survives_a_restart_of_its_namespace(
     writer = stream.writeStream.format("parquet").option("path", str(tmp_path / "out"))
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     query.processAllAvailable()
+    assert _ids_left(client, queue) == [], "nothing new has arrived"
     namespace.kill()
     _await_tries(namespace)
     namespace.start()
@@ -657,6 +697,13 @@ def test_d1_a_table_is_read_written_and_streamed(
         assert spark.sql("SELECT count(*) FROM orders").collect()[0][0] == 3
         spark.sql("INSERT INTO orders (message_id, body) VALUES ('3', CAST('x' AS binary))")
         assert _ids_left(client, queue) == ["0", "1", "2", "3"]
+        for statement, reason in (
+            ("INSERT OVERWRITE orders (message_id) VALUES ('4')", "INSERT OVERWRITE"),
+            ("DELETE FROM orders WHERE message_id = '1'", "does not support deletes"),
+            ("TRUNCATE TABLE orders", "does not support truncates"),
+        ):
+            with pytest.raises(AnalysisException, match=reason):
+                spark.sql(statement)
         _run_available(spark.readStream.table("orders"), tmp_path)
         assert _ids_written(spark, tmp_path) == ["0", "1", "2", "3"]
         assert _ids_left(client, queue) == []
@@ -665,13 +712,17 @@ def test_d1_a_table_is_read_written_and_streamed(
 
 
 @pytest.mark.thorough
-def test_d1_a_temporary_view_is_read(
-    spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str
-) -> None:
+def test_d1_a_temporary_view_is_read_and_written(spark: SparkSession, named_namespace: LocalNamespace) -> None:
+    client = ServiceBusClient.from_connection_string(named_namespace.connection_string)
+    queue = new_queue(named_namespace, next(_names))
     _numbered(client, queue, 0, 3)
-    options = f"OPTIONS (connectionString '{namespace.connection_string}', entity '{queue}')"
-    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW waiting USING servicebus {options}")
-    assert spark.sql("SELECT count(*) FROM waiting").collect()[0][0] == 3
+    for number, option in enumerate(
+        (f"connectionString '{named_namespace.connection_string}'", f"connectionStringEnv '{NAMED}'"), 3
+    ):
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW waiting USING servicebus OPTIONS ({option}, entity '{queue}')")
+        assert spark.sql("SELECT count(*) FROM waiting").collect()[0][0] == number
+        spark.sql(f"INSERT INTO waiting (message_id) VALUES ('{number}')")  # noqa: S608 - our own view
+    assert _ids_left(client, queue) == ["0", "1", "2", "3", "4"]
 
 
 def test_d1_a_table_does_not_keep_a_key(spark: SparkSession, namespace: LocalNamespace) -> None:
@@ -680,12 +731,45 @@ def test_d1_a_table_does_not_keep_a_key(spark: SparkSession, namespace: LocalNam
         spark.sql(f"CREATE TABLE kept USING servicebus {options}")
 
 
+@pytest.mark.thorough
+def test_d1_a_table_that_was_created_with_columns_says_why_it_has_no_options(
+    spark: SparkSession, named_namespace: LocalNamespace
+) -> None:
+    options = f"OPTIONS (connectionStringEnv '{NAMED}', entity 'orders')"
+    spark.sql(f"CREATE TABLE with_columns (body binary) USING servicebus {options}")
+    try:
+        with pytest.raises(AnalysisException, match="only if it was created without a list of columns"):
+            spark.sql("SELECT * FROM with_columns").collect()
+        with pytest.raises(AnalysisException, match="only if it was created without a list of columns"):
+            spark.sql(f"CREATE TABLE selected USING servicebus {options} AS SELECT 'x' AS body")
+        assert not spark.catalog.tableExists("selected")
+    finally:
+        spark.sql("DROP TABLE with_columns")
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
 def test_d1_options_that_spark_itself_passes_to_a_writer_are_accepted() -> None:
     options = SourceOptions.parse({"connectionStringEnv": "X", "queryName": "orders", "checkpointLocation": "/c"})
     assert options == SourceOptions(connection_string_env="X")
+
+
+def test_d1_the_guide_has_every_option_and_the_comparison_too() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    _, _, table = (docs / "guides" / "spark-source.md").read_text(encoding="utf-8").partition("\n## Options\n")
+    named = [name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(named) == sorted(OPTION_NAMES)
+    _, _, compared = (docs / "source-columns.md").read_text(encoding="utf-8").partition("\n## Beside the connectors")
+    assert [name for name in OPTION_NAMES if f"`{name}`" not in compared] == []
+
+
+def test_d1_the_page_of_columns_has_every_column() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "source-columns.md"
+    _, _, columns = page.read_text(encoding="utf-8").partition("\n## Columns\n")
+    read, _, written = columns.partition("\nWrite: ")
+    assert [name for name in READ_SCHEMA.names if f"`{name}`" not in read] == []
+    assert [name for name in WRITTEN_COLUMNS if f"`{name}`" not in written.partition("\n## ")[0]] == []
 
 
 _OPTIONS: list[tuple[dict[str, str], str]] = [

@@ -550,6 +550,25 @@ def test_d1_available_now_completes_its_last_batch_behind_many_older_messages(qu
     assert queue.delivery_counts() == {0}
 
 
+@pytest.mark.thorough
+def test_d1_available_now_ends_beside_another_receiver_and_completes_what_it_held_at_the_next_start(
+    queue: Entity,
+) -> None:
+    queue.send("held", "free")
+    query = queue.query(maxMessagesPerTrigger=1)
+    held = queue.received(1)[0]
+    query.reader.prepareForTriggerAvailableNow()
+    query.run()
+    assert query.ids == ["held", "free"]
+    assert queue.left() == ["held"]
+    queue.receiver.abandon_message(held)
+    query.restart()
+    query.reader.prepareForTriggerAvailableNow()
+    query.run()
+    assert query.ids == ["held", "free"]
+    assert queue.left() == []
+
+
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 

@@ -320,6 +320,7 @@ _OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "sessions": ("sessions", _flag),
     "maxSessions": ("max_sessions", _whole(1)),
 }
+OPTION_NAMES: Final = tuple(_OPTIONS)
 # Options of Spark itself, which Spark also passes to a writer.
 _SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
 _BY_LOWER_NAME: Final = {name.lower(): (name, *found) for name, found in _OPTIONS.items()}

@@ -83,7 +83,7 @@ _READ: Final[Mapping[str, DataType]] = {field.name: field.dataType for field in 
 
 # Columns that a writer sends, with their types. It ignores the other columns of READ_SCHEMA, which the broker sets, so
 # that rows can be written as they were read.
-_WRITTEN: Final[Mapping[str, tuple[type[DataType], ...]]] = {
+WRITTEN_COLUMNS: Final[Mapping[str, tuple[type[DataType], ...]]] = {
     "entity": (StringType,),
     "message_id": (StringType,),
     "session_id": (StringType,),
@@ -115,7 +115,7 @@ _PROPERTY_TYPES: Final = (
 )
 _PLAIN: Final = tuple(
     name
-    for name in _WRITTEN
+    for name in WRITTEN_COLUMNS
     if name not in {"entity", "time_to_live", "scheduled_enqueue_time", "application_properties", "body"}
 )
 _ROWS_TOGETHER: Final = 500
@@ -247,10 +247,11 @@ _COLUMNS: Final[Mapping[str, Callable[[ReceivedMessage, Mapping[str, Any]], Any]
 def check_written_schema(schema: StructType, has_entity: bool) -> None:
     """Raises ColumnError if a column is unknown or has a type that cannot be sent. Call it before sending."""
     for field in schema:
-        name, wanted = field.name, _WRITTEN.get(field.name)
+        name, wanted = field.name, WRITTEN_COLUMNS.get(field.name)
         if wanted is None and name not in _READ:
             raise ColumnError(
-                f"servicebus cannot write the column {name!r}; it takes {', '.join(_WRITTEN)}. Drop or rename it."
+                f"servicebus cannot write the column {name!r}; it takes {', '.join(WRITTEN_COLUMNS)}. "
+                "Drop or rename it."
             )
         if wanted is not None and not _can_be_sent(field.dataType, wanted):
             takes = "map<string,T> with T of " if MapType in wanted else ""
@@ -288,7 +289,7 @@ class RowMessages:
     def messages(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, Message]]:
         """Yields the message of each row, with the entity that it is sent to."""
         for batch in batches:
-            sent = batch.select([name for name in batch.schema.names if name in _WRITTEN])
+            sent = batch.select([name for name in batch.schema.names if name in WRITTEN_COLUMNS])
             _refuse_undecoded(batch)
             for values in sent.to_pylist():
                 entity = values.get("entity") or self._entity

@@ -91,7 +91,8 @@ class ServiceBusDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
             raise SourceOptionError(
-                'servicebus cannot write with mode("overwrite"): it only sends. Use mode("append").'
+                'servicebus cannot write with mode("overwrite") or INSERT OVERWRITE: it only sends. Use mode("append") '
+                "or INSERT INTO."
             )
         return BatchWriter(self._written_options(schema))
 
