@@ -96,8 +96,7 @@ class Entity:
         return [one.sequence_number or 0 for one in self.receiver.peek_messages(1000, sequence_number=1)]
 
     def query(self, **options: object) -> Query:
-        # So short that each trigger peeks at the queue.
-        told = {"connectionString": self.namespace.connection_string, "entity": self.name, "pollInterval": 0.001}
+        told = {"connectionString": self.namespace.connection_string, "entity": self.name, "pollInterval": NO_PAUSE}
         told.update(options)
         return Query({name: str(value) for name, value in told.items()})
 
@@ -105,6 +104,9 @@ class Entity:
 def ids_of(messages: Iterable[ServiceBusReceivedMessage]) -> list[str]:
     return [str(one.message_id) for one in messages]
 
+
+NO_PAUSE = "1e-9"
+"""The option pollInterval with which each trigger peeks at the queue. A send may take less than a millisecond."""
 
 BETWEEN_COMPLETIONS = "between completions"
 STEPS = ("planned", "offset logged", "committed to the source", "read", "batch committed", BETWEEN_COMPLETIONS)

@@ -21,7 +21,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusRece
 from azure.servicebus.management import EntityStatus, ServiceBusAdministrationClient
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual
 
-from tests.pipeline.stream_steps import STEPS, Entity, Killed, Query, close_opened, started_at_first_try
+from tests.pipeline.stream_steps import NO_PAUSE, STEPS, Entity, Killed, Query, close_opened, started_at_first_try
 from tests.tiers import budget
 from twinbus.connect import MessageState, ReceivedMessage, Receiver, SessionCannotBeLockedError, connect
 from twinbus.pipeline.servicebus import broker as broker_module
@@ -293,7 +293,7 @@ def test_d1_a_subscription_with_sessions_is_streamed(namespace: LocalNamespace, 
             sender.send_messages(
                 [ServiceBusMessage("", message_id=f"{one}/{two}", session_id=one) for one, two in sent]
             )
-        told = {"entity": "sessions", "subscription": "all", "sessions": "true", "pollInterval": "0.001"}
+        told = {"entity": "sessions", "subscription": "all", "sessions": "true", "pollInterval": NO_PAUSE}
         query = Query({"connectionString": namespace.connection_string, **told})
         query.run()
         query.reader.stop()

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.pipeline.queues import new_queue
 from tests.pipeline.stream_steps import (
+    NO_PAUSE,
     STEPS,
     Entity,
     Killed,
@@ -254,7 +255,7 @@ def test_d1_a_subscription_is_streamed_like_a_queue(namespace: LocalNamespace, c
     )
     sender.send_messages(ServiceBusMessage("", message_id="old"))
     told = {"connectionString": namespace.connection_string, "entity": topic, "subscription": "all"}
-    query = Query({**told, "startingPosition": "latest", "pollInterval": "0.001"})
+    query = Query({**told, "startingPosition": "latest", "pollInterval": NO_PAUSE})
     query.trigger()
     for one in ("a", "b", "c"):
         sender.send_messages(ServiceBusMessage("", message_id=one))
@@ -840,7 +841,7 @@ def test_d1_a_stream_whose_key_is_refused_does_not_try_again(
 ) -> None:
     monkeypatch.setenv("THE_CONNECTION", queue.namespace.connection_string)
     queue.send("a")
-    query = Query({"connectionStringEnv": "THE_CONNECTION", "entity": queue.name, "pollInterval": "0.001"})
+    query = Query({"connectionStringEnv": "THE_CONNECTION", "entity": queue.name, "pollInterval": NO_PAUSE})
     assert query.trigger()
     wrong = queue.namespace.connection_string.replace("SharedAccessKey=", "SharedAccessKey=wrong")
     monkeypatch.setenv("THE_CONNECTION", wrong)
