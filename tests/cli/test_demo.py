@@ -190,6 +190,9 @@ def test_on_a_terminal_of_80_columns_it_is_a_draw_screen_that_lives(tmp_path: Pa
     os.close(ours)
     assert demo.returncode == 0, seen
     assert f"{ESCAPE}[2K" in seen, "it is drawn over"
+    # Where no figures move, a spinner turns.
+    for step in ("the namespaces start", "the application starts", "the application ends", "the namespaces end"):
+        assert step in seen
     assert "failed over" in seen
     assert "accounted for" in seen
 
