@@ -89,6 +89,8 @@ def test_a_short_demo_on_spark_proves_that_nothing_is_lost(tmp_path: Path) -> No
     assert told["received"] >= told["accepted"] > 0
     sums = told["reconciliation"]
     assert (sums["accepted"], sums["delivered"], sums["lost"]) == (told["accepted"], told["accepted"], 0)
+    assert sums["up_to_date"], "the answer is from the results of the pipeline"
+    assert "  pipeline: " in stderr, "which followed the ledger"
     assert {one["destination"].partition("/")[2] for one in told["incidents"]} <= set(ENTITIES)
     assert sum(one["diverted"] for one in told["incidents"]) == sum(one["returned"] for one in told["incidents"]) > 0
     assert told["cost"]["units"]["actual"] > told["accepted"]
