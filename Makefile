@@ -40,7 +40,7 @@ soak: $(STAMP) node ## the large budgets, for hours: kills, chaos, worlds, fuzze
 	  tests/namespace/front/test_transaction_coordinator.py \
 	  tests/pipeline/test_spark_syphon.py tests/pipeline/test_spark_syphon_counts.py tests/pipeline/test_spark_kills.py \
 	  tests/pipeline/test_spark_audit.py tests/pipeline/test_settling.py tests/pipeline/test_servicebus_sessions.py \
-	  tests/pipeline/test_tables_while_written.py tests/pipeline/test_line_parsing.py
+	  tests/pipeline/test_tables_while_written.py tests/pipeline/test_object_stores.py tests/pipeline/test_line_parsing.py
 	$(MAKE) fuzz INPUTS=1000000
 
 coverage: $(STAMP) node ## line coverage of `make test`, by file

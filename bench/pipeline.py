@@ -1,6 +1,6 @@
-"""The pipeline beside DuckDB on the same cores: the ingest of lines, the jobs over entries; and what each verb takes.
+"""The pipeline beside DuckDB on the same cores: the ingest of lines, the jobs over entries; what verbs and demo take.
 
-    python bench/pipeline.py [ingest jobs verbs] [--lines 1_000_000 10_000_000] [--entries 1_000_000 20_000_000]
+    python bench/pipeline.py [ingest jobs verbs demo] [--lines 1_000_000 10_000_000] [--entries 1_000_000 20_000_000]
                              [--rounds 3] [--folder DIR] [--json]
 
 Prints seconds, processor time, memory at the peak and the ratio to DuckDB, whose answers must be the same. Ten million
@@ -19,11 +19,11 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench import pipeline_ingest, pipeline_jobs, pipeline_verbs
+from bench import pipeline_demo, pipeline_ingest, pipeline_jobs, pipeline_verbs
 from bench.measuring import Figure, show, write_json
 from twinbus.pipeline.session import session
 
-PARTS: Final = ("ingest", "jobs", "verbs")
+PARTS: Final = ("ingest", "jobs", "verbs", "demo")
 NOTES: Final = (
     "Median of the rounds (lowest–highest). Spark runs with local[*], warm. The same rows and answers in every round.",
     "Growth 1: linear, in processor time. DuckDB and Spark take turns.",
@@ -40,11 +40,13 @@ def figures(asked: argparse.Namespace, folder: Path) -> Iterator[Figure]:
         spark.stop()
     if "verbs" in asked.parts:
         yield from pipeline_verbs.figures(folder, asked.rounds)
+    if "demo" in asked.parts:
+        yield from pipeline_demo.figures(asked.rounds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=PARTS, metavar="PART", help="ingest, jobs, verbs; default: all")
+    parser.add_argument("parts", nargs="*", default=PARTS, metavar="PART", help=f"{', '.join(PARTS)}; default: all")
     parser.add_argument("--lines", type=int, nargs="+", default=[1_000_000])
     parser.add_argument("--entries", type=int, nargs="+", default=[1_000_000])
     parser.add_argument("--rounds", type=int, default=3)

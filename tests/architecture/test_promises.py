@@ -1,11 +1,12 @@
-"""docs/promises.md names a test for each promise of the README and the guides, in the words of the page."""
+"""docs/promises.md names a test for each promise of the README, of the guides and of tables.md, as the page says it."""
 
 import re
 
 from .source import ROOT
 from .test_clauses import exists
 
-PAGES = {"README.md": ROOT / "README.md", **{path.name: path for path in (ROOT / "docs" / "guides").glob("*.md")}}
+OTHERS = (ROOT / "README.md", ROOT / "docs" / "tables.md")
+PAGES = {path.name: path for path in (*OTHERS, *(ROOT / "docs" / "guides").glob("*.md"))}
 # A row that describes a part of a page, and does not quote it.
 DESCRIBED = ("the table ", "the table and ")
 

@@ -89,6 +89,8 @@ def test_a_short_demo_on_spark_proves_that_nothing_is_lost(tmp_path: Path) -> No
     assert told["received"] >= told["accepted"] > 0
     sums = told["reconciliation"]
     assert (sums["accepted"], sums["delivered"], sums["lost"]) == (told["accepted"], told["accepted"], 0)
+    assert sums["up_to_date"], "the answer is from the results of the pipeline"
+    assert "  pipeline: " in stderr, "which followed the ledger"
     assert {one["destination"].partition("/")[2] for one in told["incidents"]} <= set(ENTITIES)
     assert sum(one["diverted"] for one in told["incidents"]) == sum(one["returned"] for one in told["incidents"]) > 0
     assert told["cost"]["units"]["actual"] > told["accepted"]
@@ -190,6 +192,9 @@ def test_on_a_terminal_of_80_columns_it_is_a_draw_screen_that_lives(tmp_path: Pa
     os.close(ours)
     assert demo.returncode == 0, seen
     assert f"{ESCAPE}[2K" in seen, "it is drawn over"
+    # Where no figures move, a spinner turns.
+    for step in ("the namespaces start", "the application starts", "the application ends", "the namespaces end"):
+        assert step in seen
     assert "failed over" in seen
     assert "accounted for" in seen
 

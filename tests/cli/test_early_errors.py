@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.running import COMMAND, PATIENCE, environment, invoke, run, serving
 from tests.cli.syphoned import Backlog
+from twinbus.ledger import Ledger, Stage
 from twinbus.testing import LocalNamespaces
 
 NEITHER = "contains neither a ledger nor tables"
@@ -92,6 +93,29 @@ def test_d6_a_checkpoint_url_without_a_file_system_is_refused_before_spark_start
     assert "starting Spark" not in done.stderr
     assert "./hdfs" not in done.stderr
     assert not (tmp_path / "tables").exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("ledger", "reconcile"),
+        ("ledger", "audit", "--engine", "spark", "--secondary", "Endpoint=sb://127.0.0.1:1;SharedAccessKeyName=x"),
+        ("cost", "actual"),
+        ("report",),
+    ],
+    ids=lambda verb: " ".join(verb[:2]),
+)
+def test_d6_every_verb_that_ingests_a_ledger_refuses_such_a_checkpoint_url(
+    verb: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The tables are in a temporary folder."""
+    with Ledger(tmp_path / "ledger") as ledger:
+        ledger.begin(Stage.SEND_PRIMARY, "contoso", "orders", ["a"], 1).end()
+    done = run(*verb, str(tmp_path / "ledger"), TWINBUS_CHECKPOINTS="s3a://bucket/checkpoints")
+    assert done.returncode == 1
+    assert "error: Spark has no file system for s3a://, so the checkpoints cannot be at s3a://bucket/" in done.stderr
+    assert "starting Spark" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,24 @@ def test_d6_a_segment_that_differs_there_is_named_and_not_replaced(s3: StoreServ
     assert (code, f"{longer[0]} differs there" in said) == (3, True)
 
 
+def test_d6_a_segment_that_another_process_has_shipped_since_the_listing_is_present_or_differs(
+    s3: StoreServer, tmp_path: Path
+) -> None:
+    make_segments(tmp_path / "ledger", 1)
+    url = s3.url()
+    shipping = Shipping(tmp_path / "ledger", StorageLocation.parse(url))
+    assert shipping.ship().copied == 1
+    before = files(tmp_path / "ledger")
+    make_segments(tmp_path / "ledger", 2)
+    same, other = sorted(files(tmp_path / "ledger").keys() - before.keys())
+    theirs = {**files(tmp_path / "ledger"), other: b"{}\n"}
+    for name in (same, other):
+        assert ObjectFolder(StorageLocation.parse(url)).put_new(name, theirs[name], {})
+    found = shipping.ship()
+    assert (found.copied, found.present, found.differing) == (0, 1, (other,))
+    assert content(url) == theirs
+
+
 def test_d6_a_store_that_refuses_or_does_not_answer_is_an_error_without_credentials(
     s3: StoreServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

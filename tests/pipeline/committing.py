@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.pipeline.driven import QUICK
 from twinbus.pipeline import results
+from twinbus.pipeline.bill_facts import FACTS
 from twinbus.pipeline.ingested_segments import IngestedSegments
 from twinbus.pipeline.run import PipelineRun
 from twinbus.pipeline.session import session
@@ -27,6 +28,9 @@ from twinbus.pipeline.table_storage import TableStorage
 STEPS = 4 + 3 + 4 + 1 + 3 + 2
 """Before the commits of operations, pending, entries and steps; of three tables of tallies; of four results; of
 segments; of three results that Spark does not write; before and after the commit of snapshots."""
+FACT_STEPS = 1 + 1 + len(FACTS) + 1 + 2
+"""When all batches are in, before the commits of the timeline, of segments, of each kind of facts of the bill and of
+`as_of`; before and after the commit of snapshots."""
 
 
 def mark(marks: Path, root: str) -> Path:
@@ -67,10 +71,16 @@ def main(ledger: str, marks: Path, steps: dict[str, int]) -> None:
     spark = session("committing", settings={"spark.driver.defaultJavaOptions": QUICK})
     stop_at_commits(marks, steps)
     for root in steps:
-        PipelineRun(spark, ledger, root).start(most_bytes=1)
+        threading.Thread(target=run, args=(PipelineRun(spark, ledger, root),), daemon=True).start()
         while not mark(marks, root).exists():
             time.sleep(0.05)
     threading.Event().wait()
+
+
+def run(made: PipelineRun) -> None:
+    """Ingest the ledger in batches of one segment, then make the results that need the whole history."""
+    made.start(most_bytes=1).awaitTermination()
+    made.update()
 
 
 def go_on(ledger: str, roots: list[str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
@@ -221,6 +221,34 @@ def test_d5_operations_with_many_ids_have_their_steps_in_files_of_bounded_size(
         assert max(file.rows for file in files) < 1.2 * most, "prefixes are nearly even"
         assert (len(new) > 1) == bool(steps)
         assert all(one[1] < other[0] for one, other in pairwise(new)), "files of a run have no prefix in common"
+
+
+@pytest.mark.thorough
+def test_d5_a_query_for_one_id_reads_at_most_three_files(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query of docs/tables.md, while all files are gone but those that may have the id by the log's statistics."""
+    monkeypatch.setattr(message_steps, "_FILE_ROWS", 100)
+    tables, ids, batches = Tables(spark, tmp_path / "tables"), [f"order-{number}" for number in range(300)], 4
+    for number in range(batches):
+        write(tmp_path / "ledger", number, [operation(Stage.SEND_PRIMARY, *ids, at=MIDNIGHT + number, by=number)])
+    ingest_ledger(spark, tmp_path / "ledger", tables.root, most_bytes=1).awaitTermination()
+    files = tables.files(STEPS, tables.version())
+    assert len(files) > 6
+
+    def files_with(id_: str) -> set[str]:
+        prefix = hashlib.md5(id_.encode(), usedforsecurity=False).hexdigest()[:4]
+        return {one.path for one in files if one.limits["prefix"][0] <= prefix <= one.limits["prefix"][1]}
+
+    assert {1, 2, 3} >= {len(files_with(id_)) for id_ in ids}
+    kept = files_with("order-1")
+    for file in files:
+        if file.path not in kept:
+            (tables.root / STEPS / file.path).unlink()
+    prefix = hashlib.md5(b"order-1", usedforsecurity=False).hexdigest()[:4]
+    query = f"select entry from rows where prefix = '{prefix}' and id = 'order-1'"  # noqa: S608 - digits
+    rows = QueryBuilder().register("rows", DeltaTable(tables.root / STEPS)).execute(query).read_all()
+    assert len(rows["entry"]) == batches
 
 
 DEAD = frozenset(f"syphon-host-7-{writer(number)}" for number in (0, 1, 5))

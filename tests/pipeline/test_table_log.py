@@ -151,7 +151,8 @@ def test_d5_what_was_replaced_over_a_day_ago_is_removed_and_what_is_alive_or_you
         sample.log.commit([], [old])
     before = sample.log.commit([], [recent])
     folder = sample.storage.root / "operations"
-    for file in (alive, orphan):
+    # The time when a file was replaced counts, not the time when it was written.
+    for file in (recent, alive, orphan):
         os.utime(folder / file.path, (two_days_ago, two_days_ago))
     sample.log.vacuum()
     left = {file.path: (folder / file.path).exists() for file in (old, recent, alive, orphan, new_orphan)}

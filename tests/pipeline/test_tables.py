@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,6 +14,7 @@ from twinbus.errors import OperatorError
 from twinbus.pipeline.checkpoints import has_file_system
 from twinbus.pipeline.ingest import ingest_ledger
 from twinbus.pipeline.table_log import DataFile
+from twinbus.pipeline.table_storage import OLD_FORMAT, SNAPSHOTS, TableStorage
 from twinbus.pipeline.tables import OPERATIONS, PENDING, Tables
 
 PARTITIONS = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
@@ -61,6 +63,33 @@ def test_d5_rebuilding_removes_the_tables_and_nothing_else(tables: Tables, tmp_p
     (tmp_path / "results").mkdir()
     tables.remove()
     assert (tmp_path / "results").exists(), "without tables, the folder is somebody else's"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_old", [False, True], ids=["tables", "tables of the old format"])
+def test_d5_a_removal_for_rebuilding_that_dies_at_any_step_can_be_repeated(
+    tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    if is_old:
+        tables.storage.remove(SNAPSHOTS)
+        (tmp_path / OLD_FORMAT).write_text("{}")
+    remove, count = TableStorage.remove, len([*tmp_path.iterdir()]) - 1  # without the lock
+    for step in range(count):
+        root, removed = tmp_path.with_name(f"{tmp_path.name}-{step}"), list[str]()
+        shutil.copytree(tmp_path, root)
+
+        def die(storage: TableStorage, name: str, removed: list[str] = removed, step: int = step) -> None:
+            if len(removed) == step:
+                raise InterruptedError
+            removed.append(name)
+            remove(storage, name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TableStorage, "remove", die)
+            with pytest.raises(InterruptedError):
+                Tables(tables.spark, root).remove()
+        Tables(tables.spark, root).remove()
+        assert [path.name for path in root.iterdir()] == [".lock"], removed
 
 
 def test_l7_a_table_that_is_gone_is_not_started_again_without_its_rows(tables: Tables, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import SparkSession
 
 from tests.pipeline.books import HOUR, MIDNIGHT, halves, movement, operation, segment_name, writer
-from tests.pipeline.committing import STEPS, mark
+from tests.pipeline.committing import FACT_STEPS, STEPS, mark, run
 from tests.pipeline.delta_scan import DeltaScan, is_made
 from tests.pipeline.driver_processes import LONG, kill, process, until
 from tests.tiers import Tier, budget, current_tier
@@ -242,12 +242,14 @@ FIRST_BATCH = (1, STEPS - 2)
 """Steps of the first batch, which makes the tables: after the first commit, and before the commit of snapshots."""
 LATER_BATCH = sorted({*range(0, STEPS, budget(6, 6, 1)), STEPS - 2, STEPS - 1})
 """Steps of the second batch."""
+FACTS = range(STEPS + budget(FACT_STEPS - 2, FACT_STEPS - 2, 0), STEPS + FACT_STEPS, budget(2, 2, 1))
+"""Steps of the commit after the second batch: it has the facts of the bill and the timeline."""
 
 
 def test_d5_kill_9_of_the_driver_between_any_two_commits_repeats_nothing_and_loses_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """One driver that has stopped at steps of the second batch and of the first, each in other tables."""
+    """One driver that has stopped at steps of the second batch, of the first, and after both, each in other tables."""
     ledger, log, first = tmp_path / "ledger", tmp_path / "driver.log", tmp_path / "first"
     segments(tmp_path / "made", BATCHES)
     ledger.mkdir()
@@ -256,10 +258,10 @@ def test_d5_kill_9_of_the_driver_between_any_two_commits_repeats_nothing_and_los
     shutil.copy(tmp_path / "made" / segment_name(1), ledger)
     seen_before = {str(tmp_path / f"new-{step}"): 0 for step in FIRST_BATCH}
     steps = dict(zip(seen_before, FIRST_BATCH, strict=True))
-    for step in LATER_BATCH:
+    for step in (*LATER_BATCH, *FACTS):
         copied = str(copy_of(first, tmp_path / f"known-{step}"))
         steps[copied] = step
-        seen_before[copied] = BATCHES if step == STEPS - 1 else 1
+        seen_before[copied] = BATCHES if step >= STEPS - 1 else 1
     command = [sys.executable, "-m", "tests.pipeline.committing", str(ledger), str(tmp_path), json.dumps(steps)]
     with process(*command, log=log) as driver:
         until(lambda: all(mark(tmp_path, root).exists() for root in steps), driver, log, 4 * LONG)
@@ -268,8 +270,12 @@ def test_d5_kill_9_of_the_driver_between_any_two_commits_repeats_nothing_and_los
     for root, batches in seen_before.items():
         seen = read_snapshot(Path(root))
         assert {table: len(seen[table]) for table in TABLES} == expected(batches)
-        PipelineRun(spark, ledger, Path(root)).start(most_bytes=1).awaitTermination()
-        check(Path(root), said)
+        if steps[root] in FACTS:
+            run(PipelineRun(spark, ledger, Path(root)))
+            check_facts(Path(root), said)
+        else:
+            PipelineRun(spark, ledger, Path(root)).start(most_bytes=1).awaitTermination()
+        check(Path(root), said, snapshots=BATCHES + (steps[root] in FACTS))
         check_results(Path(root), said)
 
 
@@ -291,9 +297,9 @@ def read_snapshot(root: Path | StorageLocation) -> dict[str, list[dict[str, Any]
     return {table: rows_of(root, table, version) for table, version in versions.items()}
 
 
-def check(root: Path | StorageLocation, said: list[dict[str, Any]]) -> None:
+def check(root: Path | StorageLocation, said: list[dict[str, Any]], snapshots: int = BATCHES) -> None:
     number, versions = snapshot(root)
-    assert number == BATCHES
+    assert number == snapshots
     assert versions == {table: DeltaTable(str(root / table)).version() for table in versions}, "no table is ahead"
     found = read_snapshot(root)
     ended = {line["id"] for line in said if line["kind"] == "outcome"}
@@ -325,3 +331,16 @@ def check_results(root: Path | StorageLocation, said: list[dict[str, Any]]) -> N
     assert sum(row["diverted"] for row in found["results/incidents"]) == len(diverted)
     sent = [id_ for line in begun for id_ in line["ids"] if line["stage"] in ("send_backlog", "send_primary")]
     assert sum(row["accepted"] for row in found["results/reconcile"]) == len(sent)
+
+
+def check_facts(root: Path, said: list[dict[str, Any]]) -> None:
+    """Check the facts of the bill, and the timeline, against the lines of the ledger."""
+    found = read_snapshot(root)
+    ended = {line["id"] for line in said if line["kind"] == "outcome"} | {
+        line["id"] for line in said if line["kind"] == "operation"
+    }
+    for stage, column in (("send_backlog", "diverted"), ("send_primary", "direct"), ("return_primary", "returned")):
+        begun = [line for line in said if line["kind"] in ("operation", "intent") and line["stage"] == stage]
+        messages = sum(len(line["ids"]) for line in begun if line["id"] in ended)
+        assert sum(row["messages"] for row in found["results/bill_stages"] if row["stage"] == stage) == messages
+        assert sum(row[column] for row in found["results/timeline"]) == messages

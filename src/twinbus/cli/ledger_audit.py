@@ -133,8 +133,6 @@ def audit(
         silence = None if dead_after is None else timedelta(seconds=dead_after)
         if engine is Engine.SPARK:
             refuse_no_ledger(directory)
-            if tables is not None:
-                refuse_unusable_tables(StorageLocation(str(tables)))
             with _opened_tables(tables, master) as place:
                 found = run_audit_on_spark(directory, secondary, place, name, wait, seconds, silence)
         else:
@@ -151,10 +149,11 @@ def audit(
 @contextmanager
 def _opened_tables(tables: Path | None, master: str | None) -> Iterator[Tables]:
     """Yield the tables in this folder, or in a temporary folder."""
-    spark = spark_session("twinbus ledger audit", master)
-    from twinbus.pipeline import Tables  # noqa: PLC0415 - needs Spark
-
     with TemporaryDirectory(prefix="twinbus-audit-") if tables is None else nullcontext(tables) as folder:
+        refuse_unusable_tables(StorageLocation(str(folder)))
+        spark = spark_session("twinbus ledger audit", master)
+        from twinbus.pipeline import Tables  # noqa: PLC0415 - needs Spark
+
         yield Tables(spark, folder)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -68,7 +68,8 @@ async def run_demo(options: DemoOptions, world: DemoProcesses, show: TextDisplay
     """Run all steps. Raises OperatorError if a step fails."""
     clock = _Stopwatch()
     show.chapter("1  Two namespaces, and an application that sends and receives")
-    primary, secondary = await asyncio.gather(world.serve("primary"), world.serve("secondary"))
+    with show.busy("the namespaces start"):
+        primary, secondary = await asyncio.gather(world.serve("primary"), world.serve("secondary"))
     world.connect()
     if options.engine is Engine.SPARK:
         world.begin_pipeline(show.pipeline)
@@ -95,9 +96,11 @@ async def _outage(
         f"{BACKLOG_QUEUES} backlog queues; {options.rate:g} messages a second through a pair; seed {options.seed}"
     )
     books = world.folder / LEDGER
-    async with running(
-        strings["primary"], strings["secondary"], books, options.rate, options.seed, on_event
-    ) as application:
+    async with AsyncExitStack() as stack:
+        with show.busy("the application starts"):
+            application = await stack.enter_async_context(
+                running(strings["primary"], strings["secondary"], books, options.rate, options.seed, on_event)
+            )
         watch = Monitor(application.pair, application.kept)
         watches.append(watch)
         with show.live(world.ports):
@@ -115,6 +118,8 @@ async def _outage(
                 await _wait_for_receivers(application, strings["primary"])
                 clock.lap("receive")
         application.kept.diverted = watch.read_state().flow.diverted
+        with show.busy("the application ends"):
+            await stack.aclose()
     return application.kept, primary
 
 
