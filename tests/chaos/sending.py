@@ -104,12 +104,16 @@ def message_sources(work: Sending) -> Sequence[MessageSource]:
 
 def run_threads(work: Sending) -> None:
     """Send until SIGTERM."""
+    # While another thread starts a thread, it may take the signal, and a main thread that waits for a lock does not wake
+    # up then. A signal that every thread blocks stays pending until `sigwait` takes it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
     with twinbus.pair_connection_strings(work.primary, work.secondary, options=work.options) as pair:
         threads = [threading.Thread(target=_send, args=(pair, desk, ended)) for desk in message_sources(work)]
         for thread in threads:
             thread.start()
+        signal.sigwait({signal.SIGTERM})
+        ended.set()
         for thread in threads:
             thread.join()
 
