@@ -51,33 +51,51 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return SparkOnFewWorkers(config, log)
 
 
-SESSION, DRIVERS = "tests with the Spark session", "tests that start Spark drivers"
-STORES = "tests/pipeline/test_object_stores.py"
-OWN_DRIVERS = tuple(
-    f"tests/pipeline/test_{name}.py::"
-    for name in ("servicebus_kills", "servicebus_secrets", "spark_elsewhere", "spark_kills", "tables_while_written")
-)
+# The groups of Spark's tests, the longest first. One worker runs a group. A group with a session starts a JVM for it,
+# which takes half a minute.
+_SESSION, _RESULTS_SESSION = "tests with a Spark session", "tests of results with a Spark session"
+_OF_RESULTS = {
+    "actual_cost", "clocks", "money_from_facts", "new_operations", "pipeline_run", "reconcile_audit", "results",
+}  # fmt: skip
+_DRIVERS = {
+    "Spark drivers that are killed, and that write tables": {"spark_kills", "tables_while_written"},
+    "Spark drivers whose source is killed": {"servicebus_kills"},
+    "Spark drivers with object stores": {"object_stores"},
+    "Spark drivers in other surroundings": {"servicebus_secrets", "spark_elsewhere"},
+}
+SPARK_GROUPS = (_SESSION, _RESULTS_SESSION, *_DRIVERS)
+MOST_SPARK_WORKERS = 3
+
+
+def spark_group(nodeid: str) -> str | None:
+    """Returns the group of a test of Spark; None for other tests."""
+    folder, _, name = nodeid.partition("::")[0].removeprefix("tests/").rpartition("/test_")
+    if folder not in {"pipeline", "report"}:
+        return None
+    module = name.removesuffix(".py")
+    for group, modules in _DRIVERS.items():
+        if module in modules:
+            return group
+    # The tier `quick` has so few of these tests that a second JVM would cost more time than it saves.
+    return _RESULTS_SESSION if module in _OF_RESULTS and current_tier() is not Tier.QUICK else _SESSION
 
 
 class SparkOnFewWorkers(LoadScopeScheduling):  # type: ignore[misc]  # as above
-    """Gives the tests of Spark to three workers, first of all; the files of other tests to free workers.
-
-    One worker has the tests with the Spark session: another session would cost a JVM and half a minute. One worker has
-    the tests that start drivers of their own, which take longest; one worker has those with object stores, which start
-    drivers too. Tests of one file share servers, so they stay together.
+    """Gives the groups of Spark's tests to at most three workers at a time, first of all; the files of other tests to
+    free workers. Tests of one file share servers, so they stay together.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(OWN_DRIVERS):
-            return DRIVERS
-        if nodeid.startswith(STORES):
-            return STORES
-        return SESSION if nodeid.startswith(("tests/pipeline/", "tests/report/")) else nodeid.partition("::")[0]
+        return spark_group(nodeid) or nodeid.partition("::")[0]
 
     def _assign_work_unit(self, node: Any) -> None:
-        for scope in (STORES, DRIVERS, SESSION):
-            if scope in self.workqueue:
-                self.workqueue.move_to_end(scope, last=False)
+        units = [unit for work in self.assigned_work.values() for unit in work.items()]
+        at_work = [scope for scope, done in units if scope in SPARK_GROUPS and not all(done.values())]
+        waiting = [scope for scope in SPARK_GROUPS if scope in self.workqueue]
+        for scope in waiting:
+            self.workqueue.move_to_end(scope)
+        if waiting and len(at_work) < MOST_SPARK_WORKERS:
+            self.workqueue.move_to_end(waiting[0], last=False)
         super()._assign_work_unit(node)
 
 
