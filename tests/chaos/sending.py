@@ -104,8 +104,8 @@ def message_sources(work: Sending) -> Sequence[MessageSource]:
 
 def run_threads(work: Sending) -> None:
     """Send until SIGTERM."""
-    # A thread that starts another thread may take the signal. Then a main thread that waits for a lock does not wake up.
-    # A signal that every thread blocks stays pending until `sigwait` takes it.
+    # A thread that starts another thread may take the signal, and then a main thread that waits for a lock does not
+    # wake up. A signal that every thread blocks stays pending until `sigwait` takes it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     ended = threading.Event()
     with twinbus.pair_connection_strings(work.primary, work.secondary, options=work.options) as pair:

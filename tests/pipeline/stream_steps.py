@@ -96,8 +96,8 @@ class Entity:
         return [one.sequence_number or 0 for one in self.receiver.peek_messages(1000, sequence_number=1)]
 
     def query(self, **options: object) -> Query:
-        told = {"connectionString": self.namespace.connection_string, "entity": self.name, "pollInterval": NO_PAUSE}
-        told.update(options)
+        told: dict[str, object] = {"connectionString": self.namespace.connection_string, "entity": self.name}
+        told |= {"pollInterval": NO_PAUSE, **options}
         return Query({name: str(value) for name, value in told.items()})
 
 
