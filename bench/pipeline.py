@@ -39,7 +39,7 @@ def figures(asked: argparse.Namespace, folder: Path) -> Iterator[Figure]:
             yield from pipeline_jobs.figures(spark, folder, asked.entries, asked.rounds)
         spark.stop()
     if "verbs" in asked.parts:
-        yield from pipeline_verbs.figures(folder, asked.rounds)
+        yield from pipeline_verbs.figures(folder / "verbs", asked.lines, asked.rounds)
     if "demo" in asked.parts:
         yield from pipeline_demo.figures(asked.rounds)
 
