@@ -1,9 +1,10 @@
-"""Draws a verb's help so that it fits 80 columns: names of options and variables are whole, and paragraphs are filled.
+"""Draws a verb's help so that it fits 80 columns, without cutting names of options and variables.
 
 Typer puts names, types and help into six columns of one table. On a small terminal that leaves some 20 columns for the
 help, and Rich cuts longer words. `fit_help` replaces Typer's function for one panel of options or arguments: the name
-and its type stand in one column, and above the help if they are too long for it. `fit_help` also replaces the function
-that keeps the line breaks of a docstring, which has longer lines than a small terminal.
+and its type are in one column, or above the help if they are too long for this column. Typer also keeps the line breaks
+of a docstring, whose lines are longer than a small terminal. `fit_help` replaces the function that does this:
+`fill_paragraphs` joins the lines of a paragraph.
 """
 
 from __future__ import annotations

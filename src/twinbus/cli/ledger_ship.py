@@ -77,7 +77,7 @@ def _shipped(shipping: Shipping, target: StorageLocation) -> ShippedSegments:
 def _follow(
     shipping: Shipping, found: ShippedSegments, target: StorageLocation, every: float, *, json: bool, debug: bool
 ) -> ShippedSegments:
-    """Ship new segments until a signal. What a store or a disk refuses is reported and tried again."""
+    """Ship new segments until a signal. After an error of the store or the disk, print the error and try again."""
     stopping = stop_on_signals()
     told = found.differing
     while not stopping.wait(every):

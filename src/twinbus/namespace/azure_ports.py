@@ -30,7 +30,7 @@ _SYSTEM_STORE: Final = "/usr/local/share/ca-certificates"  # Debian's
 
 
 class AzurePorts:
-    """The two ports. They are bound first, and listen when the namespaces have started."""
+    """The two ports. The constructor binds them. `listen` is called when the namespaces have started."""
 
     def __init__(self, names: AzureNames, host: str, tls: Path) -> None:
         """Bind the ports. `tls` is the directory of the certificates. Raises OperatorError."""

@@ -54,8 +54,8 @@ _log = logging.getLogger(__name__)
 
 # The longest time of a timer, in seconds: event loops refuse timers of years. A timer that fires early is set again.
 _LONGEST_TIMER = 86_400.0
-# After a failed decision, the timer of the root entity and the forward wait this long, so that a failing read is not
-# repeated without a pause.
+# After a failed decision, the timer of the entity waits this long before it fires again. A failed forward waits as long
+# before the next try. Otherwise, a read that fails would be repeated without a pause.
 _PAUSE_MS = 1_000
 _TOKEN_BYTES = 16
 _TOKENS_PER_DRAW = 1_024

@@ -315,7 +315,10 @@ class AioAdministration:
                     assert_never(request)
 
     async def request(self, method: Callable[..., Awaitable[T]], *arguments: object, **keywords: object) -> T:
-        """Call a method of the client within our timeout, trusting a local namespace. Records the request."""
+        """Call a method of the SDK's client with a timeout, and record the request.
+
+        For a local namespace, the client trusts the certificate authority of this namespace.
+        """
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._seconds):

@@ -377,7 +377,7 @@ class _CallbackThread:
         call()
 
     def forked(self) -> None:
-        # The parent calls the callbacks that wait. Its thread does not exist in the child.
+        # The thread and the waiting callbacks belong to the parent. The child starts with an empty queue and no thread.
         self._waiting = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread = None
@@ -425,7 +425,7 @@ class _CallbackLoop:
         asyncio.get_running_loop().call_soon(call)
 
     def forked(self) -> None:
-        """Do nothing: there is no lock, and the event loop with its tasks is the parent's."""
+        """Do nothing: there is no lock, and the event loop and its tasks belong to the parent."""
 
     def close(self) -> None:
         for task in tuple(self._tasks):

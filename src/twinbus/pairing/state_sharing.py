@@ -666,7 +666,7 @@ class _StateLook:
 
 
 def look_seconds(until: float | None, now: float) -> float:
-    """Return how long a call waits for the first look, if its time ends at `until`: half of its time at most."""
+    """Return how long a call waits for the first look: LOOK_SECONDS, but at most half of the time until `until`."""
     return LOOK_SECONDS if until is None else min(LOOK_SECONDS, max((until - now) / 2, 0.0))
 
 

@@ -52,8 +52,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     _WORKER_START_TIMEOUT: "120s",  # the default of 15 s ends queries on a busy machine
 }
-# Over Spark Connect, Spark shows each request as a text, with the values of all options. It hides what this regular
-# expression finds there.
+# Over Spark Connect, Spark shows each request as a text, with the values of all options. In this text, Spark hides each
+# match of this regular expression.
 _HIDDEN_TEXTS: Final = "spark.sql.redaction.string.regex"
 _KEY_IN_TEXT: Final = r"""(?i)sharedaccess(?:key|signature)\s*=[^;"'\\]*"""
 LOCAL_SETTINGS: Final[Mapping[str, str]] = {
@@ -121,8 +121,9 @@ def session(
 
 
 def _hide_keys_in_texts(spark: SparkSession) -> None:
-    """Makes Spark hide keys in the texts of requests, beside what the cluster already hides there."""
-    hidden = spark.conf.get(_HIDDEN_TEXTS, "")  # of the cluster, too: Spark looks up spark.redaction.string.regex
+    """Makes Spark hide keys in the texts of requests. What the cluster already hides there stays hidden."""
+    # If the setting has no value, Spark returns the cluster's spark.redaction.string.regex.
+    hidden = spark.conf.get(_HIDDEN_TEXTS, "")
     if not hidden:
         spark.conf.set(_HIDDEN_TEXTS, _KEY_IN_TEXT)
     elif _KEY_IN_TEXT not in hidden:

@@ -50,7 +50,7 @@ class SyphonState(StrEnum):
 class SyphonBrokenError(TwinbusError):
     """A pump ended because of a defect in Twinbus.
 
-    No message is lost: the broker delivers the messages that the pump held again when their locks end.
+    No message is lost: when the locks of the pump's messages end, the broker delivers these messages again.
     """
 
 

@@ -258,14 +258,14 @@ class ConnectionInput:
         self._unstored_bytes = 0
 
     def storing(self, size: int) -> None:
-        """Add a message of `size` bytes that waits to be stored."""
+        """Count a message of `size` bytes that waits to be stored. Stop reading if too many bytes wait."""
         self._unstored_bytes += size
         if self._unstored_bytes > _MAX_UNSTORED_BYTES:
             self._stream.pause_reading("incoming")
             self._account.hold("messages that wait to be stored", self._unstored_bytes)
 
     def stored(self, size: int) -> None:
-        """Subtract a message of `size` bytes that was stored or refused."""
+        """Stop counting a message of `size` bytes that was stored or refused. Read again if few enough bytes wait."""
         was_too_much = self._unstored_bytes > _MAX_UNSTORED_BYTES
         self._unstored_bytes -= size
         if was_too_much and self._unstored_bytes <= _MAX_UNSTORED_BYTES:

@@ -238,7 +238,7 @@ def layout(connection: apsw.Connection) -> set[tuple[str, str, str]]:
 
 @cache
 def _versions_by_layout() -> Mapping[frozenset[tuple[str, str, str]], int]:
-    """Return the layout of each version."""
+    """Return the version of a store by its layout, for all versions."""
     connection = apsw.Connection("")
     versions = {}
     try:
@@ -315,9 +315,10 @@ def connect(path: Path, vfs: str | None, cache_kib: int) -> apsw.Connection:
 def checked_version(connection: apsw.Connection, path: Path) -> int:
     """Return the version of the file. Raises StoreError if this is no Twinbus store that this version can use.
 
-    A store of the current version whose header says something else is damaged, but it has the current version. A store
-    of an older version whose header says something else is refused: nothing can be accepted without checksums, and a
-    migration from the wrong version would alter the file.
+    If the tables are those of a version, they decide. If the header then has another kind or version, the store is
+    damaged. A damaged store of the current version is not refused here: `examine` reports the damage, and
+    `--accept-damage` repairs it. A damaged store of an older version is refused, because a migration from the wrong
+    version would alter the file. If no version has these tables, the header decides.
     """
     application_id, version = read_header(connection)
     of_tables = _version_of_tables(connection)
@@ -350,7 +351,7 @@ def read_header(connection: apsw.Connection) -> tuple[int, int]:
 
 
 def header_damage(connection: apsw.Connection, version: int) -> list[str]:
-    """Return what the header says wrongly of a store whose tables are those of `version`."""
+    """Return a text for each wrong value in the header of a store. `version` is the version that its tables show."""
     application_id, said = read_header(connection)
     found = []
     if application_id != APPLICATION_ID:
@@ -361,15 +362,15 @@ def header_damage(connection: apsw.Connection, version: int) -> list[str]:
 
 
 def _version_of_tables(connection: apsw.Connection) -> int | None:
-    """Return the version whose tables the file has; None if it has others.
+    """Return the version of a store with these tables; None if no version has them.
 
-    For the current version, the totals must have their checksum too.
+    Also None if the tables are those of the current version, but the checksum of the totals is wrong.
     """
     try:
         version = _versions_by_layout().get(frozenset(layout(connection)))
         return version if version != VERSION or are_totals_intact(connection) else None
     except (*DAMAGE_ERRORS, *UNREADABLE, apsw.IOError):
-        return None  # what cannot be read is found when the file is examined
+        return None  # `examine` reports what cannot be read
 
 
 def are_totals_intact(connection: apsw.Connection) -> bool:

@@ -263,7 +263,7 @@ def _oldest_found(watch: BacklogWatch, status: QueueStatus, oldest: OldestMessag
 def _waiting_since(status: QueueStatus, oldest: OldestMessage, same_front: bool, now: float) -> float:
     """Return the time since which the oldest message could have been delivered but was not."""
     if oldest.entity_failed_over:
-        return now  # Nobody could deliver the message until now.
+        return now  # While the entity is failed over, no syphon delivers the message: this time does not count.
     if same_front:
         return status.waiting_since
     if status.peeked:

@@ -58,7 +58,7 @@ class Provisioner:
                 failed = done.failed
 
     def _try_first(self) -> tuple[QueueCause, ...]:
-        """Return the queues that the first try did not find, for the next tries."""
+        """Try once to find or create the queues. Return the queues that failed, which the next tries repeat."""
         try:
             done = self._administration.provision(self._state.queues, self._state.options)
         except Exception as error:

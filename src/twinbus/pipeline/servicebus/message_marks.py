@@ -34,7 +34,8 @@ _BROKERS: Final = {
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # The first and the last millisecond of the years 1 to 9999, in ms since 1970.
 _FIRST_INSTANT, _LAST_INSTANT = -62_135_596_800_000, 253_402_300_799_999
-# Type codes of AMQP: a symbol of at most 255 bytes, and the two that broker annotations usually have.
+# Type codes of AMQP. The key of a broker's annotation is usually a symbol of at most 255 bytes, its value one of the
+# other two types.
 _SYMBOL, _LONG, _TIMESTAMP = 0xA3, 0x81, 0x83
 
 

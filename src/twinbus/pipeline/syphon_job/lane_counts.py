@@ -72,7 +72,7 @@ class LaneProgress:
 
     @classmethod
     def of_json(cls, text: str | bytes) -> Self:
-        """Raises ValueError, TypeError or KeyError if the text is no such object."""
+        """Reads the text of `to_json`. Raises ValueError, TypeError or KeyError if it is another text."""
         values = json.loads(text)
         counts = {path: MessageCounts(**one) for path, one in values["counts"].items()}
         return cls(LaneTry(*values["lane"]), counts, values["operations"])
