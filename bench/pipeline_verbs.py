@@ -30,7 +30,7 @@ VERBS: Final[tuple[tuple[str, ...], ...]] = (
     ("report", "TABLES", "--output", "REPORT"),
 )
 _MESSAGES: Final = 100
-CODES: Final = (0, 1, 3)
+_CODES: Final = (0, 1, 3)
 """Exit codes of a verb that answered: a large ledger has lines that are no entries, so nothing is proven."""
 
 
@@ -68,7 +68,7 @@ def _figures(folder: Path, lines: int, rounds: int) -> Iterator[Figure]:
             began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
             ended = subprocess.run(command, check=False, capture_output=True, cwd=folder)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            if ended.returncode not in CODES:
+            if ended.returncode not in _CODES:
                 raise subprocess.CalledProcessError(ended.returncode, command, ended.stdout, ended.stderr)
             seconds.values.append(time.perf_counter() - began)
             cpu.values.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
