@@ -130,21 +130,22 @@ class SimulatedPair:
             self._pings.append(one)
             if self.world.places[cell.entity.path] in ("works", "full"):
                 self.good_pings.add(one)
-            self.process.watchers[cell.entity.path].ping_begins(self)
+            self.process.watchers[cell.entity.path].ping_begins(self, episode)
             self.world.attempt(cell.entity.path, partial(self._pinged, one), with_message=False)
             if self.world.chance.random() < self.world.ends_during_pings:
                 killed = self.world.chance.random() < 0.3
                 self.world.after(0.0, lambda: self.world.end(self.process, killed=killed))
 
     def stop_ping(self, cell: SharedEntity) -> None:
-        """Do nothing: the answer of the ping still arrives, as it may with threads."""
+        """Stop the ping of an entity. Its answer still arrives, as it may with threads."""
+        self.process.watchers[cell.entity.path].pings_stop(self)
 
     def _pinged(self, one: tuple[SharedEntity, int], failure: FailureKind | None) -> None:
         if self.runs and one in self._pings:
             self._pings.remove(one)
             self.good_pings.discard(one)
             cell, episode = one
-            self.process.watchers[cell.entity.path].ping_ends(self)
+            self.process.watchers[cell.entity.path].ping_ends(self, episode)
             if failure is not None:
                 cell.advance(PingFailed(episode, failure))
             else:
@@ -162,7 +163,7 @@ class SimulatedPair:
         self.is_open = False
         others = self.process.leave(self)
         for cell, episode in self._pings:
-            self.process.watchers[cell.entity.path].ping_ends(self)
+            self.process.watchers[cell.entity.path].ping_ends(self, episode)
             if others:
                 cell.advance(PingFailed(episode, FailureKind.UNKNOWN))
         for failed in list(self._waiting):
@@ -173,8 +174,8 @@ class SimulatedPair:
     def die(self) -> None:
         """Close the event loop under the pair: its timers and pings end without a word."""
         self.is_alive = False
-        for cell, _ in self._pings:
-            self.process.watchers[cell.entity.path].ping_ends(self)
+        for cell, episode in self._pings:
+            self.process.watchers[cell.entity.path].ping_ends(self, episode)
         # A task of a closed loop never ends, so its result is not reported either, also when the pair is closed later.
         self._pings.clear()
 
@@ -244,20 +245,24 @@ class Watcher:
     def __init__(self, process: Process, path: str) -> None:
         self._process, self._world = process, process.world
         self._cell = process.cells[path]
-        self._pinging: set[SimulatedPair] = set()
+        self._pinging: set[tuple[SimulatedPair, int]] = set()
+        """The pings in progress that were not stopped: who sent each, and in which episode."""
         self._quiet_since: float | None = None
 
-    def ping_begins(self, pair: SimulatedPair) -> None:
+    def ping_begins(self, pair: SimulatedPair, episode: int) -> None:
         entity = self._cell.entity
         if entity.mode not in (EntityMode.FAILED_OVER, EntityMode.UNUSABLE):
             raise ViolationError(f"a ping while {entity.mode}")
-        if any(one.runs and one.blocked_until <= self._world.time for one in self._pinging):
+        if any(one.runs and one.blocked_until <= self._world.time for one, _ in self._pinging):
             raise ViolationError("two pings of one process at once")
-        self._pinging.add(pair)
+        self._pinging.add((pair, episode))
         self._quiet_since = self._world.time
 
-    def ping_ends(self, pair: SimulatedPair) -> None:
-        self._pinging.discard(pair)
+    def ping_ends(self, pair: SimulatedPair, episode: int) -> None:
+        self._pinging.discard((pair, episode))
+
+    def pings_stop(self, pair: SimulatedPair) -> None:
+        self._pinging = {one for one in self._pinging if one[0] is not pair}
 
     def check(self) -> None:
         """Check that pings come while an entity is failed over, though the loop that sent them was closed (G2)."""
