@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.conftest import SEEDS
+from tests.chaos.conftest import seeds_of_tier
 from tests.chaos.outage_plan import Outage, OutagePlan, Trouble, outage_plan
 from tests.chaos.run import ChaosNamespaces, ChaosRun
 from tests.chaos.sending import TASKS, THREADS
@@ -51,7 +51,7 @@ def test_nothing_reported_safe_is_lost_and_every_further_copy_is_explained(
 
 @pytest.mark.thorough
 def test_the_seeds_meet_every_outage_every_trouble_and_every_place() -> None:
-    stories = [outage_plan(seed) for seed in range(SEEDS)]
+    stories = [outage_plan(seed) for seed in range(seeds_of_tier())]
     assert {one.outage for one in stories} == set(Outage)
     assert {one.trouble for one in stories} == set(Trouble)
     fates = [fate for one in stories for lives in one.fates for fate in lives]
