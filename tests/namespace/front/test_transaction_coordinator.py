@@ -1,5 +1,6 @@
 """Transactions: sends and settlements on several entities are committed together or not at all."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -227,19 +228,28 @@ async def test_a_refused_message_rolls_back_the_transaction(acting: TransactionP
 async def test_a_transaction_times_out_by_itself(
     dial: Callable[..., Awaitable[Peer]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    timed_out = asyncio.Event()
+
+    def time_out(self: transaction_coordinator.Transactions, transaction: bytes) -> None:
+        _time_out(self, transaction)
+        timed_out.set()
+
+    monkeypatch.setattr(transaction_coordinator.Transactions, "declare", _declare_for_a_moment)
+    monkeypatch.setattr(transaction_coordinator.Transactions, "_time_out", time_out)
     peer = await dial()
     assert await peer.put_token() == 202
-    monkeypatch.setattr(transaction_coordinator.Transactions, "declare", _declare_for_a_moment)
     acting = await TransactionPeer.on(peer)
     name = await acting.begin()
     orders = await peer.sender("orders")
-    while condition_of_sent((await acting.send(orders, name, "late"))[0]) is None:
-        pass
+    await acting.send(orders, name, "early")  # on a slow machine, late
+    await timed_out.wait()
+    assert condition_of_sent((await acting.send(orders, name, "late"))[0]) == "amqp:transaction:timeout"
     assert await acting.commit(name) == "amqp:transaction:timeout"
     assert await left(peer, "orders") == []
 
 
 _declare = transaction_coordinator.Transactions.declare
+_time_out = transaction_coordinator.Transactions._time_out
 
 
 def _declare_for_a_moment(self: transaction_coordinator.Transactions) -> Any:
