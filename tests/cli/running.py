@@ -2,13 +2,17 @@
 
 import json
 import os
+import pty
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fcntl import ioctl
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,41 @@ def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
 def invoke(*arguments: str, input: str | None = None, **more: str) -> Result:
     """Run the command line in the process of the test, which imports the SDK only once. `more` is its environment."""
     return CliRunner().invoke(app, arguments, input=input, env={"COLUMNS": "200", "NO_COLOR": "1", **more})
+
+
+def in_terminal(
+    *arguments: str | bytes,
+    typed: str = "",
+    columns: int = 80,
+    variables: Mapping[str, str] | None = None,
+    patience: float = PATIENCE,
+) -> tuple[int, str]:
+    """Run a verb on a terminal with this number of columns. Returns its exit code and its output."""
+    leader, follower = pty.openpty()
+    ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    inherited = environment(TERM="xterm-256color", **(variables or {}))
+    for name in ("COLUMNS", "NO_COLOR"):
+        del inherited[name]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], env=inherited, stdin=follower, stdout=follower, stderr=follower, start_new_session=True
+    )
+    os.close(follower)
+    if typed:
+        os.write(leader, typed.encode())
+    written, deadline = b"", time.monotonic() + patience
+    try:
+        while select.select([leader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            try:
+                read = os.read(leader, 65536)
+            except OSError:  # the other end was closed
+                break
+            written += read
+        return process.wait(max(0.1, deadline - time.monotonic())), written.decode("utf-8", "surrogateescape")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        os.close(leader)
 
 
 class Serving:

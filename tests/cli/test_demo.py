@@ -6,13 +6,10 @@ import asyncio
 import contextlib
 import io
 import json
-import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.cli.running import COMMAND, environment, invoke
+from tests.cli.running import COMMAND, environment, in_terminal, invoke
 from twinbus.backlog import backlog_queue_path
 from twinbus.cli.connections import backlog_name
 from twinbus.cli.demo import keep_page
@@ -179,34 +176,15 @@ def test_the_process_that_has_spark_ends_with_all_it_started_once_the_demo_is_go
 
 @pytest.mark.thorough
 def test_on_a_terminal_of_80_columns_it_is_a_draw_screen_that_lives(tmp_path: Path) -> None:
-    ours, theirs = os.openpty()
-    with subprocess.Popen(
-        [*COMMAND, "demo", "--rate", "30", "--engine", "native", "--seconds", "3"],
-        env={**environment(TMPDIR=str(tmp_path), TERM="xterm-256color", COLUMNS="80", LINES="30")},
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-    ) as demo:
-        os.close(theirs)
-        seen = read_all(ours)
-    os.close(ours)
-    assert demo.returncode == 0, seen
+    options = ("--rate", "30", "--engine", "native", "--seconds", "3")
+    code, seen = in_terminal("demo", *options, variables={"TMPDIR": str(tmp_path)}, patience=PATIENCE)
+    assert code == 0, seen
     assert f"{ESCAPE}[2K" in seen, "it is drawn over"
     # Where no figures move, a spinner turns.
     for step in ("the namespaces start", "the application starts", "the application ends", "the namespaces end"):
         assert step in seen
     assert "failed over" in seen
     assert "accounted for" in seen
-
-
-def read_all(terminal: int) -> str:
-    text, deadline = b"", time.monotonic() + PATIENCE
-    while select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        try:
-            text += os.read(terminal, 65536)
-        except OSError:  # its other end is closed
-            return text.decode()
-    raise AssertionError(f"it did not end: {text.decode()[-2000:]}")
 
 
 def test_without_pyspark_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,22 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
-from collections.abc import Mapping
-from fcntl import ioctl
 from pathlib import Path
 
 import pytest
 
-from tests.cli.running import COMMAND, PATIENCE, environment, run, serving
+from tests.cli.running import PATIENCE, environment, in_terminal, run, serving
 from tests.cli.syphoned import Backlog, ids_of
 from tests.namespace.front.amqp_peer import Peer
 from twinbus.amqp import Connection, ConnectionClosed, Error
@@ -40,37 +33,6 @@ _CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 def controls(shown: str) -> list[str]:
     """Return the control characters and invisible characters in the output, without those that Rich writes."""
     return _CONTROLS.findall(_OWN.sub("", shown.replace("\r\n", "\n").replace("\r\x1b[2K", "")))
-
-
-def in_terminal(
-    *arguments: str | bytes, typed: str = "", columns: int = 80, variables: Mapping[str, str] | None = None
-) -> tuple[int, str]:
-    """Run a verb on a terminal with this number of columns. Returns its exit code and its output."""
-    leader, follower = pty.openpty()
-    ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    inherited = environment(TERM="xterm-256color", **(variables or {}))
-    for name in ("COLUMNS", "NO_COLOR"):
-        del inherited[name]
-    process = subprocess.Popen(
-        [*COMMAND, *arguments], env=inherited, stdin=follower, stdout=follower, stderr=follower, start_new_session=True
-    )
-    os.close(follower)
-    if typed:
-        os.write(leader, typed.encode())
-    written, deadline = b"", time.monotonic() + PATIENCE
-    try:
-        while select.select([leader], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            try:
-                read = os.read(leader, 65536)
-            except OSError:  # the other end was closed
-                break
-            written += read
-        return process.wait(max(0.1, deadline - time.monotonic())), written.decode("utf-8", "surrogateescape")
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        os.close(leader)
 
 
 @pytest.fixture

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +20,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from tests.cli.running import COMMAND, environment
-from tests.cli.test_demo import read_all
+from tests.cli.running import in_terminal
 from tests.pipeline.books import MIDNIGHT, halves, history, operation, segment_name, write_segments, writer
 from twinbus.cli.main import app
 from twinbus.cli.pipeline import follow_ledger
@@ -304,18 +301,8 @@ def test_d5_the_verb_prints_a_line_for_each_batch(tmp_path: Path) -> None:
 def test_d5_on_a_terminal_the_verb_shows_what_it_does_below_the_lines_of_its_batches(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
     (tmp_path / "ledger" / segment_name(1)).write_text(encode_entry(operation(Stage.SEND_PRIMARY, "a")))
-    ours, theirs = os.openpty()
-    with subprocess.Popen(
-        [*COMMAND, "pipeline", "run", str(tmp_path / "ledger"), str(tmp_path / "tables")],
-        env=environment(TERM="xterm-256color"),
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-    ) as process:
-        os.close(theirs)
-        seen = read_all(ours)
-    os.close(ours)
-    assert process.returncode == 0, seen
+    code, seen = in_terminal("pipeline", "run", str(tmp_path / "ledger"), str(tmp_path / "tables"), patience=800.0)
+    assert code == 0, seen
     phases = ("starting Spark", "reading new entries", "computing results", "counting the facts of bill and report")
     for phase in phases:
         assert re.search(rf"{phase} … \d+ s", seen), phase
