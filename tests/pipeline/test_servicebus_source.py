@@ -20,6 +20,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import spark_partition_id
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from tests import tinyproxy
@@ -73,15 +74,14 @@ def _stream(spark: SparkSession, namespace: LocalNamespace, queue: str, **option
     return spark.readStream.format("servicebus").options(**{name: str(value) for name, value in told.items()}).load()
 
 
+def _writer(stream: DataFrame, folder: Path) -> DataStreamWriter:
+    """Returns the writer of a query whose messages `_ids_written` finds."""
+    writer = stream.writeStream.format("parquet").option("path", str(folder / "out"))
+    return writer.option("checkpointLocation", str(folder / "checkpoint"))
+
+
 def _run_available(stream: DataFrame, folder: Path) -> None:
-    query = (
-        stream.writeStream.format("parquet")
-        .option("path", str(folder / "out"))
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    _writer(stream, folder).trigger(availableNow=True).start().awaitTermination()
 
 
 def _ids_written(spark: SparkSession, folder: Path) -> list[str]:
@@ -412,15 +412,8 @@ def test_d1_a_restarted_stream_goes_on_where_it_was_and_completes_what_was_left(
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
 ) -> None:
     _numbered(client, queue, 0, 10)
-    query = (
-        _stream(spark, namespace, queue)
-        .writeStream.format("parquet")
-        .option("path", str(tmp_path / "out"))
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(once=True)  # ends without a further look at the source
-        .start()
-    )
-    query.awaitTermination()
+    writer = _writer(_stream(spark, namespace, queue), tmp_path)
+    writer.trigger(once=True).start().awaitTermination()  # ends without a further look at the source
     assert len(_ids_left(client, queue)) == 10
     _numbered(client, queue, 10, 20)
     _run_available(_stream(spark, namespace, queue), tmp_path)
@@ -433,8 +426,7 @@ def test_d1_a_stream_that_is_stopped_before_it_looks_again_completes_when_it_is_
     spark: SparkSession, namespace: LocalNamespace, client: ServiceBusClient, queue: str, tmp_path: Path
 ) -> None:
     _numbered(client, queue, 0, 10)
-    writer = _stream(spark, namespace, queue).writeStream.format("parquet").option("path", str(tmp_path / "out"))
-    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer = _writer(_stream(spark, namespace, queue), tmp_path)
     query = writer.trigger(processingTime="365 days").start()  # one batch now, and the next look much later
     while not (tmp_path / "checkpoint" / "commits" / "0").exists():
         assert query.isActive, query.exception()
@@ -563,8 +555,7 @@ def test_d1_a_running_query_survives_a_restart_of_its_namespace(
 ) -> None:
     _numbered(client, queue, 0, 3)
     stream = _stream(spark, namespace, queue, pollInterval=0.1)
-    writer = stream.writeStream.format("parquet").option("path", str(tmp_path / "out"))
-    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    query = _writer(stream, tmp_path).start()
     query.processAllAvailable()
     assert _ids_left(client, queue) == [], "nothing new has arrived"
     namespace.kill()
