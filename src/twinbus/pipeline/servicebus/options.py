@@ -97,6 +97,8 @@ class SourceOptions:
             spelled, attribute, read = known
             try:
                 values[attribute] = read(text)
+            except NetworkOptionError as error:
+                raise SourceOptionError(f"option {spelled} cannot be used: {error}") from None
             except ValueError as error:
                 raise SourceOptionError(f"option {spelled} {error}") from None
         if values.get("sessions"):
@@ -245,18 +247,12 @@ def _transport_type(text: str) -> TransportType:
 
 
 def _proxy(text: str) -> str:
-    try:
-        HttpProxy.parse(text)
-    except NetworkOptionError as error:
-        raise ValueError(f"cannot be used: {error}") from None
+    HttpProxy.parse(text)  # raises NetworkOptionError
     return text
 
 
 def _custom_endpoint(text: str) -> str:
-    try:
-        NetworkOptions(custom_endpoint_address=text)
-    except NetworkOptionError as error:
-        raise ValueError(f"cannot be used: {error}") from None
+    NetworkOptions(custom_endpoint_address=text)  # raises NetworkOptionError
     return text
 
 
