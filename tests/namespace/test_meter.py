@@ -130,9 +130,9 @@ async def test_l7_n5_a_namespace_goes_on_and_logs_it_when_the_folder_of_its_ledg
     with LocalNamespace("n", memory=True, config=config) as server:
         async with asyncio.timeout(60), connect(server.connection_string) as bus:
             sender = await bus.sender("q")
-            # A second line shows that the first was written, synced and checked. If the folder were removed before the
-            # check, the writer would write the first line again, and nothing would be missing.
-            while sum(isinstance(entry, Metered) for entry in read_ledger(directory)) < 2:
+            # Lines of a second time show that those of the first were written, synced and checked. If the folder were
+            # removed before the check, the writer would write the first lines again, and nothing would be missing.
+            while len({entry.until for entry in read_ledger(directory) if isinstance(entry, Metered)}) < 2:
                 await sender.send([Message(b"x")])
                 await asyncio.sleep(0.05)
             shutil.rmtree(directory)
